@@ -1,0 +1,15 @@
+"""Neural Similarity Learning and Meta-Neighborhoods for Keras 3."""
+
+# The backend is checked before anything else imports Keras.
+from nsl_keras import backend as backend  # isort: split
+
+from nsl_keras import layers as layers
+from nsl_keras import predictors as predictors
+from nsl_keras import similarities as similarities
+from nsl_keras.neighborhoods.model import (
+    MetaNeighborhoodModel as MetaNeighborhoodModel,
+)
+from nsl_keras.neighborhoods.non_finite_loss import (
+    NonFiniteLossError as NonFiniteLossError,
+)
+from nsl_keras.version import __version__ as __version__

@@ -1,0 +1,1 @@
+"""Meta-Neighborhoods: heads finetuned per example on a learned dictionary."""

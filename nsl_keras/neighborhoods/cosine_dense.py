@@ -1,0 +1,118 @@
+"""The cosine classifier: angles to learned prototypes, times a learned scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.neighborhoods.unit_norm import unit_norm
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class CosineDense(keras.layers.Layer):
+    """Dense layer of cosines: `y[c] = scale * cos(x, W[:, c])`.
+
+    Each column of the kernel is the prototype of an output; lengths of features and
+    prototypes do not matter. An all-zero input gives zeros. Cosines are taken in float32.
+
+    Args:
+        units: int, the number of outputs (classes).
+        scale: float above 0, the start value of the learned scale.
+        kernel_initializer: Initializer of the kernel, of shape `(features, units)`.
+        kernel_regularizer: Regularizer of the kernel.
+        kernel_constraint: Constraint on the kernel.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+
+    Input shape:
+        `(..., features)`.
+
+    Output shape:
+        `(..., units)`.
+
+    Raises:
+        ValueError: If `units` or `scale` is not positive, or if the number of features
+            is unknown at build.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.CosineDense(10)
+    >>> logits = layer(keras.random.normal((4, 32), seed=0))
+    >>> tuple(logits.shape), bool(keras.ops.max(keras.ops.abs(logits)) <= 10)
+    ((4, 10), True)
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, "Cosine-similarity
+        Based Classification". Scale and its start at 10 are those of the authors' code.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        scale: float = 10.0,
+        kernel_initializer: Any = "glorot_uniform",
+        kernel_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = validation.positive_integer(units, "units")
+        self.scale = validation.positive_number(scale, "scale")
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.input_spec = keras.layers.InputSpec(min_ndim=2)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        features = input_shape[-1]
+        if features is None:
+            raise ValueError(
+                "The last axis of the input must be known. "
+                f"Received: input_shape={tuple(input_shape)}"
+            )
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: features})
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(features, self.units),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+            autocast=False,
+        )
+        self.learned_scale = self.add_weight(
+            name="scale",
+            shape=(),
+            initializer=keras.initializers.Constant(self.scale),
+            autocast=False,
+        )
+        # Trained on the outer loss, left alone by the inner loop.
+        self.learned_scale.adapts = False
+
+    def call(self, inputs: Tensor) -> Tensor:
+        kernel = ops.convert_to_tensor(self.kernel)
+        cosines = ops.matmul(
+            unit_norm(at_least_float32(inputs)), unit_norm(kernel, axis=0)
+        )
+        return ops.cast(self.learned_scale * cosines, self.compute_dtype)
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        return (*input_shape[:-1], self.units)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "scale": self.scale,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+        }

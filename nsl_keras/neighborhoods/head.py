@@ -1,0 +1,374 @@
+"""The layer that adapts a head to each example's neighbours, then predicts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+from absl import logging
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.neighborhoods import dual_form, inner_loss, nested_tape
+from nsl_keras.neighborhoods.dictionary import NeighborDictionary
+from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
+
+Tensor = Any
+
+INNER_LOOPS = ("auto", "dual", "tape")
+
+
+class Neighbors(NamedTuple):
+    """The dictionary entries an example looks at most, the heaviest first.
+
+    Attributes:
+        indices: Entry numbers, of shape `(batch, k)`.
+        weights: Attention weights, of that shape.
+        values: Class probabilities of the entries, of shape `(batch, k, classes)`.
+    """
+
+    indices: Any
+    weights: Any
+    values: Any
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class MetaNeighborhoodHead(keras.layers.Layer):
+    """Finetunes a head, per example, on a learned dictionary of neighbours, and predicts.
+
+    With features `z`, dictionary `{(k_j, v_j)}` and head `f` with weights `phi`,
+
+        w_j(z)  = softmax_j(sim(z, k_j) / temperature)
+        phi_z   = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)    (inner_steps times)
+        outputs = f_{phi_z}(z)
+
+    where `L` is the cross-entropy of the head's logits. The result is differentiable,
+    second-order terms included, with respect to features, head, keys, values and rate.
+    It can stand behind any features in a functional model.
+
+    Args:
+        head: A Keras layer or model from features to logits, without non-trainable
+            variables. `Dense`, `CosineDense` and `Sequential` stacks of them adapt in
+            the dual form; everything else on a nested tape. A `CosineDense` layer's
+            scale is trained, but not adapted.
+        num_neighbors: int, the number of dictionary entries `S`.
+        metric: `"cosine"` or `"euclidean"`, see `NeighborDictionary`.
+        temperature: float above 0, see `NeighborDictionary`.
+        value_scale: float above 0, see `NeighborDictionary`.
+        fixed_values: bool, see `NeighborDictionary`.
+        inner_steps: int, the number of inner steps. Attention is computed once for all.
+            Memory grows with the steps: from the second on every example has weights.
+        inner_learning_rate: float above 0, the start value of the rate.
+        learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
+            of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
+            enter through their absolute value.
+        dictionary_dropout: float in [0, 1), the share of entries left out in training.
+        dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`.
+        inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
+            heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
+            dual where the head allows it. The two agree to rounding; `active_inner_loop`
+            tells which one runs.
+        seed: int or `None`, the seed of dropout.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Features, of shape `(batch, features)`.
+        training: bool, whether dictionary entries are left out.
+        adapt: bool; if false, the head predicts as it is.
+
+    Input shape:
+        `(batch, features)`.
+
+    Output shape:
+        `(batch, classes)`, logits.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; at build, if the head ends in
+            a softmax or sigmoid or has fewer than two outputs, holds non-trainable
+            variables, computes in half precision on the tape, or cannot be treated by
+            `inner_loop="dual"` (the error names the layer).
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> inputs = keras.Input((28, 28, 1))
+    >>> features = keras.layers.Dense(64)(keras.layers.Flatten()(inputs))
+    >>> head = nsl_keras.layers.CosineDense(10)
+    >>> logits = nsl_keras.layers.MetaNeighborhoodHead(head, num_neighbors=100)(features)
+    >>> model = keras.Model(inputs, logits)
+    >>> tuple(model(keras.ops.ones((2, 28, 28, 1))).shape)
+    (2, 10)
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3). The
+        inner loss is a sum over entries weighted by attention, as in both paper and
+        authors' code.
+    """
+
+    def __init__(
+        self,
+        head: keras.layers.Layer,
+        num_neighbors: int,
+        metric: str = "cosine",
+        temperature: float = 0.2,
+        value_scale: float = 10.0,
+        fixed_values: bool = False,
+        inner_steps: int = 1,
+        inner_learning_rate: float = 0.05,
+        learning_rate_form: str = "scalar",
+        dictionary_dropout: float = 0.5,
+        dropout_scope: str = "example",
+        inner_loop: str = "auto",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(head, keras.layers.Layer):
+            raise ValueError(
+                f"`head` must be a Keras layer or model. Received: head={head!r}"
+            )
+        self.head = head
+        self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
+        self.metric = metric
+        self.temperature = temperature
+        self.value_scale = value_scale
+        self.fixed_values = fixed_values
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.inner_learning_rate = inner_learning_rate
+        self.learning_rate_form = learning_rate_form
+        self.dictionary_dropout = validation.fraction(
+            dictionary_dropout, "dictionary_dropout"
+        )
+        self.dropout_scope = dropout_scope
+        self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
+        self.seed = seed
+        self.input_spec = keras.layers.InputSpec(ndim=2)
+        self.rate = InnerLearningRate(
+            inner_learning_rate,
+            learning_rate_form,
+            dtype=self.dtype_policy,
+            name="inner_learning_rate",
+        )
+        # One value until the head's width is known; checks the arguments right here.
+        self.dictionary = self._dictionary(num_values=1)
+        self._stages: list[dual_form.DenseStage] | None = None
+
+    def _dictionary(self, num_values: int) -> NeighborDictionary:
+        return NeighborDictionary(
+            self.num_neighbors,
+            num_values,
+            metric=self.metric,
+            temperature=self.temperature,
+            value_scale=self.value_scale,
+            fixed_values=self.fixed_values,
+            dropout=self.dictionary_dropout,
+            dropout_scope=self.dropout_scope,
+            seed=self.seed,
+            dtype=self.dtype_policy,
+            name="dictionary",
+        )
+
+    @property
+    def active_inner_loop(self) -> str:
+        """`"dual"` or `"tape"`: the way the built layer adapts."""
+        if not self.built:
+            raise ValueError(
+                "`active_inner_loop` is known once the layer is built. Received: "
+                f"unbuilt layer {self.name!r} with inner_loop={self.inner_loop!r}"
+            )
+        return "tape" if self._stages is None else "dual"
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        features = input_shape[-1]
+        if features is None:
+            raise ValueError(
+                "The last axis of the features must be known. "
+                f"Received: input_shape={tuple(input_shape)}"
+            )
+        self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
+        if not self.head.built:
+            self.head.build((None, features))
+        outputs = self.head.compute_output_shape((None, features))
+        if len(outputs) != 2 or outputs[-1] is None or outputs[-1] < 2:
+            raise ValueError(
+                "`head` must map features to logits of at least two classes, of shape "
+                f"(batch, classes). Received: output shape {tuple(outputs)}"
+            )
+        _require_logits(self.head)
+        self._stages = self._choose_stages()
+        if self._stages is None:
+            self._require_tape(features)
+            variables = nested_tape.adapted_variables(self.head)
+        else:
+            variables = [v for stage in self._stages for v in stage.variables]
+        if not variables:
+            raise ValueError(
+                "`head` must have trainable variables to adapt. "
+                f"Received: head {self.head.name!r} without any"
+            )
+        self.rate.build_for([tuple(variable.shape) for variable in variables])
+        self.dictionary = self._dictionary(num_values=outputs[-1])
+        self.dictionary.build((None, features))
+
+    def _choose_stages(self) -> list[dual_form.DenseStage] | None:
+        if self.inner_loop == "tape":
+            return None
+        try:
+            stages = dual_form.stages_of(self.head)
+        except dual_form.NoDualFormError as error:
+            if self.inner_loop == "dual":
+                raise ValueError(
+                    '`inner_loop="dual"` needs a head of Dense and CosineDense layers: '
+                    f'{error}. Use "tape" or "auto". Received: '
+                    f"inner_loop={self.inner_loop!r}, head={self.head.name!r}"
+                ) from error
+            logging.info(
+                "%s adapts its head on a nested tape: %s.", self.name, str(error)
+            )
+            return None
+        return stages
+
+    def _require_tape(self, features: int) -> None:
+        if self.head.non_trainable_variables:
+            names = ", ".join(v.path for v in self.head.non_trainable_variables)
+            raise ValueError(
+                "`head` must not have non-trainable variables (batch norm, dropout, "
+                "frozen layers): per-example finetuning has no use for them. Move them "
+                f"to the backbone. Received: {names}"
+            )
+        symbolic = keras.KerasTensor((None, features), dtype=self.variable_dtype)
+        if self.head(symbolic).dtype in ("float16", "bfloat16"):
+            raise ValueError(
+                "`head` must compute in float32 or wider on the nested tape. Give its "
+                'layers dtype="float32". Received: a head that returns '
+                f"{self.head(symbolic).dtype}"
+            )
+
+    def call(
+        self, inputs: Tensor, training: bool | None = None, adapt: bool = True
+    ) -> Tensor:
+        if not adapt:
+            return ops.cast(self.head(inputs), self.compute_dtype)
+        kept = self.dictionary.draw_kept(inputs, training)
+        return ops.cast(self.adapted_logits(inputs, kept), self.compute_dtype)
+
+    def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Returns the finetuned head's logits, in float32 or wider.
+
+        Args:
+            features: Tensor of shape `(batch, features)`.
+            kept: Boolean tensor, the dictionary entries that take part, see
+                `NeighborDictionary.attention`; `None` is all of them.
+
+        Returns:
+            Tensor of shape `(batch, classes)`.
+        """
+        features = at_least_float32(features)
+        arguments = self._inner_loop_arguments(features, kept)
+        rates, steps, loss = self.rate.rates(), self.inner_steps, inner_loss
+        if self._stages is None:
+            return nested_tape.adapted_outputs(
+                self.head, *arguments, features, rates, steps, loss.cross_entropy
+            )
+        return dual_form.adapted_outputs(
+            self._stages, *arguments, features, rates, steps, loss.cross_entropy
+        )
+
+    def adapted_weights(
+        self, features: Tensor, kept: Tensor | None = None
+    ) -> list[Tensor]:
+        """Returns each example's finetuned head weights.
+
+        Args:
+            features: Tensor of shape `(batch, features)`.
+            kept: Boolean tensor, as in `adapted_logits`.
+
+        Returns:
+            One tensor per adapted variable of the head, in the head's order, each of
+            shape `(batch, *variable_shape)`.
+        """
+        features = at_least_float32(features)
+        arguments = self._inner_loop_arguments(features, kept)
+        rates, steps, loss = self.rate.rates(), self.inner_steps, inner_loss
+        if self._stages is None:
+            return nested_tape.adapted_weights(
+                self.head, *arguments, rates, steps, loss.cross_entropy
+            )
+        return dual_form.adapted_weights(
+            self._stages, *arguments, rates, steps, loss.cross_entropy
+        )
+
+    def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
+        """Returns the `k` entries with the largest attention weights for each example.
+
+        Args:
+            features: Tensor of shape `(batch, features)`.
+            k: int, the number of entries; at most `num_neighbors`.
+
+        Returns:
+            `Neighbors(indices, weights, values)`.
+
+        Raises:
+            ValueError: If `k` is not in `1..num_neighbors`.
+        """
+        k = validation.positive_integer(k, "k")
+        if k > self.num_neighbors:
+            raise ValueError(
+                f"`k` must be at most `num_neighbors`. Received: k={k}, "
+                f"num_neighbors={self.num_neighbors}"
+            )
+        weights, indices = ops.top_k(self.dictionary.attention(features), k)
+        values = ops.take(self.dictionary.values, indices, axis=0)
+        return Neighbors(indices, weights, values)
+
+    def _inner_loop_arguments(
+        self, features: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self.dictionary.attention(features, kept)
+        dtype = attention.dtype
+        keys = ops.cast(ops.convert_to_tensor(self.dictionary.keys), dtype)
+        return keys, ops.cast(self.dictionary.values, dtype), attention
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        return tuple(self.head.compute_output_shape(tuple(input_shape)))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "head": keras.saving.serialize_keras_object(self.head),
+            "num_neighbors": self.num_neighbors,
+            "metric": self.metric,
+            "temperature": self.temperature,
+            "value_scale": self.value_scale,
+            "fixed_values": self.fixed_values,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "dictionary_dropout": self.dictionary_dropout,
+            "dropout_scope": self.dropout_scope,
+            "inner_loop": self.inner_loop,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> MetaNeighborhoodHead:
+        config = dict(config)
+        config["head"] = keras.saving.deserialize_keras_object(config["head"])
+        return cls(**config)
+
+
+def _require_logits(head: keras.layers.Layer) -> None:
+    last = head.layers[-1] if isinstance(head, keras.Sequential) else head
+    squashing = (keras.activations.softmax, keras.activations.sigmoid)
+    if (
+        isinstance(last, keras.layers.Softmax)
+        or getattr(last, "activation", None) in squashing
+    ):
+        raise ValueError(
+            "`head` must return logits, without a softmax or sigmoid at its end. "
+            f"Received: head={head.name!r} ending in layer {last.name!r}"
+        )

@@ -1,0 +1,432 @@
+"""A classifier that finetunes its head on learned neighbours, trained with `fit`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import assertions, gradients
+from nsl_keras.backend.distribution import replicas_in_sync
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
+from nsl_keras.neighborhoods.metrics_before_adaptation import (
+    MetricsBeforeAdaptation,
+)
+from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+
+Tensor = Any
+
+
+class Predictions(NamedTuple):
+    """Logits of the finetuned head and of the head as it is."""
+
+    adapted: Tensor
+    unadapted: Tensor
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class MetaNeighborhoodModel(keras.Model):
+    """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
+
+    For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
+
+        phi_z = phi - rate * d/dphi sum_j softmax_j(sim(z, k_j) / T) L(f_phi(k_j), v_j)
+        model(x) = f_{phi_z}(z)
+
+    and all of backbone, head, keys, values and rate are trained on the loss of
+    `model(x)`, through the finetuning. On TensorFlow the training step is a
+    `GradientTape` (outer loss) around the tape of the inner loop; on JAX the same
+    mathematics runs through Keras's own step.
+
+    `fit` and `evaluate` report the compiled metrics, and the same metrics before
+    adaptation under names that begin with `unadapted_`. Those usually stay far below:
+    the head is trained to be good after finetuning (paper, Appendix A.5).
+
+    The published weight decay spares dictionary, head and rates: tell the optimizer with
+    `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`. The
+    authors subtract `d * w` a step, Keras's AdamW `learning_rate * weight_decay * w`: the
+    published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075`.
+
+    Args:
+        head: Keras layer or model from features to logits; see `MetaNeighborhoodHead`.
+        backbone: Keras layer or model from inputs to features of shape `(batch,
+            features)`, or `None` where the inputs are the features. The paper leaves out
+            a last ReLU, so that keys and features are alike.
+        num_neighbors: int, the number of dictionary entries `S`.
+        metric: `"cosine"` or `"euclidean"`.
+        temperature: float above 0, of the attention.
+        value_scale: float above 0, the factor inside the values' softmax.
+        fixed_values: bool, whether values are fixed one-hot rows.
+        inner_steps: int, the number of inner steps.
+        inner_learning_rate: float above 0, the start value of the inner rate.
+        learning_rate_form: `"scalar"`, `"diagonal"` or `"fixed"`.
+        dictionary_dropout: float in [0, 1), the share of entries left out in training.
+        dropout_scope: `"example"` or `"batch"`.
+        inner_loop: `"auto"`, `"dual"` or `"tape"`; see `MetaNeighborhoodHead`.
+        seed: int or `None`, the seed of dictionary dropout.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: Batch of inputs.
+        training: bool, training mode of backbone and dictionary.
+        adapt: bool; if false, the head predicts as it is.
+
+    Input shape:
+        That of the backbone; `(batch, features)` without one.
+
+    Output shape:
+        `(batch, classes)`, logits: compile with a loss that has `from_logits=True`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; for a loss that takes
+            probabilities, at `compile`; for NaN or infinite inputs, labels outside the
+            classes and multi-label targets, at `fit` and `evaluate` with arrays. Other
+            data sets are checked inside the step where the backend can
+            (`tf.errors.InvalidArgumentError`); elsewhere `fit` raises
+            `NonFiniteLossError` at the first loss that is not finite.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(32)])
+    >>> model = nsl_keras.MetaNeighborhoodModel(
+    ...     nsl_keras.layers.CosineDense(10), backbone, num_neighbors=50)
+    >>> model.compile(
+    ...     optimizer="adam",
+    ...     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    ...     metrics=["accuracy"])
+    >>> images = np.random.default_rng(0).normal(size=(16, 8, 8, 1)).astype("float32")
+    >>> history = model.fit(images, np.arange(16) % 10, verbose=0)
+    >>> sorted(history.history)
+    ['accuracy', 'loss', 'unadapted_accuracy']
+    >>> model.predict(images, verbose=0).shape
+    (16, 10)
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2, Eq. (1)-(3), Algorithm
+        1; defaults from Appendix A.2 and the authors' code.
+    """
+
+    def __init__(
+        self,
+        head: keras.layers.Layer,
+        backbone: keras.layers.Layer | None = None,
+        num_neighbors: int = 1000,
+        metric: str = "cosine",
+        temperature: float = 0.2,
+        value_scale: float = 10.0,
+        fixed_values: bool = False,
+        inner_steps: int = 1,
+        inner_learning_rate: float = 0.05,
+        learning_rate_form: str = "scalar",
+        dictionary_dropout: float = 0.5,
+        dropout_scope: str = "example",
+        inner_loop: str = "auto",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if backbone is not None and not isinstance(backbone, keras.layers.Layer):
+            raise ValueError(
+                "`backbone` must be a Keras layer or model, or None. "
+                f"Received: backbone={backbone!r}"
+            )
+        self.backbone = backbone
+        self.neighborhood = MetaNeighborhoodHead(
+            head,
+            num_neighbors,
+            metric=metric,
+            temperature=temperature,
+            value_scale=value_scale,
+            fixed_values=fixed_values,
+            inner_steps=inner_steps,
+            inner_learning_rate=inner_learning_rate,
+            learning_rate_form=learning_rate_form,
+            dictionary_dropout=dictionary_dropout,
+            dropout_scope=dropout_scope,
+            inner_loop=inner_loop,
+            seed=seed,
+            dtype=self.dtype_policy,
+            name="neighborhood",
+        )
+        self._predict_both = False
+        self._before_adaptation = MetricsBeforeAdaptation()
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        features = tuple(input_shape)
+        if self.backbone is not None:
+            if not self.backbone.built:
+                self.backbone.build(features)
+            features = tuple(self.backbone.compute_output_shape(features))
+        if len(features) != 2:
+            origin = "inputs" if self.backbone is None else "`backbone`"
+            raise ValueError(
+                f"Features must have shape (batch, features): the {origin} must be "
+                "flattened or pooled (Flatten, GlobalAveragePooling2D). "
+                f"Received: features of shape {features}"
+            )
+        self.neighborhood.build(features)
+
+    def call(
+        self, inputs: Tensor, training: bool | None = None, adapt: bool = True
+    ) -> Tensor:
+        features = self.features(inputs, training=training)
+        if not adapt:
+            return self.neighborhood(features, training=training, adapt=False)
+        adapted = self.neighborhood(features, training=training)
+        if not self._predict_both:
+            return adapted
+        return Predictions(adapted, self.neighborhood(features, adapt=False))
+
+    def features(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        """Returns the features `z` of a batch, of shape `(batch, features)`."""
+        if self.backbone is None:
+            return inputs
+        return self.backbone(inputs, training=training)
+
+    def neighbors(self, x: Any, k: int = 5, batch_size: int = 128) -> Neighbors:
+        """Returns the dictionary entries that each example looks at most.
+
+        Args:
+            x: Array of inputs.
+            k: int, the number of entries; at most `num_neighbors`.
+            batch_size: int, the number of examples computed at once.
+
+        Returns:
+            `Neighbors(indices, weights, values)` of NumPy arrays: entry numbers and
+            attention weights of shape `(n, k)`, class probabilities of shape
+            `(n, k, classes)`, the heaviest entry first.
+        """
+        batch_size = validation.positive_integer(batch_size, "batch_size")
+        batches = []
+        for start in range(0, len(x), batch_size):
+            batch = ops.convert_to_tensor(x[start : start + batch_size])
+            if not self.built:
+                self.build(batch.shape)
+            found = self.neighborhood.neighbors(self.features(batch, training=False), k)
+            batches.append([ops.convert_to_numpy(tensor) for tensor in found])
+        return Neighbors(*(np.concatenate(parts) for parts in zip(*batches)))
+
+    @property
+    def decay_exempt_variables(self) -> list[Any]:
+        """Head, dictionary and inner rates, which the authors do not decay.
+
+        Raises:
+            ValueError: If the model is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                "`decay_exempt_variables` needs a built model. Call "
+                f"`build(input_shape)` first. Received: unbuilt model {self.name!r}"
+            )
+        return self.neighborhood.trainable_variables
+
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any):
+        """Configures training, as `keras.Model.compile` does.
+
+        Args:
+            optimizer: Optimizer, or its name.
+            loss: Loss of the adapted logits; one that takes logits.
+            **options: Further arguments of `keras.Model.compile`.
+
+        Raises:
+            ValueError: If the loss takes probabilities (`from_logits=False`).
+        """
+        _require_loss_of_logits(loss)
+        super().compile(optimizer=optimizer, loss=loss, **options)
+        self._before_adaptation = MetricsBeforeAdaptation(
+            options.get("metrics"), options.get("weighted_metrics")
+        )
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The loss, the compiled metrics, and their copies before adaptation."""
+        return [*super().metrics, *self._before_adaptation.metrics]
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = _bind(keras.Model.fit, args, kwargs)
+        self._check_arrays(arguments.get("x"), arguments.get("y"))
+        validation_data = arguments.get("validation_data")
+        if isinstance(validation_data, (tuple, list)):
+            self._check_arrays(*validation_data[:2])
+        callbacks = arguments.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(StopAtNonFiniteLoss())
+        else:
+            arguments["callbacks"] = [
+                *keras.tree.flatten(callbacks or []),
+                StopAtNonFiniteLoss(),
+            ]
+        return super().fit(**arguments)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = _bind(keras.Model.evaluate, args, kwargs)
+        self._check_arrays(arguments.get("x"), arguments.get("y"))
+        return super().evaluate(**arguments)
+
+    def _check_arrays(self, x: Any, y: Any = None) -> None:
+        """Checks arrays on the host; data sets and generators are left to the step."""
+        if isinstance(x, np.ndarray):
+            validation.finite(x, "x")
+        if isinstance(y, np.ndarray):
+            classes = self._num_classes(x)
+            if classes is not None:
+                validation.class_labels(y, classes)
+
+    def _num_classes(self, x: Any) -> int | None:
+        if not self.built:
+            if not isinstance(x, np.ndarray):
+                return None
+            self.build((None, *x.shape[1:]))
+        return self.neighborhood.dictionary.num_values
+
+    def train_step(self, *arguments: Any) -> Any:
+        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._predicting_both():
+            if keras.backend.backend() == "jax":
+                return super().train_step(*arguments)
+            return self._nested_tape_step(*arguments)
+
+    def _nested_tape_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self._assert_valid(x, y)
+        with gradients.GradientTape() as outer_tape:
+            # The inner tape, of the gradients on the dictionary, runs in here.
+            predictions = self(x, training=True)
+            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
+            self._track(loss, x)
+            scaled_loss = self.optimizer.scale_loss(loss)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(
+            zip(outer_tape.gradient(scaled_loss, variables), variables, strict=True)
+        )
+        return self.compute_metrics(x, y, predictions, sample_weight)
+
+    def test_step(self, *arguments: Any) -> Any:
+        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._predicting_both():
+            if keras.backend.backend() == "jax":
+                return super().test_step(*arguments)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
+            self._assert_valid(x, y)
+            predictions = self(x, training=False)
+            loss = self.compute_loss(x, y, predictions, sample_weight, training=False)
+            self._track(loss, x)
+            return self.compute_metrics(x, y, predictions, sample_weight)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Returns the outer loss, of the adapted predictions."""
+        if isinstance(y_pred, Predictions):
+            y_pred = y_pred.adapted
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        """Updates the compiled metrics, and those before adaptation."""
+        if not isinstance(y_pred, Predictions):
+            y_pred = Predictions(y_pred, y_pred)
+        self._before_adaptation.update_state(y, y_pred.unadapted, sample_weight)
+        return super().compute_metrics(x, y, y_pred.adapted, sample_weight)
+
+    def _track(self, loss: Tensor, x: Any) -> None:
+        """Feeds the reported loss, which is not scaled by the number of replicas."""
+        batch_size = ops.shape(keras.tree.flatten(x)[0])[0]
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(
+                    loss * replicas_in_sync(), sample_weight=batch_size
+                )
+
+    def _assert_valid(self, x: Any, y: Any) -> None:
+        for tensor in keras.tree.flatten(x):
+            if keras.backend.is_float_dtype(tensor.dtype):
+                assertions.assert_true(
+                    ops.all(ops.isfinite(tensor)), "`x` must be finite."
+                )
+        if y is None or not self.built:
+            return
+        classes = self.neighborhood.dictionary.num_values
+        if len(y.shape) == 2 and y.shape[-1] == classes:
+            sums = ops.sum(ops.cast(y, "float32"), axis=-1)
+            valid = ops.all(y >= 0) & ops.all(ops.abs(sums - 1) <= 1e-3)
+            message = (
+                "Each row of `y` must be a probability distribution over the "
+                f"{classes} classes; multi-label targets are not supported."
+            )
+        else:
+            valid = ops.all(y >= 0) & ops.all(y < classes)
+            message = f"`y` must hold classes 0 to {classes - 1}."
+        assertions.assert_true(valid, message)
+
+    @contextlib.contextmanager
+    def _predicting_both(self) -> Iterator[None]:
+        """Lets a call inside a step return the predictions before adaptation too."""
+        self._predict_both = True
+        try:
+            yield
+        finally:
+            self._predict_both = False
+
+    def get_config(self) -> dict[str, Any]:
+        neighborhood = self.neighborhood.get_config()
+        for inherited in ("name", "trainable", "dtype"):
+            neighborhood.pop(inherited)
+        return {
+            **super().get_config(),
+            **neighborhood,
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None):
+        config = dict(config)
+        for part in ("head", "backbone"):
+            config[part] = keras.saving.deserialize_keras_object(
+                config[part], custom_objects=custom_objects
+            )
+        return cls(**config)
+
+
+def _require_loss_of_logits(loss: Any) -> None:
+    takes_probabilities = (
+        isinstance(loss, str) and loss.endswith("crossentropy")
+    ) or getattr(loss, "from_logits", True) is False
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    if takes_probabilities or config.get("from_logits") is False:
+        raise ValueError(
+            "`loss` must take logits: pass for example "
+            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
+            f"Received: loss={loss!r}"
+        )
+
+
+def _bind(method: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a bound call to `method` by name."""
+    bound = inspect.signature(method).bind(None, *args, **kwargs)
+    arguments = dict(bound.arguments)
+    arguments.pop("self")
+    return {**arguments.pop("kwargs", {}), **arguments}

@@ -1,0 +1,1 @@
+"""Neural Similarity Learning: convolutions with a bilinear similarity `W^T M x`."""

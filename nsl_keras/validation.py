@@ -1,0 +1,133 @@
+"""Checks of arguments and of data, with errors in Keras's form.
+
+Every function either returns the standardised value or raises a `ValueError` that names
+the argument, what is allowed and what was received.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
+    """Returns `value` if it is one of `allowed`."""
+    allowed = list(allowed)
+    if value not in allowed:
+        names = ", ".join(repr(each) for each in allowed)
+        raise ValueError(f"`{name}` must be one of {names}. Received: {name}={value!r}")
+    return value
+
+
+def positive_integer(value: Any, name: str) -> int:
+    """Returns `value` as an int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return int(value)
+
+
+def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
+    """Returns `value`, an int or a sequence of `length` ints, as a tuple of positives."""
+    entries = (value,) * length if isinstance(value, (int, np.integer)) else value
+    if (
+        not isinstance(entries, Sequence)
+        or isinstance(entries, str)
+        or len(entries) != length
+        or any(
+            isinstance(each, bool)
+            or not isinstance(each, (int, np.integer))
+            or each < 1
+            for each in entries
+        )
+    ):
+        raise ValueError(
+            f"`{name}` must be a positive integer or {length} of them. "
+            f"Received: {name}={value!r}"
+        )
+    return tuple(int(each) for each in entries)
+
+
+def positive_number(value: Any, name: str) -> float:
+    """Returns `value` as a finite float above zero."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise ValueError(
+            f"`{name}` must be a finite number above zero. Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def fraction(value: Any, name: str) -> float:
+    """Returns `value` as a float in [0, 1)."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not 0 <= value < 1
+    ):
+        raise ValueError(
+            f"`{name}` must be a number in [0, 1). Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def finite(array: Any, name: str) -> None:
+    """Raises if a floating-point array holds NaN or an infinity."""
+    values = np.asarray(array)
+    if not np.issubdtype(values.dtype, np.floating) and values.dtype.kind != "V":
+        return
+    values = values.astype("float32") if values.dtype.kind == "V" else values
+    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        first = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        raise ValueError(
+            f"`{name}` must be finite. Received: {bad} NaN or infinite entries, "
+            f"the first at index {first}."
+        )
+
+
+def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
+    """Raises unless `labels` are classes: integers in range, or rows of probabilities.
+
+    Args:
+        labels: Array of shape `(n,)` or `(n, 1)` of class numbers, or of shape
+            `(n, num_classes)` of one-hot or soft labels.
+        num_classes: Number of classes.
+        name: Name of the argument, for the message.
+    """
+    values = np.asarray(labels)
+    finite(values, name)
+    if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
+        wrong = (values < 0).any(axis=1) | (
+            np.abs(values.sum(axis=1, dtype="float64") - 1) > 1e-3
+        )
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"Each row of `{name}` must be a probability distribution over the "
+                f"{num_classes} classes (one-hot or soft labels); multi-label targets "
+                f"are not supported. Received: {int(wrong.sum())} other rows, the "
+                f"first at index {row}: {values[row].tolist()}"
+            )
+        return
+    if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] != 1):
+        raise ValueError(
+            f"`{name}` must have shape (n,), (n, 1) or (n, {num_classes}). "
+            f"Received: {name}.shape={values.shape}"
+        )
+    wrong = (values != np.floor(values)) | (values < 0) | (values >= num_classes)
+    if wrong.any():
+        index = int(np.argmax(wrong.reshape(-1)))
+        raise ValueError(
+            f"`{name}` must hold classes 0 to {num_classes - 1}. Received: "
+            f"{int(wrong.sum())} labels outside, the first at index {index}: "
+            f"{values.reshape(-1)[index].item()}"
+        )

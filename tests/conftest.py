@@ -1,0 +1,15 @@
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import keras
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    keras.utils.set_random_seed(0)
+    yield
+    keras.config.set_dtype_policy("float32")
+    keras.backend.clear_session()

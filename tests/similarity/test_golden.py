@@ -1,0 +1,182 @@
+"""The authors' neural similarity layers, reproduced through the public ones."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import DTYPES, Golden, gradients
+from keras import ops
+
+import nsl_keras
+
+MOMENTUM = float(np.float32(0.999))
+
+
+def block(golden, dtype, predictor=None):
+    """The authors' unit: neural similarity convolution, batch norm, ReLU."""
+    kind = "diagonal" if "dns" in golden.meta["kind"] else "unconstrained"
+    if golden.meta["kind"] == "fspherenet":
+        kind = "diagonal"
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(
+        golden["w.W"].shape[-1],
+        3,
+        padding="same",
+        use_bias=False,
+        similarity=kind,
+        predictor=predictor,
+        dtype=dtype,
+    )
+    normalization = keras.layers.BatchNormalization(
+        momentum=MOMENTUM, epsilon=1e-3, dtype=dtype
+    )
+    model = keras.Sequential([layer, normalization, keras.layers.ReLU(dtype=dtype)])
+    model.build(golden["in.x"].shape)
+    layer.kernel.assign(golden["w.W"])
+    assign_normalization(normalization, golden, "bn")
+    return model, layer, normalization
+
+
+def assign_normalization(layer, golden, prefix):
+    for ours, theirs in (
+        ("gamma", "gamma"),
+        ("beta", "beta"),
+        ("moving_mean", "moving_mean"),
+        ("moving_variance", "moving_var"),
+    ):
+        getattr(layer, ours).assign(golden[f"w.{prefix}.{theirs}"])
+
+
+def check_outputs_and_gradients(golden, dtype, model, layer, variables):
+    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    pre_bn_key = "pre_bn" if "out64.pre_bn" in golden else "pre_bn_train"
+    # Batch norms update in the scope, and leave the layers as they are.
+    with keras.StatelessScope():
+        golden.check(f"out64.{pre_bn_key}", layer(x, training=True), dtype)
+    golden.check("out64.out_infer", model(x, training=False), dtype)
+    for output, function in (
+        ("pre_bn", lambda x: layer(x, training=True)),
+        ("out_train", lambda x: model(x, training=True)),
+    ):
+        cotangent = golden[f"ct.{output}"]
+        scalar = lambda x: ops.sum(function(x) * ops.cast(cotangent, dtype))  # noqa: E731
+        names = [name for name in variables if f"grad64.{output}.{name}" in golden]
+        found = gradients(scalar, [x], [variables[name] for name in names])
+        for name, gradient in zip(["x", *names], found, strict=True):
+            golden.check(f"grad64.{output}.{name}", gradient, dtype)
+        if "m2.W" in variables and "m2.W" not in names:
+            (gradient,) = gradients(scalar, [x], [variables["m2.W"]])[1:]
+            norm = ops.norm(ops.reshape(gradient, (-1,)))
+            golden.check(f"grad64.{output}.m2.W_norm", norm, dtype)
+            centre = f"grad64.{output}.m2.W_centre_tap"
+            rows = golden[centre].shape[0]
+            golden.check(centre, gradient[1, 1, :rows], dtype)
+    golden.check("out64.out_train", model(x, training=True), dtype)
+
+
+def check_moving_statistics(golden, dtype, normalizations):
+    for prefix, layer in normalizations.items():
+        for ours, theirs in (
+            ("moving_mean", "moving_mean"),
+            ("moving_variance", "moving_var"),
+        ):
+            key = f"out64.{prefix}.{theirs}_after_one_train_step"
+            golden.check(key, getattr(layer, ours), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsl_static_dns_layer",
+        "nsl_static_dns_layer_initmask",
+        "nsl_static_uns_layer",
+    ],
+)
+def test_static_layer(name, dtype):
+    golden = Golden(name)
+    model, layer, normalization = block(golden, dtype)
+    layer.similarity_parameters.assign(golden["w.M"])
+    variables = {
+        "W": layer.kernel,
+        "M": layer.similarity_parameters,
+        "bn.gamma": normalization.gamma,
+        "bn.beta": normalization.beta,
+    }
+    check_outputs_and_gradients(golden, dtype, model, layer, variables)
+    # check_outputs_and_gradients ends with its only stateful training pass.
+    check_moving_statistics(golden, dtype, {"bn": normalization})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "kind", "similarity"),
+    [
+        ("nsl_dynamic_dns_layer", "sphere", "diagonal"),
+        ("nsl_fspherenet_layer", "full_sphere", "diagonal"),
+        ("nsl_dynamic_uns_layer", "sphere", "unconstrained"),
+    ],
+)
+def test_dynamic_layer(name, kind, similarity, dtype):
+    golden = Golden(name)
+    predictor = nsl_keras.predictors.SimilarityPredictor(
+        3,
+        kind=kind,
+        similarity=similarity,
+        padding="same",
+        momentum=MOMENTUM,
+        dtype=dtype,
+    )
+    model, layer, normalization = block(golden, dtype, predictor)
+    hidden, output = predictor.hidden_convolution, predictor.output_convolution
+    hidden.kernel.assign(golden["w.m1.W"])
+    output.kernel.assign(golden["w.m2.W"])
+    variables = {
+        "W": layer.kernel,
+        "bn.gamma": normalization.gamma,
+        "bn.beta": normalization.beta,
+        "m1.W": hidden.kernel,
+        "m2.W": output.kernel,
+    }
+    normalizations = {"bn": normalization}
+    if similarity == "diagonal":
+        normalizations["m1.bn"] = predictor.hidden_normalization
+        normalizations["m2.bn"] = predictor.output_normalization
+        for prefix in ("m1.bn", "m2.bn"):
+            assign_normalization(normalizations[prefix], golden, prefix)
+            variables[f"{prefix}.gamma"] = normalizations[prefix].gamma
+            variables[f"{prefix}.beta"] = normalizations[prefix].beta
+    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    identity = ops.ones((9,)) if similarity == "diagonal" else ops.eye(9)
+    for mode, training in (("infer", False), ("train", True)):
+        with keras.StatelessScope():
+            prediction = predictor(x, training=training)
+            positions = prediction.shape[:-1]
+            matrix = ops.reshape(prediction, (*positions, *identity.shape))
+            matrix = matrix + ops.cast(identity, dtype)
+            if training:
+                golden.check("out64.pre_bn_train", layer(x, training=True), dtype)
+            else:
+                golden.check("out64.pre_bn_infer", layer(x, training=False), dtype)
+        expected = golden[f"out64.mask_{mode}"].shape
+        golden.check(f"out64.mask_{mode}", ops.reshape(matrix, expected), dtype)
+    check_outputs_and_gradients(golden, dtype, model, layer, variables)
+    # check_outputs_and_gradients ends with its only stateful training pass.
+    check_moving_statistics(golden, dtype, normalizations)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("output", "normalize"), [("x_only", "input"), ("x_and_w", "both")]
+)
+def test_sphere_convolution(output, normalize, dtype):
+    golden = Golden("nsl_sphereconv")
+    layer = nsl_keras.layers.SphereConv2D(
+        golden["w.W"].shape[-1], 3, padding="same", normalize=normalize, dtype=dtype
+    )
+    layer.build(golden["in.x"].shape)
+    layer.kernel.assign(golden["w.W"])
+    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    golden.check(f"out64.{output}", layer(x), dtype)
+    cotangent = ops.cast(golden["ct.y"], dtype)
+    found = gradients(lambda x: ops.sum(layer(x) * cotangent), [x], [layer.kernel])
+    for name, gradient in zip(("x", "W"), found, strict=True):
+        golden.check(f"grad64.{output}.{name}", gradient, dtype)
