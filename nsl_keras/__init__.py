@@ -3,9 +3,13 @@
 # The backend is checked before anything else imports Keras.
 from nsl_keras import backend as backend  # isort: split
 
+from nsl_keras import backbones as backbones
+from nsl_keras import export as export
 from nsl_keras import layers as layers
 from nsl_keras import predictors as predictors
 from nsl_keras import similarities as similarities
+from nsl_keras import timing as timing
+from nsl_keras import visualize as visualize
 from nsl_keras.neighborhoods.model import (
     MetaNeighborhoodModel as MetaNeighborhoodModel,
 )

@@ -1,0 +1,53 @@
+"""The pieces that the backbones are made of: convolutions, batch norm with iFiLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from nsl_keras.neighborhoods.film import InstanceFiLM
+from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
+
+Tensor = Any
+
+
+def convolution(
+    filters: int,
+    kernel_size: int,
+    *,
+    similarity: Any = None,
+    predictor: Any = None,
+    **options: Any,
+) -> keras.layers.Layer:
+    """Returns a "same" convolution without bias, plain or with a neural similarity."""
+    options = {"padding": "same", "use_bias": False, **options}
+    if similarity is None and predictor is None:
+        return keras.layers.Conv2D(filters, kernel_size, **options)
+    return NeuralSimilarityConv2D(
+        filters,
+        kernel_size,
+        similarity=similarity or "diagonal",
+        predictor=predictor,
+        **options,
+    )
+
+
+def normalize(
+    inputs: Tensor,
+    *,
+    momentum: float,
+    film: int | None,
+    name: str,
+) -> Tensor:
+    """Returns batch-normalised inputs, modulated by iFiLM where `film` entries are given.
+
+    Channels stand where `keras.config.image_data_format()` says.
+    """
+    axis = -1 if keras.config.image_data_format() == "channels_last" else 1
+    outputs = keras.layers.BatchNormalization(
+        axis=axis, momentum=momentum, epsilon=1e-3, name=f"{name}_normalization"
+    )(inputs)
+    if film is not None:
+        outputs = InstanceFiLM(film, axis=axis, name=f"{name}_film")(outputs)
+    return outputs
