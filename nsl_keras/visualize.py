@@ -74,7 +74,9 @@ def similarities(model: keras.Model) -> Figure:
             ops.convert_to_tensor(layer.similarity_parameters)
         )
         if parameters.ndim == 1:
-            panels.append((f"{layer.name}\nmask", parameters.reshape(layer.kernel_size)))
+            panels.append(
+                (f"{layer.name}\nmask", parameters.reshape(layer.kernel_size))
+            )
         else:
             matrix = layer.similarity.matrix(ops.convert_to_tensor(parameters))
             panels.append((f"{layer.name}\nM", ops.convert_to_numpy(matrix)))
@@ -179,7 +181,9 @@ def learned_neighbors(
     scale = 255.0 if images.max() > 1.5 else 1.0
     for entry, axes in zip(entries, rows, strict=True):
         top = int(values[entry].argmax())
-        colors = ["tab:blue" if kind == top else "lightsteelblue" for kind in range(classes)]
+        colors = [
+            "tab:blue" if kind == top else "lightsteelblue" for kind in range(classes)
+        ]
         axes[0].bar(range(classes), values[entry], color=colors)
         axes[0].set_ylim(0, 1)
         axes[0].set_yticks([])
@@ -188,7 +192,9 @@ def learned_neighbors(
         for axis, index in zip(
             axes[1:], np.argsort(-attention[:, entry])[:nearest], strict=True
         ):
-            axis.imshow(np.squeeze(images[index]) / scale, cmap="gray_r", vmin=0, vmax=1)
+            axis.imshow(
+                np.squeeze(images[index]) / scale, cmap="gray_r", vmin=0, vmax=1
+            )
             axis.set_axis_off()
     return figure
 

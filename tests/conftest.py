@@ -11,5 +11,6 @@ import pytest
 def _fixed_seed():
     keras.utils.set_random_seed(0)
     yield
+    keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     keras.backend.clear_session()

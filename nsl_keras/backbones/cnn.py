@@ -15,7 +15,7 @@ def convnet4(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     filters: Sequence[int] = (24, 96, 192, 192),
     similarity: Any = None,
-    predictor: Any = None,
+    predictor: str | None = None,
     film: int | None = None,
     batch_normalization_momentum: float = 0.9,
     kernel_regularizer: Any = None,
@@ -34,10 +34,10 @@ def convnet4(
         filters: 4 ints, the filters of the convolutions.
         similarity: `None` for plain convolutions, or the `similarity` of
             `NeuralSimilarityConv2D`.
-        predictor: `None` for a static similarity, or the `predictor` of
-            `NeuralSimilarityConv2D`.
+        predictor: `None` for a static similarity, or the name of a predictor of
+            `NeuralSimilarityConv2D`; each layer has its own.
         film: int or `None`, the dictionary size of an iFiLM behind each batch norm.
-        batch_normalization_momentum: float in [0, 1).
+        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         name: str, the model's name.
 
@@ -78,6 +78,7 @@ def convnet4(
             3,
             similarity=similarity,
             predictor=predictor,
+            momentum=batch_normalization_momentum,
             kernel_regularizer=kernel_regularizer,
             name=f"convolution_{index}",
         )(outputs)

@@ -8,6 +8,7 @@ import keras
 
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
+from nsl_keras.similarity.predictors import SimilarityPredictor
 
 Tensor = Any
 
@@ -18,12 +19,28 @@ def convolution(
     *,
     similarity: Any = None,
     predictor: Any = None,
+    momentum: float = 0.9,
     **options: Any,
 ) -> keras.layers.Layer:
-    """Returns a "same" convolution without bias, plain or with a neural similarity."""
+    """Returns a "same" convolution without bias, plain or with a neural similarity.
+
+    A predictor given by name has the strides and regularizer of the convolution, and
+    batch norms with `momentum`.
+    """
     options = {"padding": "same", "use_bias": False, **options}
     if similarity is None and predictor is None:
         return keras.layers.Conv2D(filters, kernel_size, **options)
+    if isinstance(predictor, str):
+        predictor = SimilarityPredictor(
+            kernel_size,
+            kind=predictor,
+            similarity=similarity or "diagonal",
+            strides=options.get("strides", 1),
+            padding=options["padding"],
+            momentum=momentum,
+            kernel_regularizer=options.get("kernel_regularizer"),
+            name=f"{options['name']}_predictor",
+        )
     return NeuralSimilarityConv2D(
         filters,
         kernel_size,

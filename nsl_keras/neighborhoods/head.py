@@ -45,7 +45,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
     where `L` is the cross-entropy of the head's logits. The result is differentiable,
     second-order terms included, with respect to features, head, keys, values and rate.
-    It can stand behind any features in a functional model.
+    It can stand behind any features in a functional model. Under a mixed-precision policy
+    it computes in, and returns, float32.
 
     Args:
         head: A Keras layer or model from features to logits, without non-trainable
@@ -125,6 +126,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if self.compute_dtype != self.variable_dtype:
+            self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         if not isinstance(head, keras.layers.Layer):
             raise ValueError(
                 f"`head` must be a Keras layer or model. Received: head={head!r}"
@@ -249,10 +252,12 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
-        if not adapt:
-            return ops.cast(self.head(inputs), self.compute_dtype)
-        kept = self.dictionary.draw_kept(inputs, training)
-        return ops.cast(self.adapted_logits(inputs, kept), self.compute_dtype)
+        if adapt:
+            kept = self.dictionary.draw_kept(inputs, training)
+            logits = self.adapted_logits(inputs, kept)
+        else:
+            logits = self.head(inputs)
+        return ops.cast(logits, self.compute_dtype)
 
     def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns the finetuned head's logits, in float32 or wider.

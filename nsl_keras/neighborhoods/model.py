@@ -357,9 +357,7 @@ class MetaNeighborhoodModel(keras.Model):
         batch_size = ops.shape(keras.tree.flatten(x)[0])[0]
         for metric in self.metrics:
             if metric.name == "loss":
-                metric.update_state(
-                    loss * replicas_in_sync(), sample_weight=batch_size
-                )
+                metric.update_state(loss * replicas_in_sync(), sample_weight=batch_size)
 
     def _assert_valid(self, x: Any, y: Any) -> None:
         for tensor in keras.tree.flatten(x):

@@ -128,7 +128,9 @@ def _call(head: keras.layers.Layer, weights: list[Tensor], inputs: Tensor) -> Te
         for variable, weight in zip(adapted_variables(head), weights, strict=True)
     }
     trainable = [
-        given[id(variable)] if id(variable) in given else ops.convert_to_tensor(variable)
+        given[id(variable)]
+        if id(variable) in given
+        else ops.convert_to_tensor(variable)
         for variable in head.trainable_variables
     ]
     outputs, _ = head.stateless_call(

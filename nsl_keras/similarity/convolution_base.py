@@ -144,8 +144,9 @@ class Convolution(keras.layers.Layer):
         if self.bias is not None:
             shape = [1] * (self.rank + 2)
             shape[self.channel_axis] = self.filters
-            bias = ops.reshape(ops.cast(self.bias, outputs.dtype), shape)
-            outputs = ops.add(outputs, bias)
+            # Not `ops.add`: with channels first on TensorFlow it adds the bias along the
+            # width where that equals the number of filters (Keras 3.15).
+            outputs = outputs + ops.reshape(ops.cast(self.bias, outputs.dtype), shape)
         return outputs if self.activation is None else self.activation(outputs)
 
     def compute_output_shape(

@@ -40,9 +40,7 @@ def output_shape(
     Raises:
         ValueError: If the kernel is larger than the input.
     """
-    spatial = (
-        input_shape[1:-1] if data_format == "channels_last" else input_shape[2:]
-    )
+    spatial = input_shape[1:-1] if data_format == "channels_last" else input_shape[2:]
     lengths = tuple(
         output_length(length, kernel, stride, padding, dilation)
         for length, kernel, stride, dilation in zip(

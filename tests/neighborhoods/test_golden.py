@@ -157,12 +157,14 @@ def test_film(dtype):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="float64 needs the TensorFlow backend"
+    keras.backend.backend() != "tensorflow",
+    reason="float64 needs the TensorFlow backend",
 )
 @pytest.mark.parametrize("inner_loop", ["dual", "tape"])
 @pytest.mark.parametrize("name", ["mn_adamw_steps", "mn_adamw_steps_clipped"])
 def test_training_steps(name, inner_loop):
     """Three steps of `fit` with the authors' AdamW: losses, gradients, weights."""
+    keras.config.set_floatx("float64")  # Keras takes losses and metrics in floatx.
     golden = Golden(name)
     meta = golden.meta
     features, classes = golden["w.w1"].shape

@@ -1,0 +1,106 @@
+"""Image sets for the examples: scikit-learn's digits, or any prepared by tfds."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Images in [0, 1], of shape `(n, height, width, channels)`, and their classes."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def take(self, count: int | None) -> Split:
+        """The first `count` examples; all of them for `None`."""
+        return Split(self.images[:count], self.labels[:count])
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """Training, validation and test images. Choices are made on validation alone."""
+
+    train: Split
+    validation: Split
+    test: Split
+    class_names: list[str]
+
+
+def load(
+    dataset: str, data_dir: str | None = None, train_examples: int | None = None
+) -> ImageData:
+    """Loads `"digits"` (ships with scikit-learn), `"mnist"` or `"cifar10"`.
+
+    Args:
+        dataset: Name of the data set.
+        data_dir: Folder of tensorflow-datasets' prepared copies; `None` is its default,
+            `~/tensorflow_datasets`. Nothing is downloaded.
+        train_examples: Number of training images used; `None` is all of them.
+
+    Raises:
+        ValueError: If there is no prepared copy in the folder.
+    """
+    if dataset == "digits":
+        return _digits(train_examples)
+    return _prepared(dataset, data_dir, train_examples)
+
+
+def _digits(train_examples: int | None) -> ImageData:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = (digits.images[..., None] / 16).astype("float32")
+    rest, test, rest_y, test_y = train_test_split(
+        images, digits.target, test_size=540, stratify=digits.target, random_state=0
+    )
+    train, val, train_y, val_y = train_test_split(
+        rest, rest_y, test_size=257, stratify=rest_y, random_state=0
+    )
+    return ImageData(
+        Split(train, train_y).take(train_examples),
+        Split(val, val_y),
+        Split(test, test_y),
+        [str(name) for name in digits.target_names],
+    )
+
+
+def _prepared(
+    dataset: str, data_dir: str | None, train_examples: int | None
+) -> ImageData:
+    import tensorflow_datasets as tfds
+
+    folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
+    versions = sorted((folder / dataset).glob("*/dataset_info.json"))
+    if not versions:
+        raise ValueError(
+            f"`data_dir` must hold a prepared copy of {dataset!r}. Get it, where there is "
+            'a network, with `python -c "import tensorflow_datasets as tfds; '
+            f"tfds.load('{dataset}', data_dir='{folder}')\"`. "
+            f"Received: data_dir={str(folder)!r}"
+        )
+    # Reading the folder itself asks no server, unlike a load by name.
+    builder = tfds.builder_from_directory(str(versions[-1].parent))
+
+    def read(split: str) -> Split:
+        parts = [
+            (example["image"], example["label"])
+            for example in tfds.as_numpy(builder.as_dataset(split=split))
+        ]
+        images = np.stack([image for image, _ in parts]).astype("float32") / 255
+        return Split(images, np.array([label for _, label in parts], "int64"))
+
+    # The last tenth of the training images is the validation part, always the same.
+    total = builder.info.splits["train"].num_examples
+    held_out = total // 10
+    count = total - held_out if train_examples is None else train_examples
+    return ImageData(
+        read(f"train[:{min(count, total - held_out)}]"),
+        read(f"train[{total - held_out}:]"),
+        read("test"),
+        list(builder.info.features["label"].names),
+    )

@@ -1,0 +1,162 @@
+"""Every public layer, in the configurations that go through `check_layer`."""
+
+import functools
+
+import keras
+from layer_harness import LayerCase
+
+from nsl_keras import layers, predictors
+
+FIRST = {"data_format": "channels_first"}
+IMAGE = (9, 8, 4)
+
+
+def convolution(**arguments):
+    return functools.partial(
+        layers.NeuralSimilarityConv2D, **{"filters": 6, "kernel_size": 3, **arguments}
+    )
+
+
+def head(inner_loop, **arguments):
+    """A head that is made anew with each layer; gradients need no dropout here."""
+
+    def make(**options):
+        # Half precision on the tape is refused, so the head states its own dtype.
+        if inner_loop == "tape":
+            inner = keras.Sequential(
+                [
+                    keras.layers.Dense(5, "tanh", dtype="float32"),
+                    keras.layers.Dense(3, dtype="float32"),
+                ]
+            )
+        else:
+            inner = layers.CosineDense(3)
+        return layers.MetaNeighborhoodHead(
+            inner,
+            num_neighbors=12,
+            inner_loop=inner_loop,
+            seed=1,
+            **arguments,
+            **options,
+        )
+
+    return make
+
+
+def film(**options):
+    if options.pop("data_format", None) == "channels_first":
+        options["axis"] = 1
+    return layers.InstanceFiLM(5, **options)
+
+
+CASES = [
+    LayerCase(
+        "conv2d_static_diagonal",
+        convolution(padding="same", activation="relu"),
+        IMAGE,
+        trainable=3,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_static_unconstrained_groups",
+        convolution(similarity="unconstrained", groups=2, strides=2, padding="same"),
+        IMAGE,
+        trainable=3,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_dynamic_sphere_diagonal",
+        convolution(predictor="sphere", strides=2, padding="same"),
+        IMAGE,
+        trainable=8,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_dynamic_sphere_unconstrained",
+        convolution(similarity="unconstrained", predictor="sphere", dilation_rate=2),
+        IMAGE,
+        trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_dynamic_full_sphere",
+        convolution(predictor="full_sphere", kernel_size=(2, 3), padding="same"),
+        IMAGE,
+        trainable=8,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_dynamic_cnn_unconstrained",
+        convolution(similarity="unconstrained", predictor="cnn"),
+        IMAGE,
+        trainable=6,
+        non_trainable=2,
+        data_formats=FIRST,
+    ),
+    LayerCase(
+        "sphere_conv2d",
+        functools.partial(layers.SphereConv2D, 6, 3, padding="same", use_bias=True),
+        IMAGE,
+        trainable=2,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "sphere_conv2d_groups",
+        functools.partial(layers.SphereConv2D, 6, (3, 2), strides=2, groups=2),
+        IMAGE,
+        trainable=1,
+        data_formats=FIRST,
+    ),
+    LayerCase(
+        "similarity_predictor",
+        functools.partial(predictors.SimilarityPredictor, 3, strides=2, padding="same"),
+        IMAGE,
+        trainable=6,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "cosine_dense", functools.partial(layers.CosineDense, 5), (7,), trainable=2
+    ),
+    LayerCase(
+        "instance_film",
+        film,
+        IMAGE,
+        trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        # The values take no part in attention.
+        "neighbor_dictionary",
+        functools.partial(
+            layers.NeighborDictionary, 12, 3, fixed_values=True, seed=1, dropout=0.25
+        ),
+        (7,),
+        trainable=1,
+        non_trainable=0,
+    ),
+    LayerCase(
+        "meta_neighborhood_head_dual",
+        head("dual", inner_steps=2, learning_rate_form="diagonal"),
+        (7,),
+        trainable=5,
+        full_precision=True,
+    ),
+    LayerCase(
+        "meta_neighborhood_head_tape",
+        head("tape", metric="euclidean", temperature=5.0, dropout_scope="batch"),
+        (7,),
+        trainable=7,
+        full_precision=True,
+    ),
+]

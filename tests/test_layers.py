@@ -1,0 +1,46 @@
+"""All layers through the harness, and their files through a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from layer_cases import CASES
+from layer_harness import check_layer
+
+LOAD_ALL = """
+import json, pathlib, sys
+import numpy as np
+import keras
+import nsl_keras  # Registers the layers: without it the files do not load.
+differences = {}
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.keras")):
+    with np.load(path.with_suffix(".npz")) as arrays:
+        outputs = keras.ops.convert_to_numpy(keras.saving.load_model(path)(arrays["inputs"]))
+        difference = np.max(np.abs(outputs - arrays["outputs"]))
+        differences[path.stem] = float(difference / np.max(np.abs(arrays["outputs"])))
+print(json.dumps(differences))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("layers")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_layer(case, folder):
+    check_layer(case, folder)
+
+
+def test_files_in_a_fresh_process(folder):
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD_ALL, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    differences = json.loads(result.stdout.splitlines()[-1])
+    assert set(differences) == {case.name for case in CASES}
+    assert max(differences.values()) < 1e-6, differences
