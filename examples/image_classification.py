@@ -84,9 +84,9 @@ RECIPES = {
         batch_size=64,
         learning_rate=1e-2,
         num_neighbors=200,
-        temperature=0.2,
+        temperature=0.1,
         linear_features=32,
-        linear_num_neighbors=200,
+        linear_num_neighbors=1000,
         linear_temperature=0.2,
         augment=False,
     ),
@@ -119,28 +119,20 @@ RECIPES = {
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(RECIPES), "Images to learn.")
 flags.DEFINE_string("data_dir", None, "Folder of prepared tensorflow-datasets copies.")
-flags.DEFINE_multi_enum(
-    "model", [], MODELS, "Models to train; all where none is given."
-)
+flags.DEFINE_multi_enum("model", [], MODELS, "Models to train; all where none is given.")
 flags.DEFINE_integer("seeds", 3, "Number of seeds.", lower_bound=1)
 flags.DEFINE_integer("epochs", None, "Epochs, instead of the recipe's.", lower_bound=1)
-flags.DEFINE_integer(
-    "train_examples", None, "Number of training images.", lower_bound=1
-)
+flags.DEFINE_integer("train_examples", None, "Number of training images.", lower_bound=1)
 flags.DEFINE_integer("batch_size", None, "Batch size, all replicas.", lower_bound=1)
 flags.DEFINE_float("learning_rate", None, "Start rate, instead of the recipe's.")
-flags.DEFINE_integer(
-    "num_neighbors", None, "Dictionary size, all models.", lower_bound=1
-)
+flags.DEFINE_integer("num_neighbors", None, "Dictionary size, all models.", lower_bound=1)
 flags.DEFINE_float("temperature", None, "Attention temperature, all models.")
 flags.DEFINE_string("output_dir", None, "Where to write; runs/<dataset> by default.")
 flags.DEFINE_integer("version", None, "SavedModel version; the next free by default.")
 flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "tf.distribute strategy.")
 flags.DEFINE_integer("logical_devices", None, "Split the CPU into so many devices.")
 flags.DEFINE_bool("jit_compile", False, "Compile the steps with XLA.")
-flags.DEFINE_bool(
-    "tune", False, "Choose hyper-parameters on validation images; no test."
-)
+flags.DEFINE_bool("tune", False, "Choose hyper-parameters on validation images; no test.")
 flags.DEFINE_integer("verbose", 1, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
 
 
@@ -464,8 +456,7 @@ def tune(recipe: Recipe, data: image_data.ImageData, strategy, output: pathlib.P
         "linear": rates,
         "neighborhoods": dictionaries,
         "linear_neighborhoods": [
-            {f"linear_{key}": value for key, value in each.items()}
-            for each in dictionaries
+            {f"linear_{key}": value for key, value in each.items()} for each in dictionaries
         ],
     }
     records = []
@@ -532,9 +523,7 @@ def make_strategy():
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * FLAGS.logical_devices
         )
-    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices(
-        "CPU"
-    )
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 

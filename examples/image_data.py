@@ -69,9 +69,7 @@ def _digits(train_examples: int | None) -> ImageData:
     )
 
 
-def _prepared(
-    dataset: str, data_dir: str | None, train_examples: int | None
-) -> ImageData:
+def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
     import tensorflow_datasets as tfds
 
     folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()

@@ -77,9 +77,7 @@ def saved_model(
         "serve": lambda inputs: model(inputs, training=False)
     }
     if isinstance(model, MetaNeighborhoodModel):
-        endpoints["unadapted"] = lambda inputs: model(
-            inputs, training=False, adapt=False
-        )
+        endpoints["unadapted"] = lambda inputs: model(inputs, training=False, adapt=False)
     for name, function in {**endpoints, **(signatures or {})}.items():
         archive.add_endpoint(name, function, input_signature=[specification])
     archive.write_out(str(path), verbose=False)

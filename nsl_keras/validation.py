@@ -25,9 +25,7 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
 def positive_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
     return int(value)
 
 
@@ -39,9 +37,7 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
         or isinstance(entries, str)
         or len(entries) != length
         or any(
-            isinstance(each, bool)
-            or not isinstance(each, (int, np.integer))
-            or each < 1
+            isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 1
             for each in entries
         )
     ):
@@ -73,9 +69,7 @@ def fraction(value: Any, name: str) -> float:
         or not isinstance(value, (int, float, np.number))
         or not 0 <= value < 1
     ):
-        raise ValueError(
-            f"`{name}` must be a number in [0, 1). Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}")
     return float(value)
 
 

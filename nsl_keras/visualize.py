@@ -74,9 +74,7 @@ def similarities(model: keras.Model) -> Figure:
             ops.convert_to_tensor(layer.similarity_parameters)
         )
         if parameters.ndim == 1:
-            panels.append(
-                (f"{layer.name}\nmask", parameters.reshape(layer.kernel_size))
-            )
+            panels.append((f"{layer.name}\nmask", parameters.reshape(layer.kernel_size)))
         else:
             matrix = layer.similarity.matrix(ops.convert_to_tensor(parameters))
             panels.append((f"{layer.name}\nM", ops.convert_to_numpy(matrix)))
@@ -90,9 +88,7 @@ def similarities(model: keras.Model) -> Figure:
         axis.set_yticks([])
         if values.size <= 25:
             for (row, column), value in np.ndenumerate(values):
-                axis.text(
-                    column, row, f"{value:.2f}", ha="center", va="center", fontsize=8
-                )
+                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
@@ -192,9 +188,7 @@ def learned_neighbors(
         for axis, index in zip(
             axes[1:], np.argsort(-attention[:, entry])[:nearest], strict=True
         ):
-            axis.imshow(
-                np.squeeze(images[index]) / scale, cmap="gray_r", vmin=0, vmax=1
-            )
+            axis.imshow(np.squeeze(images[index]) / scale, cmap="gray_r", vmin=0, vmax=1)
             axis.set_axis_off()
     return figure
 

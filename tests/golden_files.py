@@ -12,9 +12,7 @@ from nsl_keras.backend.gradients import gradients_of
 FOLDER = pathlib.Path(__file__).parent / "golden"
 
 # JAX computes in float32 unless told otherwise for the whole process.
-DTYPES = (
-    ("float64", "float32") if keras.backend.backend() == "tensorflow" else ("float32",)
-)
+DTYPES = ("float64", "float32") if keras.backend.backend() == "tensorflow" else ("float32",)
 
 
 class Golden:
@@ -44,9 +42,7 @@ class Golden:
             else max(tolerance32, 3 * self.meta.get(kind, 0.0))
         )
         error = np.max(np.abs(value - expected)) / max(np.max(np.abs(expected)), 1e-30)
-        assert error <= tolerance, (
-            f"{key}: relative error {error:.2e} > {tolerance:.1e}"
-        )
+        assert error <= tolerance, f"{key}: relative error {error:.2e} > {tolerance:.1e}"
 
 
 def gradients(function, inputs, variables=()):
@@ -78,8 +74,6 @@ def recipe_weights(meta):
         if variable["base"] == "eye":
             base = np.eye(variable["shape"][0])
         value = (base + variable["std"] * normal).astype(np.float32)
-        np.testing.assert_allclose(
-            value.sum(dtype="float64"), variable["sum"], rtol=1e-9
-        )
+        np.testing.assert_allclose(value.sum(dtype="float64"), variable["sum"], rtol=1e-9)
         weights[variable["name"]] = value
     return weights

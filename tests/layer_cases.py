@@ -124,9 +124,7 @@ CASES = [
         data_formats=FIRST,
         unknown_sizes=True,
     ),
-    LayerCase(
-        "cosine_dense", functools.partial(layers.CosineDense, 5), (7,), trainable=2
-    ),
+    LayerCase("cosine_dense", functools.partial(layers.CosineDense, 5), (7,), trainable=2),
     LayerCase(
         "instance_film",
         film,

@@ -184,9 +184,7 @@ def check_unknown_sizes(case):
     if not case.unknown_sizes:
         return
     layer = case.make()
-    unknown = keras.Input(
-        (*(None for _ in case.input_shape[:-1]), case.input_shape[-1])
-    )
+    unknown = keras.Input((*(None for _ in case.input_shape[:-1]), case.input_shape[-1]))
     model = keras.Model(unknown, layer(unknown))
     inputs = case.inputs()
     # Odd and even sizes split the padding of a strided "same" convolution differently.
@@ -209,9 +207,7 @@ def check_keras_file(case, folder):
     again = keras.saving.load_model(path)
     np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
     # For the fresh process that loads the files of all layers together.
-    np.savez(
-        folder / f"{case.name}.npz", inputs=inputs, outputs=as_numpy(model(inputs))
-    )
+    np.savez(folder / f"{case.name}.npz", inputs=inputs, outputs=as_numpy(model(inputs)))
 
 
 def check_saved_model(case, folder):

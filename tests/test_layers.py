@@ -16,7 +16,8 @@ import nsl_keras  # Registers the layers: without it the files do not load.
 differences = {}
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.keras")):
     with np.load(path.with_suffix(".npz")) as arrays:
-        outputs = keras.ops.convert_to_numpy(keras.saving.load_model(path)(arrays["inputs"]))
+        model = keras.saving.load_model(path)
+        outputs = keras.ops.convert_to_numpy(model(arrays["inputs"]))
         difference = np.max(np.abs(outputs - arrays["outputs"]))
         differences[path.stem] = float(difference / np.max(np.abs(arrays["outputs"])))
 print(json.dumps(differences))

@@ -92,6 +92,4 @@ def convnet4(
             outputs = keras.layers.ReLU()(outputs)
         if index < 2:
             outputs = keras.layers.MaxPooling2D(3, strides=2)(outputs)
-    return keras.Model(
-        inputs, keras.layers.GlobalAveragePooling2D()(outputs), name=name
-    )
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(outputs), name=name)

@@ -97,9 +97,7 @@ class CosineDense(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        cosines = ops.matmul(
-            unit_norm(at_least_float32(inputs)), unit_norm(kernel, axis=0)
-        )
+        cosines = ops.matmul(unit_norm(at_least_float32(inputs)), unit_norm(kernel, axis=0))
         return ops.cast(self.learned_scale * cosines, self.compute_dtype)
 
     def compute_output_shape(

@@ -227,9 +227,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                     f'{error}. Use "tape" or "auto". Received: '
                     f"inner_loop={self.inner_loop!r}, head={self.head.name!r}"
                 ) from error
-            logging.info(
-                "%s adapts its head on a nested tape: %s.", self.name, str(error)
-            )
+            logging.info("%s adapts its head on a nested tape: %s.", self.name, str(error))
             return None
         return stages
 
@@ -281,9 +279,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             self._stages, *arguments, features, rates, steps, loss.cross_entropy
         )
 
-    def adapted_weights(
-        self, features: Tensor, kept: Tensor | None = None
-    ) -> list[Tensor]:
+    def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
 
         Args:

@@ -214,7 +214,7 @@ class MetaNeighborhoodModel(keras.Model):
                 self.build(batch.shape)
             found = self.neighborhood.neighbors(self.features(batch, training=False), k)
             batches.append([ops.convert_to_numpy(tensor) for tensor in found])
-        return Neighbors(*(np.concatenate(parts) for parts in zip(*batches)))
+        return Neighbors(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -362,9 +362,7 @@ class MetaNeighborhoodModel(keras.Model):
     def _assert_valid(self, x: Any, y: Any) -> None:
         for tensor in keras.tree.flatten(x):
             if keras.backend.is_float_dtype(tensor.dtype):
-                assertions.assert_true(
-                    ops.all(ops.isfinite(tensor)), "`x` must be finite."
-                )
+                assertions.assert_true(ops.all(ops.isfinite(tensor)), "`x` must be finite.")
         if y is None or not self.built:
             return
         classes = self.neighborhood.dictionary.num_values

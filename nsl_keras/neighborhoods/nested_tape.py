@@ -112,9 +112,7 @@ def _adaptation(
             gradients, _nothing = gradients_of(inner_loss, weights)
             weights = [
                 weight - rate * gradient
-                for weight, rate, gradient in zip(
-                    weights, rates, gradients, strict=True
-                )
+                for weight, rate, gradient in zip(weights, rates, gradients, strict=True)
             ]
         return weights
 
@@ -128,9 +126,7 @@ def _call(head: keras.layers.Layer, weights: list[Tensor], inputs: Tensor) -> Te
         for variable, weight in zip(adapted_variables(head), weights, strict=True)
     }
     trainable = [
-        given[id(variable)]
-        if id(variable) in given
-        else ops.convert_to_tensor(variable)
+        given[id(variable)] if id(variable) in given else ops.convert_to_tensor(variable)
         for variable in head.trainable_variables
     ]
     outputs, _ = head.stateless_call(

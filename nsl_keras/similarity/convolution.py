@@ -113,11 +113,11 @@ class NeuralSimilarityConv2D(Convolution):
     def __init__(
         self,
         filters: int,
-        kernel_size: int | tuple[int, int],
-        strides: int | tuple[int, int] = 1,
+        kernel_size: int | tuple[int, ...],
+        strides: int | tuple[int, ...] = 1,
         padding: str = "valid",
         data_format: str | None = None,
-        dilation_rate: int | tuple[int, int] = 1,
+        dilation_rate: int | tuple[int, ...] = 1,
         groups: int = 1,
         activation: Any = None,
         use_bias: bool = True,
@@ -212,7 +212,7 @@ class NeuralSimilarityConv2D(Convolution):
         else:
             if not self.predictor.built:
                 self.predictor.build(input_shape)
-            self._check_prediction_shape(input_shape)
+            self._check_prediction_shape(self.predictor, input_shape)
 
     def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         matrix = self.similarity_initializer((self.taps, self.taps), dtype=dtype)
@@ -225,7 +225,9 @@ class NeuralSimilarityConv2D(Convolution):
             )
         return ops.cast(parameters, dtype)
 
-    def _check_prediction_shape(self, input_shape: tuple[int | None, ...]) -> None:
+    def _check_prediction_shape(
+        self, predictor: keras.layers.Layer, input_shape: tuple[int | None, ...]
+    ) -> None:
         outputs = 1
         for size in self.similarity.parameter_shape(self.taps):
             outputs *= size
@@ -235,7 +237,7 @@ class NeuralSimilarityConv2D(Convolution):
             if self.data_format == "channels_last"
             else (positions[0], outputs, *positions[2:])
         )
-        received = tuple(self.predictor.compute_output_shape(input_shape))
+        received = tuple(predictor.compute_output_shape(input_shape))
         if received != expected:
             raise ValueError(
                 "`predictor` must map the input to one set of similarity parameters "
@@ -295,11 +297,12 @@ class NeuralSimilarityConv2D(Convolution):
         if self.predictor is None:
             outputs = self.convolve(inputs, self.equivalent_kernel)
         else:
-            outputs = self._compare_at_positions(inputs, training)
+            prediction = self.predictor(inputs, training=training)
+            outputs = self._compare_at_positions(inputs, prediction)
         return self.add_bias_and_activate(outputs)
 
-    def _compare_at_positions(self, inputs: Tensor, training: bool | None) -> Tensor:
-        prediction = self.predictor(inputs, training=training)
+    def _compare_at_positions(self, inputs: Tensor, prediction: Tensor) -> Tensor:
+        """Returns `W^T M(p) x_p` for the predicted parameters at every position."""
         if self.data_format == "channels_first":
             inputs = ops.moveaxis(inputs, 1, -1)
             prediction = ops.moveaxis(prediction, 1, -1)

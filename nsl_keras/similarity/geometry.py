@@ -97,9 +97,7 @@ def patches(
     for tap in itertools.product(*(range(k) for k in kernel_size)):
         window = tuple(
             slice(t * d, t * d + (length - 1) * s + 1, s)
-            for t, d, length, s in zip(
-                tap, dilation_rate, lengths, strides, strict=True
-            )
+            for t, d, length, s in zip(tap, dilation_rate, lengths, strides, strict=True)
         )
         shifted.append(inputs[(slice(None), *window, slice(None))])
     return ops.stack(shifted, axis=-2)

@@ -90,14 +90,14 @@ class SimilarityPredictor(keras.layers.Layer):
 
     def __init__(
         self,
-        kernel_size: int | tuple[int, int],
+        kernel_size: int | tuple[int, ...],
         kind: str = "sphere",
         similarity: Any = "diagonal",
         hidden_filters: int | None = None,
-        strides: int | tuple[int, int] = 1,
+        strides: int | tuple[int, ...] = 1,
         padding: str = "valid",
         data_format: str | None = None,
-        dilation_rate: int | tuple[int, int] = 1,
+        dilation_rate: int | tuple[int, ...] = 1,
         momentum: float = 0.99,
         epsilon: float = 1e-3,
         hidden_kernel_initializer: Any = None,
@@ -110,9 +110,7 @@ class SimilarityPredictor(keras.layers.Layer):
         self.kind = validation.one_of(kind, KINDS, "kind")
         self.similarity = matrices.get(similarity)
         self.hidden_filters = validation.positive_integer(
-            self.similarity.predictor_filters
-            if hidden_filters is None
-            else hidden_filters,
+            self.similarity.predictor_filters if hidden_filters is None else hidden_filters,
             "hidden_filters",
         )
         self.strides = validation.positive_integers(strides, 2, "strides")
@@ -122,9 +120,7 @@ class SimilarityPredictor(keras.layers.Layer):
             ("channels_last", "channels_first"),
             "data_format",
         )
-        self.dilation_rate = validation.positive_integers(
-            dilation_rate, 2, "dilation_rate"
-        )
+        self.dilation_rate = validation.positive_integers(dilation_rate, 2, "dilation_rate")
         self.momentum = validation.fraction(momentum, "momentum")
         self.epsilon = validation.positive_number(epsilon, "epsilon")
         self.hidden_kernel_initializer = keras.initializers.get(
@@ -139,9 +135,7 @@ class SimilarityPredictor(keras.layers.Layer):
         self.outputs = 1
         for size in self.similarity.parameter_shape(taps):
             self.outputs *= size
-        normalized = (
-            self.similarity.predictor_batch_normalization or kind == "full_sphere"
-        )
+        normalized = self.similarity.predictor_batch_normalization or kind == "full_sphere"
         self.hidden_convolution = self._convolution(
             self.hidden_filters,
             {"sphere": "input", "full_sphere": "both", "cnn": None}[kind],

@@ -208,7 +208,7 @@ def test_training_steps(name, inner_loop):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
     model.compile(optimizer=optimizer, loss=loss)
     updated = [variables[name] for name in meta["updated"]]
-    for step, (x, y) in enumerate(zip(golden["in.x"], golden["in.labels"])):
+    for step, (x, y) in enumerate(zip(golden["in.x"], golden["in.labels"], strict=True)):
         x = x.astype("float64")
         if step > 0:
             # The exact loss of this step needs the authors' weights: Keras keeps Adam's
