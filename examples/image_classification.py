@@ -438,7 +438,7 @@ def model_card(row: dict, recipe: Recipe, data: image_data.ImageData) -> str:
 * **Test accuracy**: {100 * row["test_accuracy"]:.2f} % on {len(data.test.images)} images
   that took no part in training or choices.
 * **Written by** `{" ".join(["python -m examples.image_classification", *sys.argv[1:]])}`.
-* **Limits**: made to show the method; a non-finite input gives non-finite logits.
+* **Limits**: made to show the method; inputs are not checked.
 """
 
 

@@ -26,7 +26,8 @@ def saved_model(
 
     `serving_default` (also named `serve`) predicts. A `MetaNeighborhoodModel` has
     `unadapted` besides, its predictions before adaptation. Signatures check nothing:
-    a non-finite input gives non-finite outputs for that example alone.
+    the outputs of an example with a non-finite input mean nothing, and those of the other
+    examples in its batch are what they are without it.
 
     Args:
         model: A built Keras model with one input and one output.

@@ -62,14 +62,15 @@ import nsl_keras
 
 # %matplotlib inline
 keras.utils.set_random_seed(0)
+tf.get_logger().setLevel("ERROR")  # And its notes later on.
 
 # %% [markdown]
 # ## The data
 #
 # Scikit-learn comes with 1,797 scans of handwritten digits, 8 by 8 pixels each, so there
 # is nothing to download. We scale the pixels to lie between 0 and 1 and split the images
-# in three: one part to train on, one to watch the training with, and one that is looked
-# at only once, at the end.
+# in three: one part to train on, one to watch the training with, and one that is set
+# aside until the models are trained.
 
 # %%
 digits = load_digits()
@@ -103,6 +104,8 @@ for digit, axis in enumerate(axes):
 #
 # The layer takes the arguments of `Conv2D` and stands where a `Conv2D` would stand. *M*
 # starts as the identity, so an untrained layer is an ordinary convolution.
+#
+# (Batch norm gets a shorter memory than Keras's default, because there are so few steps.)
 
 
 # %%
@@ -118,13 +121,13 @@ def small_convnet(*, predictor=None):
                 predictor=predictor,
                 name="first",
             ),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
             nsl_keras.layers.NeuralSimilarityConv2D(
                 32, 3, padding="same", similarity="unconstrained", name="second"
             ),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.GlobalAveragePooling2D(),
             keras.layers.Dense(10),
@@ -138,20 +141,20 @@ convnet.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-convnet.fit(
+convnet_history = convnet.fit(
     train_x,
     train_y,
     batch_size=64,
     epochs=10,
     validation_data=(validation_x, validation_y),
     verbose=2,
-);
+)
 
 # %% [markdown]
 # This is what was learned. The diagonal *M* of the first layer is drawn as a 3x3 mask
 # over its kernel, the *M* of the second as a matrix with one row for each weight and one
-# column for each pixel. Had the layers learned nothing, you would see a mask of ones and
-# a diagonal of ones.
+# column for each pixel. Before the training they were a mask of ones and a diagonal of
+# ones.
 
 # %%
 nsl_keras.visualize.similarities(convnet)
@@ -168,40 +171,44 @@ plain_layer = similarity_layer.fold()
 difference = np.abs(similarity_layer(test_x) - plain_layer(test_x)).max()
 print(type(plain_layer))
 print(f"largest difference of the outputs: {difference:.1e}")
-np.testing.assert_allclose(similarity_layer(test_x), plain_layer(test_x), atol=1e-5)
+np.testing.assert_allclose(similarity_layer(test_x), plain_layer(test_x), atol=1e-4)
 
 # %% [markdown]
 # ### A similarity that depends on the image
 #
-# With `predictor="sphere"` the layer is *dynamic*: a small network looks at the image and
-# predicts another *M* at every pixel. Such a layer cannot be folded, and it takes longer
-# to train.
+# With a predictor the layer is *dynamic*: a small network looks at the image and predicts
+# another *M* at every pixel. Such a layer cannot be folded, and computes more.
+#
+# `predictor="sphere"` is the short way to one. Written out, the predictor takes the size
+# and padding of the layer it serves, and we can give its batch norms the shorter memory,
+# too.
 
 # %%
-dynamic_convnet = small_convnet(predictor="sphere")
+predictor = nsl_keras.predictors.SimilarityPredictor(3, padding="same", momentum=0.9)
+dynamic_convnet = small_convnet(predictor=predictor)
 dynamic_convnet.compile(
     optimizer=keras.optimizers.Adam(1e-2),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-dynamic_convnet.fit(
+dynamic_history = dynamic_convnet.fit(
     train_x,
     train_y,
     batch_size=64,
     epochs=10,
     validation_data=(validation_x, validation_y),
     verbose=2,
-);
+)
 
 # %% [markdown]
 # The predictor gives what *M* adds to the identity, nine numbers for each pixel. Below,
 # to the right of the digit, is the weight of the kernel's centre and of its four direct
 # neighbours at every pixel. Red is below 1, where that place counts for less than in an
-# ordinary convolution, and blue is above it.
+# ordinary convolution, and blue is above it. (Below 0 the weight's sign is turned round.)
 
 # %%
 image = test_x[:1]
-masks = 1 + keras.ops.convert_to_numpy(dynamic_convnet.get_layer("first").predictor(image))
+masks = 1 + predictor(image).numpy()
 places = {"centre": 4, "above": 1, "below": 7, "left": 3, "right": 5}
 spread = np.abs(masks - 1).max()
 
@@ -211,9 +218,9 @@ axes[0].set_title("image")
 for axis, (place, tap) in zip(axes[1:], places.items()):
     drawn = axis.imshow(masks[0, ..., tap], cmap="RdBu", vmin=1 - spread, vmax=1 + spread)
     axis.set_title(place)
+figure.colorbar(drawn, ax=axes)
 for axis in axes:
     axis.set_axis_off()
-figure.colorbar(drawn, ax=axes);
 
 # %% [markdown]
 # ## Part 2: Meta-Neighborhoods
@@ -226,52 +233,87 @@ figure.colorbar(drawn, ax=axes);
 #   image together with its class, but are invented by the training.
 #
 # For each image it finds the entries most like it, trains a copy of the head on them for
-# one small step, and predicts with that copy. All three parts are learned together, so
-# that this step helps as much as it can.
+# one small step, and predicts with that copy. How long the step is, the *inner rate*, is
+# learned along with everything else.
+#
+# Compile and fit it as you would any other model. One thing is special: weight decay pulls
+# weights towards zero, which is good for the backbone, but the head and the dictionary
+# should be spared. So we tell the optimizer which variables to leave alone. (The model has
+# to be built before that: it has no variables earlier.)
+
 
 # %%
-backbone = nsl_keras.backbones.convnet4((8, 8, 1), filters=(16, 32, 64, 64))
-head = nsl_keras.layers.CosineDense(10)
-model = nsl_keras.MetaNeighborhoodModel(head, backbone, num_neighbors=200, seed=0)
-model.build((None, 8, 8, 1))
+def train_with_neighbors(backbone):
+    model = nsl_keras.MetaNeighborhoodModel(
+        nsl_keras.layers.CosineDense(10), backbone, num_neighbors=200, seed=0
+    )
+    model.build((None, 8, 8, 1))
+    optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.075)
+    optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(
+        train_x,
+        train_y,
+        batch_size=64,
+        epochs=10,
+        validation_data=(validation_x, validation_y),
+        verbose=2,
+    )
+    return model, history.history
+
 
 # %% [markdown]
-# Compile it as you would any other model. Weight decay pulls weights towards zero; it is
-# good for the backbone, but the head and the dictionary should be spared, so we tell the
-# optimizer. (The model has to be built before that, as above: it has no weights earlier.)
+# First a small convolutional backbone. `fit` reports two accuracies: `accuracy` is that of
+# the model, `unadapted_accuracy` that of the head as it is, before it has looked at the
+# neighbours.
 
 # %%
-optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.075)
-optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
-model.compile(
-    optimizer=optimizer,
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
+convnet4 = nsl_keras.backbones.convnet4((8, 8, 1), filters=(16, 32, 64, 64))
+convolutional_model, convolutional_history = train_with_neighbors(convnet4)
+
+# %% [markdown]
+# Then a much weaker one, a single linear layer on the pixels.
+
+# %%
+linear = keras.Sequential(
+    [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(32)]
 )
-history = model.fit(
-    train_x,
-    train_y,
-    batch_size=64,
-    epochs=10,
-    validation_data=(validation_x, validation_y),
-    verbose=2,
-)
+model, linear_history = train_with_neighbors(linear)
 
 # %% [markdown]
-# `fit` reports two accuracies. `accuracy` is that of the model; `unadapted_accuracy` is
-# that of the head as it is, before it has looked at the neighbours. The second may stay
-# far below: the head is trained to be good *after* its small step.
+# Do the models use their neighbours? Compare the two lines in each picture, and the inner
+# rates (they started at 0.05).
+#
+# With the convolutions you will probably see one line only, and a lower rate: the training
+# has shortened the step until it makes no difference, and left is an ordinary classifier,
+# good enough for these easy digits. With the linear features the training has made the
+# step longer, and the head counts on it: as it is, it does worse.
+#
+# That does not say yet that neighbours beat a model trained without them. For this
+# `examples/image_classification.py` in the repository compares such twins.
 
 # %%
-figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
-axis.plot(history.history["val_accuracy"], label="with neighbours")
-axis.plot(history.history["val_unadapted_accuracy"], label="head as it is")
-axis.set_xlabel("epoch")
-axis.set_ylabel("validation accuracy")
-axis.legend();
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+for axis, trained, history, name in (
+    (axes[0], convolutional_model, convolutional_history, "convolutions"),
+    (axes[1], model, linear_history, "linear features"),
+):
+    axis.plot(history["val_accuracy"], label="with neighbours")
+    axis.plot(history["val_unadapted_accuracy"], "--", label="head as it is")
+    rate = float(trained.neighborhood.rate.rates()[0])
+    axis.set_title(f"{name}: inner rate {rate:.3f}")
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("validation accuracy")
+    axis.set_ylim(0.6, 1)
+    axis.legend()
 
 # %% [markdown]
-# The test images have taken no part so far.
+# The test images have taken no part in these trainings. We go on with the second model,
+# the one that uses its neighbours.
 
 # %%
 model.evaluate(test_x, test_y, verbose=0, return_dict=True)
@@ -318,14 +360,15 @@ model.save(folder / "digits.keras")
 
 reloaded = keras.saving.load_model(folder / "digits.keras")
 np.testing.assert_allclose(
-    reloaded.predict(test_x, verbose=0), model.predict(test_x, verbose=0), atol=1e-4
+    reloaded.predict(test_x, verbose=0), model.predict(test_x, verbose=0), atol=1e-3
 )
 print("The reloaded model gives the same predictions.")
 
 # %% [markdown]
 # To serve predictions, export a TensorFlow SavedModel instead. It needs neither Keras nor
-# this package to run, and lies in a numbered folder as serving systems expect. It is
-# called with a batch of images and returns logits; the largest is the predicted class.
+# this package to run, and lies in a numbered folder as serving systems expect. It takes a
+# batch of images and returns logits; the largest is the predicted class. Beside `serve`
+# there is `unadapted`, the head as it is.
 
 # %%
 path = nsl_keras.export.saved_model(model, folder / "digits", version=1)
@@ -333,8 +376,11 @@ print(sorted(file.name for file in path.iterdir()))
 
 served = tf.saved_model.load(path)
 logits = served.serve(tf.constant(test_x)).numpy()
-np.testing.assert_allclose(logits, model.predict(test_x, verbose=0), atol=1e-4)
+np.testing.assert_allclose(logits, model.predict(test_x, verbose=0), atol=1e-3)
+unadapted_logits = served.unadapted(tf.constant(test_x)).numpy()
 
+agreeing = (unadapted_logits.argmax(axis=1) == logits.argmax(axis=1)).sum()
+print(f"{agreeing} of {len(logits)} predictions are the same without the neighbours")
 print("predicted", logits[:10].argmax(axis=1))
 print("correct  ", test_y[:10])
 
@@ -346,5 +392,5 @@ print("correct  ", test_y[:10])
 #   for each input.
 # * Read `help(nsl_keras.MetaNeighborhoodModel)`: it names every argument, and where in the
 #   paper it comes from.
-# * Run `examples/image_classification.py` in the repository, which trains these models
-#   side by side with plain ones.
+# * Run `examples/image_classification.py`, which trains such models side by side with
+#   plain ones, over several seeds.

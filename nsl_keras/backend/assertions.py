@@ -10,15 +10,26 @@ from typing import Any
 
 import keras
 
+Tensor = Any
+
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    def assert_true(condition: Any, message: str) -> None:
-        """Raises `tf.errors.InvalidArgumentError` when a Boolean tensor is false."""
-        tf.debugging.Assert(condition, [message])
+    def checked(tensor: Tensor, condition: Tensor, message: str) -> Tensor:
+        """Returns `tensor`, which in a graph waits for the check of `condition`.
+
+        Whatever is computed from it, weight updates included, happens only if the check
+        holds.
+
+        Raises:
+            tf.errors.InvalidArgumentError: If the Boolean scalar `condition` is false.
+        """
+        with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
+            return tf.identity(tensor)
 
 else:
 
-    def assert_true(condition: Any, message: str) -> None:
-        """Does nothing: JAX has no assertion that survives `jit`."""
+    def checked(tensor: Tensor, condition: Tensor, message: str) -> Tensor:
+        """Returns `tensor`: JAX has no assertion that survives `jit`."""
         del condition, message
+        return tensor

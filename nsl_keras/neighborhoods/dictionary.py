@@ -186,6 +186,8 @@ class NeighborDictionary(keras.layers.Layer):
                 - ops.sum(ops.square(queries), axis=-1, keepdims=True)
                 - ops.sum(ops.square(keys), axis=-1)
             )
+        if self.num_neighbors == 1:
+            return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.
         scores = similarity / self.temperature
         if kept is not None:
             # Far below any score: the weight of an entry left out is exactly zero.

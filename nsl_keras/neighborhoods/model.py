@@ -46,8 +46,10 @@ class MetaNeighborhoodModel(keras.Model):
     mathematics runs through Keras's own step.
 
     `fit` and `evaluate` report the compiled metrics, and the same metrics before
-    adaptation under names that begin with `unadapted_`. Those usually stay far below:
-    the head is trained to be good after finetuning (paper, Appendix A.5).
+    adaptation under names that begin with `unadapted_`. They say what the finetuning
+    does: the paper finds them far below (Appendix A.5); where they are equal, training has
+    switched the inner step off (`inner_rates` near zero). They are no baseline: that is
+    the plain model under the same recipe.
 
     The published weight decay spares dictionary, head and rates: tell the optimizer with
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`. The
@@ -230,6 +232,11 @@ class MetaNeighborhoodModel(keras.Model):
             )
         return self.neighborhood.trainable_variables
 
+    @property
+    def inner_rates(self) -> list[Tensor]:
+        """The learning rates of the inner step as they stand, one per adapted variable."""
+        return self.neighborhood.rate.rates()
+
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any):
         """Configures training, as `keras.Model.compile` does.
 
@@ -305,7 +312,7 @@ class MetaNeighborhoodModel(keras.Model):
 
     def _nested_tape_step(self, data: Any) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self._assert_valid(x, y)
+        x, y = self._checked(x, y)
         with gradients.GradientTape() as outer_tape:
             # The inner tape, of the gradients on the dictionary, runs in here.
             predictions = self(x, training=True)
@@ -324,7 +331,7 @@ class MetaNeighborhoodModel(keras.Model):
             if keras.backend.backend() == "jax":
                 return super().test_step(*arguments)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-            self._assert_valid(x, y)
+            x, y = self._checked(x, y)
             predictions = self(x, training=False)
             loss = self.compute_loss(x, y, predictions, sample_weight, training=False)
             self._track(loss, x)
@@ -359,12 +366,11 @@ class MetaNeighborhoodModel(keras.Model):
             if metric.name == "loss":
                 metric.update_state(loss * replicas_in_sync(), sample_weight=batch_size)
 
-    def _assert_valid(self, x: Any, y: Any) -> None:
-        for tensor in keras.tree.flatten(x):
-            if keras.backend.is_float_dtype(tensor.dtype):
-                assertions.assert_true(ops.all(ops.isfinite(tensor)), "`x` must be finite.")
+    def _checked(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Returns the batch, which waits for the checks that the backend can make."""
+        x = keras.tree.map_structure(_checked_finite, x)
         if y is None or not self.built:
-            return
+            return x, y
         classes = self.neighborhood.dictionary.num_values
         if len(y.shape) == 2 and y.shape[-1] == classes:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)
@@ -376,7 +382,7 @@ class MetaNeighborhoodModel(keras.Model):
         else:
             valid = ops.all(y >= 0) & ops.all(y < classes)
             message = f"`y` must hold classes 0 to {classes - 1}."
-        assertions.assert_true(valid, message)
+        return x, assertions.checked(y, valid, message)
 
     @contextlib.contextmanager
     def _predicting_both(self) -> Iterator[None]:
@@ -405,6 +411,12 @@ class MetaNeighborhoodModel(keras.Model):
                 config[part], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+def _checked_finite(tensor: Any) -> Any:
+    if not keras.backend.is_float_dtype(tensor.dtype):
+        return tensor
+    return assertions.checked(tensor, ops.all(ops.isfinite(tensor)), "`x` must be finite.")
 
 
 def _require_loss_of_logits(loss: Any) -> None:

@@ -64,7 +64,8 @@ class NeuralSimilarityConv2D(Convolution):
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
             that maps the input to `(batch, *output positions, similarity parameters)`,
-            such as a `SimilarityPredictor` with this layer's geometry.
+            such as a `SimilarityPredictor` with this layer's geometry, which is also the
+            way to other batch norm momenta or widths.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:

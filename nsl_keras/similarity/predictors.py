@@ -53,7 +53,9 @@ class SimilarityPredictor(keras.layers.Layer):
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
         dilation_rate: int or tuple of 2 ints, as in the convolution served.
-        momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999).
+        momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999). In
+            trainings of a few hundred steps take 0.9: until the moving statistics have
+            settled, validation is far below training.
         epsilon: float above 0, added to the variances in the batch norms.
         hidden_kernel_initializer: Initializer of the first kernel; `None` is He's
             normal times 0.1, as in the authors' code.

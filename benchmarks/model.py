@@ -1,0 +1,59 @@
+"""Whole Meta-Neighborhoods models against the same backbone with a plain head.
+
+One rule: both models take the same step, written once, so that only the head differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+import nsl_keras
+from benchmarks import measure
+
+BATCH = 128
+CLASSES = 10
+NEIGHBORS = 5000
+
+
+def comparisons(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields the comparisons of this group, one at a time."""
+    images = tf.random.normal((BATCH, 32, 32, 3))
+    labels = tf.random.uniform((BATCH,), maxval=CLASSES, dtype=tf.int32)
+    for title, backbone in (
+        ("convnet4", nsl_keras.backbones.convnet4),
+        ("resnet_v2(29)", lambda: nsl_keras.backbones.resnet_v2(29)),
+    ):
+        models = plain_and_adapting(backbone)
+        case = f"{title}, S={NEIGHBORS}, C={CLASSES}, B={BATCH}"
+        yield measure.Comparison(
+            f"{case}, inference",
+            {name: measure.forward(model, images, xla) for name, model in models.items()},
+        )
+        yield measure.Comparison(
+            f"{case}, training step",
+            {
+                name: measure.training_step(model, images, labels, xla)
+                for name, model in models.items()
+            },
+        )
+
+
+def plain_and_adapting(backbone: Callable[[], keras.Model]) -> dict[str, keras.Model]:
+    """The model with a plain head and the one that adapts it, by name."""
+    features = backbone()
+    logits = nsl_keras.layers.CosineDense(CLASSES)(features.output)
+    adapting = nsl_keras.MetaNeighborhoodModel(
+        nsl_keras.layers.CosineDense(CLASSES),
+        backbone(),
+        num_neighbors=NEIGHBORS,
+        dictionary_dropout=0.5,
+        seed=0,
+    )
+    adapting.build((None, *features.input_shape[1:]))
+    return {
+        "backbone + CosineDense": keras.Model(features.input, logits),
+        "Meta-Neighborhoods": adapting,
+    }

@@ -1,0 +1,104 @@
+"""Measures times as ratios to plain Keras; prints Markdown tables and writes JSON.
+
+One rule: only ratios taken side by side in this process are reported, because times on a
+shared machine mean nothing an hour later.
+
+    python -m benchmarks.run                                # everything
+    python -m benchmarks.run --only=head --only=model --xla=on --rounds=5
+
+Writes benchmarks_<group>.json below --output_dir, anew after each table.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import platform
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+from absl import app, flags, logging
+
+import nsl_keras
+from benchmarks import dynamic, head, model, static
+
+GROUPS = {
+    "static": static.comparisons,
+    "dynamic": dynamic.comparisons,
+    "head": head.comparisons,
+    "model": model.comparisons,
+}
+MODES = {"off": (False,), "on": (True,), "both": (False, True)}
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("output_dir", "results/benchmarks", "Where to write the JSON files.")
+flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
+flags.DEFINE_multi_enum("only", [], list(GROUPS), "Groups; all where none is given.")
+flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
+
+
+def measured_rows(group: str, xla: bool) -> list[dict[str, Any]]:
+    """Measures a group, printing its table row by row."""
+    print(f"\n### {group}, XLA {_on_or_off(xla)}\n")
+    print("| case | candidate | time / baseline | 95 % interval | rounds | baseline |")
+    print("|---|---|---|---|---|---|", flush=True)
+    keras.utils.set_random_seed(0)
+    rows = []
+    for comparison in GROUPS[group](xla):
+        for row in comparison.rows(FLAGS.rounds):
+            print(
+                f"| {row['case']} | {row['candidate']} | {row['median']:.2f} "
+                f"| {row['low']:.2f} to {row['high']:.2f} | {row['rounds']} "
+                f"| {row['baseline']} |",
+                flush=True,
+            )
+            rows.append(row)
+    return rows
+
+
+def write_json(path: pathlib.Path, tables: list[dict[str, Any]]) -> None:
+    content = {
+        "command": " ".join(["python -m benchmarks.run", *sys.argv[1:]]),
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "nsl_keras": nsl_keras.__version__,
+        },
+        "device": "cpu",
+        "cores": os.cpu_count(),
+        "tables": tables,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"\nWrote {path}", flush=True)
+
+
+def _on_or_off(xla: bool) -> str:
+    return "on" if xla else "off"
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
+    tf.config.set_visible_devices([], "GPU")
+    output = pathlib.Path(FLAGS.output_dir).expanduser()
+    for group in dict.fromkeys(FLAGS.only or GROUPS):
+        tables = []
+        for xla in MODES[FLAGS.xla]:
+            rows = measured_rows(group, xla)
+            tables.append({"xla": _on_or_off(xla), "rows": rows})
+            write_json(output / f"benchmarks_{group}.json", tables)
+            keras.backend.clear_session()
+            gc.collect()
+
+
+if __name__ == "__main__":
+    app.run(main)

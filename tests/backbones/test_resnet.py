@@ -1,0 +1,141 @@
+"""Pre-activation residual networks, against the authors' numbers."""
+
+import keras
+import numpy as np
+import pytest
+from golden_backbones import build_in, check_backbone, normalization_variables
+from golden_files import DTYPES, Golden
+from keras import ops
+
+from nsl_keras import backbones
+from nsl_keras.layers import InstanceFiLM
+
+
+def authors_variables(model):
+    """Our variables by the authors' names: their `layer_4` is our shortcut."""
+    variables = {}
+    for layer in model.layers:
+        name, _, role = layer.name.rpartition("_")
+        name = name.replace("root", "conv0").replace("shortcut", "layer_4")
+        if role == "convolution":
+            variables[f"{name}.W"] = layer.kernel
+        elif role == "normalization":
+            variables |= normalization_variables(name, layer)
+    return variables
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_authors_numbers(dtype):
+    model = build_in(dtype, backbones.resnet_v2)
+    golden = Golden("mn_resnet29_modNone")
+    check_backbone(golden, model, authors_variables(model), dtype)
+    for name, shape in golden.meta["activation_shapes"].items():
+        ours = name.replace("conv0", "root").replace("layer_4", "shortcut")
+        layer = model.get_layer(f"{ours}_convolution")
+        assert list(layer.output.shape[1:]) == shape[1:], name
+
+
+def count(model):
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(29, 838_160), (56, 1_655_120)])
+def test_trainable_parameters(depth, parameters):
+    model = backbones.resnet_v2(depth)
+    assert count(model) == parameters
+    assert model.output_shape == (None, 256)
+    assert model.name == f"resnet_v2_{depth}"
+
+
+@pytest.fixture
+def small():
+    """The smallest depth there is, one block a stage."""
+
+    def make(**options):
+        return backbones.resnet_v2(11, (8, 8, 3), **options)
+
+    return make
+
+
+def images():
+    return np.random.default_rng(2).random((2, 8, 8, 3)).astype("float32")
+
+
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def test_film_stands_behind_each_batch_norm_but_the_first(small):
+    plain, model = small(), small(film=4)
+    normalizations = layers_of(model, keras.layers.BatchNormalization)
+    films = layers_of(model, InstanceFiLM)
+    assert len(films) == len(normalizations) - 1
+    assert normalizations[0].name == "root_normalization"
+    for film in films:
+        assert film.dictionary_size == 4
+        before = model.get_layer(film.name.replace("_film", "_normalization"))
+        assert film.input is before.output
+    channels = [layer.gamma.shape[0] for layer in normalizations[1:]]
+    assert count(model) - count(plain) == sum(3 * 4 * c + 1 for c in channels)
+
+
+def test_final_relu(small):
+    plain, rectified = small(), small(final_relu=True)
+    rectified.set_weights(plain.get_weights())
+    features = ops.convert_to_numpy(plain(images()))
+    assert features.min() < 0
+    features = ops.convert_to_numpy(rectified(images()))
+    assert features.min() >= 0
+    assert features.max() > 0
+
+
+def test_momentum_and_regularizer(small):
+    model = small(batch_normalization_momentum=0.7, kernel_regularizer="l2", name="mine")
+    assert model.name == "mine"
+    momenta = {
+        layer.momentum for layer in layers_of(model, keras.layers.BatchNormalization)
+    }
+    assert momenta == {0.7}
+    assert len(model.losses) == len(layers_of(model, keras.layers.Conv2D)) == 13
+
+
+@pytest.mark.parametrize("film", [None, 3])
+def test_channels_first_computes_the_same(film, small):
+    last = small(film=film)
+    rng = np.random.default_rng(1)
+    weights = [0.3 * np.abs(rng.normal(size=v.shape)) for v in last.variables]
+    last.set_weights(weights)
+    keras.config.set_image_data_format("channels_first")
+    try:
+        first = backbones.resnet_v2(11, (3, 8, 8), film=film)
+        first.set_weights(weights)
+        received = ops.convert_to_numpy(first(np.moveaxis(images(), -1, 1)))
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    expected = ops.convert_to_numpy(last(images()))
+    error = np.max(np.abs(received - expected)) / np.max(np.abs(expected))
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize("depth", [0, 2, 28, 30, 50])
+def test_errors_of_depths(depth):
+    message = rf"`depth` must be (of the form 9n \+ 2|a positive integer).*depth={depth}"
+    with pytest.raises(ValueError, match=message):
+        backbones.resnet_v2(depth)
+
+
+@pytest.mark.parametrize("depth", [29.0, "29", True, None])
+def test_errors_of_depths_that_are_no_integers(depth):
+    with pytest.raises(ValueError, match=r"`depth` must be a positive integer"):
+        backbones.resnet_v2(depth)
+
+
+def test_error_of_an_empty_film(small):
+    with pytest.raises(ValueError, match=r"`dictionary_size` must be a positive integer"):
+        small(film=0)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5])
+def test_error_of_a_momentum_outside_its_range(momentum, small):
+    with pytest.raises(ValueError, match="momentum"):
+        small(batch_normalization_momentum=momentum)

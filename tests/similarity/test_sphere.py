@@ -1,0 +1,221 @@
+"""Hyperspherical convolutions, against plain loops."""
+
+import keras
+import numpy as np
+import numpy_reference
+import pytest
+from golden_files import DTYPES, gradients
+from keras import ops
+
+from nsl_keras.layers import SphereConv2D
+
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
+IMAGES = np.random.default_rng(6).normal(size=(2, 7, 6, 4))
+IMAGES[:, :3, :3] = 0  # Whole patches of zeros, where the epsilon decides.
+
+GEOMETRIES = [
+    {"padding": "same"},
+    {"strides": 2, "padding": "same"},
+    {"strides": (1, 3)},
+    {"dilation_rate": 2},
+]
+NORMALIZE = ("input", "kernel", "both")
+
+
+def make_layer(**options):
+    return SphereConv2D(
+        **{
+            "filters": 6,
+            "kernel_size": (2, 3),
+            "kernel_initializer": keras.initializers.RandomNormal(stddev=0.4, seed=1),
+            "bias_initializer": keras.initializers.RandomNormal(stddev=0.4, seed=2),
+            **options,
+        }
+    )
+
+
+def expected_outputs(layer):
+    """The docstring's formula, group by group."""
+    patches = numpy_reference.patches(
+        IMAGES, layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
+    )
+    kernel = ops.convert_to_numpy(layer.kernel).astype("float64")
+    kernel = kernel.reshape(-1, *kernel.shape[-2:])
+    outputs = []
+    for patch, weights in zip(
+        np.split(patches, layer.groups, axis=-1),
+        np.split(kernel, layer.groups, axis=-1),
+        strict=True,
+    ):
+        products = np.einsum("nhwtc,tco->nhwo", patch, weights)
+        if layer.normalize in ("input", "both"):
+            products /= np.sqrt(np.sum(patch**2, axis=(-2, -1)) + 1e-4)[..., None]
+        if layer.normalize in ("kernel", "both"):
+            products /= np.sqrt(np.sum(weights**2, axis=(0, 1)) + 1e-4)
+        outputs.append(products)
+    outputs = np.concatenate(outputs, axis=-1)
+    if layer.use_bias:
+        outputs = outputs + ops.convert_to_numpy(layer.bias)
+    return outputs
+
+
+def check(dtype="float32", **options):
+    layer = make_layer(dtype=dtype, **options)
+    first = layer.data_format == "channels_first"
+    images = np.moveaxis(IMAGES, -1, 1) if first else IMAGES
+    outputs = ops.convert_to_numpy(layer(ops.convert_to_tensor(images, dtype=dtype)))
+    assert layer.compute_output_shape(images.shape) == outputs.shape
+    assert outputs.dtype == dtype
+    outputs = np.moveaxis(outputs, 1, -1) if first else outputs
+    np.testing.assert_allclose(
+        outputs, expected_outputs(layer), rtol=0, atol=TOLERANCES[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_values(normalize, geometry, dtype):
+    check(dtype, normalize=normalize, **geometry)
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_values_with_groups(normalize, data_format):
+    for geometry in GEOMETRIES:
+        check(normalize=normalize, groups=2, data_format=data_format, **geometry)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_values_with_channels_first(normalize):
+    for geometry in GEOMETRIES:
+        check(normalize=normalize, use_bias=True, data_format="channels_first", **geometry)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_with_bias(dtype):
+    check(dtype, use_bias=True)
+
+
+def test_bias_and_activation_come_last():
+    images = ops.convert_to_tensor(IMAGES, dtype="float32")
+    plain = make_layer(use_bias=True)
+    rectified = make_layer(use_bias=True, activation="relu")
+    outputs = ops.convert_to_numpy(plain(images))
+    assert outputs.min() < -0.1
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(rectified(images)), np.maximum(outputs, 0), atol=1e-6
+    )
+
+
+def test_default_has_both_norms_and_no_bias():
+    layer = SphereConv2D(6, 3)
+    layer.build(IMAGES.shape)
+    assert layer.normalize == "both"
+    assert layer.bias is None
+    assert len(layer.weights) == 1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
+def test_both_norms_bound_the_output(scale, groups):
+    layer = make_layer(padding="same", groups=groups, kernel_size=2)
+    layer.build(IMAGES.shape)
+    kernel = ops.convert_to_numpy(layer.kernel)
+    images = scale * IMAGES
+    # The largest value there is: a patch that is the kernel itself.
+    images[0, :2, :2] = np.concatenate([kernel[..., 0]] * groups, axis=-1)
+    outputs = ops.convert_to_numpy(layer(ops.convert_to_tensor(images, dtype="float32")))
+    assert np.max(np.abs(outputs)) <= 1 + 1e-6
+    assert outputs[0, 0, 0, 0] > 0.999
+
+
+def test_direction_alone_matters():
+    layer = make_layer(padding="same")
+    images = np.abs(IMAGES) + 1
+    one = ops.convert_to_numpy(layer(ops.convert_to_tensor(images, dtype="float32")))
+    ten = ops.convert_to_numpy(layer(ops.convert_to_tensor(10 * images, dtype="float32")))
+    np.testing.assert_allclose(ten, one, atol=1e-4)
+    layer.kernel.assign(10 * layer.kernel)
+    both = ops.convert_to_numpy(layer(ops.convert_to_tensor(images, dtype="float32")))
+    np.testing.assert_allclose(both, one, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("value", [0.0, 0.7])
+def test_second_derivatives_on_a_constant_image_are_finite(value, normalize):
+    layer = make_layer(normalize=normalize, padding="same")
+    images = value * ops.ones((2, 5, 4, 3))
+    layer.build(images.shape)
+    outputs = ops.convert_to_numpy(layer(images))
+    assert np.all(np.isfinite(outputs))
+    assert np.any(outputs) == (value != 0)
+
+    def squared_slope(images):
+        slopes = gradients(
+            lambda images: ops.sum(layer(images) + ops.square(layer(images))),
+            [images],
+            [layer.kernel],
+        )
+        return sum(ops.sum(ops.square(slope)) for slope in slopes)
+
+    for gradient in gradients(squared_slope, [images], [layer.kernel]):
+        gradient = ops.convert_to_numpy(gradient)
+        assert np.all(np.isfinite(gradient))
+        assert np.any(gradient)
+
+
+def test_half_precision_takes_norms_in_float32():
+    # The sum of squares under a patch is far above the largest float16, 65504.
+    layer = make_layer(dtype="mixed_float16", padding="same", normalize="input")
+    images = ops.convert_to_tensor(100 * (np.abs(IMAGES) + 1), dtype="float16")
+    outputs = ops.convert_to_numpy(layer(images))
+    assert outputs.dtype == "float16"
+    reference = make_layer(padding="same", normalize="input")
+    expected = ops.convert_to_numpy(reference(ops.cast(images, "float32")))
+    np.testing.assert_allclose(outputs, expected, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"normalize": "all"},
+            r"`normalize` must be one of 'both', 'input', 'kernel'.*normalize='all'",
+        ),
+        ({"normalize": None}, r"`normalize` must be one of .*normalize=None"),
+        ({"kernel_size": 0}, r"`kernel_size` must be .*kernel_size=0"),
+        ({"filters": 2.0}, r"`filters` must be .*filters=2.0"),
+        ({"groups": 4}, r"`filters` must be divisible by `groups`"),
+        ({"strides": 2, "dilation_rate": 2}, r"`strides` and `dilation_rate`"),
+        ({"padding": "full"}, r"`padding` must be one of 'valid', 'same'"),
+        ({"data_format": "last"}, r"`data_format` must be one of 'channels_last'"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_errors_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({}, (None, 7, 6, None), "channel axis of the input must be known"),
+        ({"groups": 2}, (None, 7, 6, 3), "must be divisible by `groups`"),
+        ({}, (None, 1, 6, 4), "must not exceed the spatial size"),
+    ],
+    ids=["channels", "groups", "size"],
+)
+def test_errors_at_build(options, shape, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(**options).build(shape)
+
+
+def test_errors_at_call():
+    layer = make_layer()
+    with pytest.raises(ValueError, match="expected ndim=4, found ndim=3"):
+        layer(ops.ones((7, 6, 4)))
+    layer(ops.ones((1, 7, 6, 4)))
+    with pytest.raises(ValueError, match=r"expected axis -1 .* value 4"):
+        layer(ops.ones((1, 7, 6, 3)))

@@ -1,0 +1,87 @@
+"""The house: which room may import which, and no private API anywhere."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "nsl_keras"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+#: Floors from the ground up. A module imports only from floors below its own.
+FLOORS = {
+    "backend": 0,
+    "timing": 0,
+    "validation": 0,
+    "version": 0,
+    "similarity": 1,
+    "neighborhoods": 1,
+    "backbones": 2,
+    "export": 2,
+    "visualize": 2,
+    # Names only.
+    "layers": 3,
+    "predictors": 3,
+    "similarities": 3,
+    "__init__": 4,
+}
+#: `validation` serves all, the timing helper included.
+ALLOWED_BESIDE = {("timing", "validation"), ("backend", "validation")}
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    """Full names of what a module imports, functions' own imports included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_down(path):
+    room = room_of(path)
+    for name in imports_of(path):
+        if not name.startswith("nsl_keras."):
+            continue
+        other = name.split(".")[1]
+        if other == room or (room, other) in ALLOWED_BESIDE:
+            continue
+        assert FLOORS[other] < FLOORS[room], f"{room} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_backends_stay_in_their_room(path):
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        if top in ("tensorflow", "jax", "jaxlib", "torch"):
+            assert room_of(path) in ("backend", "export"), f"{path} imports {name}"
+
+
+def test_every_room_has_a_floor():
+    assert {room_of(path) for path in MODULES} == set(FLOORS)
+
+
+def test_public_api_only():
+    sources = [*MODULES, *PACKAGE.parent.glob("examples/**/*.py")]
+    sources += PACKAGE.parent.glob("benchmarks/**/*.py")
+    for path in sources:
+        found = re.search(r"keras\.src|tensorflow\.python|tf\.python", path.read_text())
+        assert not found, f"{path} uses {found.group()}"
+
+
+def test_name_modules_hold_no_code():
+    for name in ("layers", "predictors", "similarities"):
+        for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
+            assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), name
+
+
+def test_setup_is_a_shim():
+    text = (PACKAGE.parent / "setup.py").read_text()
+    assert len(text.strip().splitlines()) <= 3

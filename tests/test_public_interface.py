@@ -1,0 +1,117 @@
+"""Walks the public interface: all registered, all documented, every example runs."""
+
+import doctest
+import inspect
+import re
+
+import keras
+import pytest
+
+import nsl_keras
+
+MODULES = (
+    nsl_keras.layers,
+    nsl_keras.similarities,
+    nsl_keras.predictors,
+    nsl_keras.backbones,
+    nsl_keras.export,
+    nsl_keras.visualize,
+    nsl_keras.timing,
+)
+SERIALIZABLE = (keras.layers.Layer, nsl_keras.similarities.Similarity)
+
+
+def public_names(module):
+    if hasattr(module, "__all__"):
+        return {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: thing
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and getattr(thing, "__module__", None) == module.__name__
+        and name not in ("Ratio",)
+    }
+
+
+PUBLIC = {
+    f"{module.__name__}.{name}": thing
+    for module in MODULES
+    for name, thing in public_names(module).items()
+}
+PUBLIC |= {
+    f"nsl_keras.{name}": thing
+    for name, thing in vars(nsl_keras).items()
+    if not name.startswith("_") and not inspect.ismodule(thing)
+}
+each_public = pytest.mark.parametrize("name", sorted(PUBLIC))
+
+
+def test_the_walk_finds_the_interface():
+    assert len(PUBLIC) >= 18
+    assert "nsl_keras.layers.NeuralSimilarityConv2D" in PUBLIC
+    assert "nsl_keras.MetaNeighborhoodModel" in PUBLIC
+
+
+@each_public
+def test_registered(name):
+    thing = PUBLIC[name]
+    if not inspect.isclass(thing) or not issubclass(thing, SERIALIZABLE):
+        return
+    if inspect.isabstract(thing):
+        return
+    assert keras.saving.get_registered_name(thing) == f"nsl_keras>{thing.__name__}"
+
+
+@each_public
+def test_documented(name):
+    thing = PUBLIC[name]
+    document = inspect.getdoc(thing)
+    assert document, f"{name} has no docstring"
+    if name == "nsl_keras.NonFiniteLossError":
+        return
+    signature = inspect.signature(thing)
+    parameters = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.name not in ("self", "kwargs", "args")
+    ]
+    for parameter in parameters:
+        if inspect.isclass(thing) and inspect.isabstract(thing):
+            continue
+        pattern = rf"^ +{parameter.name}: "
+        assert re.search(pattern, document, re.M), f"{name}: {parameter.name} undocumented"
+    if inspect.isclass(thing) and issubclass(thing, keras.layers.Layer):
+        for section in ("Args:", "Input shape:", "Output shape:", "Raises:", "Reference:"):
+            assert section in document, f"{name} has no section {section!r}"
+
+
+@each_public
+def test_example_runs(name):
+    thing = PUBLIC[name]
+    found = doctest.DocTestFinder(recurse=False).find(thing, name, globs={})
+    assert found and found[0].examples, f"{name} has no example"
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    output = []
+    for test in found:
+        runner.run(test, out=output.append)
+    assert runner.failures == 0, "".join(output)
+
+
+def test_arguments_are_attributes_and_config_keys():
+    for name, thing in PUBLIC.items():
+        if not name.startswith(("nsl_keras.layers.", "nsl_keras.predictors.")):
+            continue
+        parameters = set(inspect.signature(thing).parameters) - {"kwargs"}
+        required = {
+            "filters": 2,
+            "kernel_size": 3,
+            "units": 3,
+            "num_neighbors": 4,
+            "num_values": 3,
+            "head": keras.layers.Dense(3),
+        }
+        layer = thing(**{k: v for k, v in required.items() if k in parameters})
+        config = layer.get_config()
+        for parameter in parameters:
+            assert hasattr(layer, parameter), f"{name}.{parameter}"
+            assert parameter in config, f"{name}: {parameter} not in its config"
