@@ -31,6 +31,7 @@ from absl import app, flags, logging
 import nsl_keras
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import classification_table
 import image_data
 
 MODELS = (
@@ -327,33 +328,6 @@ def _mean_and_deviation(key: str, values: list[float]) -> dict[str, float]:
     return {f"{key}_mean": float(np.mean(values)), f"{key}_std": deviation}
 
 
-def table(rows: list[dict]) -> str:
-    """The closing table, as Markdown."""
-
-    def percent(row: dict, key: str, sign: str = "") -> str:
-        if f"{key}_mean" not in row:
-            return ""
-        mean, deviation = row[f"{key}_mean"], row[f"{key}_std"]
-        spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
-        return f"{100 * mean:{sign}.2f}{spread}"
-
-    lines = [
-        "| model | test accuracy, % | paired difference to its twin | before adaptation "
-        "| parameters | step time |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        ratio = row["step_time_ratio"]
-        timing = "" if ratio is None else f"{ratio['median']:.2f}x"
-        lines.append(
-            f"| {row['title']} | {percent(row, 'test_accuracy')} "
-            f"| {percent(row, 'difference', '+')} "
-            f"| {percent(row, 'test_unadapted_accuracy')} "
-            f"| {row['parameters']:,} | {timing} |"
-        )
-    return "\n".join(lines)
-
-
 def draw(
     models: dict[str, keras.Model], data: image_data.ImageData, folder: pathlib.Path
 ) -> list[pathlib.Path]:
@@ -437,7 +411,7 @@ def model_card(row: dict, recipe: Recipe, data: image_data.ImageData) -> str:
   {recipe.learning_rate:g}, {recipe.num_neighbors} dictionary entries; seed 0.
 * **Test accuracy**: {100 * row["test_accuracy"]:.2f} % on {len(data.test.images)} images
   that took no part in training or choices.
-* **Written by** `{" ".join(["python -m examples.image_classification", *sys.argv[1:]])}`.
+* **Written by** `{command()}`.
 * **Limits**: made to show the method; inputs are not checked.
 """
 
@@ -482,9 +456,18 @@ def _field_names() -> list[str]:
     return [field.name for field in dataclasses.fields(Recipe)]
 
 
+def command() -> str:
+    """What was called, as anyone could call it: with a data folder of their own."""
+    arguments = [
+        "--data_dir=DATA_DIR" if argument.startswith("--data_dir") else argument
+        for argument in sys.argv[1:]
+    ]
+    return " ".join(["python -m examples.image_classification", *arguments])
+
+
 def write_json(path: pathlib.Path, content: dict) -> None:
     content = {
-        "command": " ".join(["python -m examples.image_classification", *sys.argv[1:]]),
+        "command": command(),
         "versions": {
             "python": platform.python_version(),
             "keras": keras.__version__,
@@ -570,7 +553,8 @@ def main(arguments: list[str]) -> None:
     )
     ratios = step_time_ratios(models, batch)
     rows = summarize(records, ratios)
-    print(f"\n{FLAGS.dataset}: {len(data.test.images)} test images\n\n{table(rows)}\n")
+    print(f"\n{FLAGS.dataset}: {len(data.test.images)} test images\n")
+    print(f"{classification_table.table(rows)}\n")
     write_json(
         output / "results" / f"image_classification_{FLAGS.dataset}.json",
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -71,7 +72,8 @@ class MetaNeighborhoodModel(keras.Model):
         learning_rate_form: `"scalar"`, `"diagonal"` or `"fixed"`.
         dictionary_dropout: float in [0, 1), the share of entries left out in training.
         dropout_scope: `"example"` or `"batch"`.
-        inner_loop: `"auto"`, `"dual"` or `"tape"`; see `MetaNeighborhoodHead`.
+        inner_loop: `"auto"`, `"dual"` or `"tape"`; see `MetaNeighborhoodHead`. On
+            TensorFlow train a tape without `jit_compile`: XLA compiles it anew every step.
         seed: int or `None`, the seed of dictionary dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
 
@@ -312,6 +314,8 @@ class MetaNeighborhoodModel(keras.Model):
 
     def _nested_tape_step(self, data: Any) -> dict[str, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if self.jit_compile and self.built:
+            self._warn_of_compiled_tape()
         x, y = self._checked(x, y)
         with gradients.GradientTape() as outer_tape:
             # The inner tape, of the gradients on the dictionary, runs in here.
@@ -324,6 +328,15 @@ class MetaNeighborhoodModel(keras.Model):
             zip(outer_tape.gradient(scaled_loss, variables), variables, strict=True)
         )
         return self.compute_metrics(x, y, predictions, sample_weight)
+
+    def _warn_of_compiled_tape(self) -> None:
+        if self.neighborhood.active_inner_loop == "tape":
+            warnings.warn(
+                "XLA compiles the gradient of a vectorised nested tape anew at every "
+                'step. Compile with jit_compile=False, or use a head that `inner_loop="'
+                'dual"` treats.',
+                stacklevel=2,
+            )
 
     def test_step(self, *arguments: Any) -> Any:
         """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""

@@ -114,7 +114,6 @@ def test_regularizers_and_added_losses_count():
     check_same_training(*twins)
 
 
-# XLA takes a minute to compile a tape's training step; the layer harness does it once.
 @pytest.mark.parametrize(
     ("inner_loop", "jit_compile"), [("dual", False), ("dual", True), ("tape", False)]
 )
@@ -123,6 +122,15 @@ def test_compiled_steps(inner_loop, jit_compile):
     model.compile("adam", LOSS, metrics=["accuracy"], jit_compile=jit_compile)
     first = model.fit(X, Y, epochs=8, batch_size=16, verbose=0).history["loss"]
     assert first[-1] < first[0]
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX compiles a tape once")
+def test_compiled_tape_warns():
+    model = make_model(inner_loop="tape")
+    model.build((None, 6))
+    model.compile("sgd", LOSS, jit_compile=True)
+    with pytest.warns(UserWarning, match="anew at every step"):
+        model.train_on_batch(X[:4], Y[:4])
 
 
 def test_metrics_before_adaptation():

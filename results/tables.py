@@ -1,0 +1,130 @@
+"""Makes every table of `results/README.md` and of the README from the JSON files here.
+
+    python -m results.tables          # or `make results`
+
+Nothing is typed in by hand; what has no file is "not run".
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+from examples.classification_table import table
+
+FOLDER = pathlib.Path(__file__).parent
+README = FOLDER.parent / "README.md"
+DATASETS = ("digits", "mnist", "cifar10")
+BENCHMARKS = ("static", "dynamic", "head", "model")
+
+
+def read(name: str) -> dict | None:
+    path = FOLDER / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def classification_section(dataset: str) -> str:
+    title = f"## Image classification: {dataset}"
+    content = read(f"image_classification_{dataset}.json")
+    if content is None:
+        return f"{title}\n\nNot run."
+    seeds = max(row["seeds"] for row in content["table"])
+    return (
+        f"{title}\n\n"
+        f"`{content['command']}`: {content['train_examples']:,} training images, "
+        f"{content['recipe']['epochs']} epochs, {content['test_examples']:,} test images, "
+        f"{seeds} seed(s); mean ± standard deviation, differences paired by seed.\n\n"
+        f"{table(content['table'])}\n\n"
+        f"Served without nsl_keras: {content['served']['agreeing_predictions']} of "
+        f"{content['served']['test_images']} predictions agree, logits to "
+        f"{content['served']['largest_logit_difference']:.1e}."
+    )
+
+
+def tuning_section(dataset: str) -> str:
+    content = read(f"image_classification_{dataset}_tuning.json")
+    if content is None:
+        return ""
+    settings: dict[tuple, list[float]] = {}
+    for trial in content["trials"]:
+        setting = tuple(
+            f"{key}={trial[key]:g}"
+            for key in content["recipe"]
+            if isinstance(trial.get(key), (int, float))
+        )
+        accuracies = settings.setdefault((trial["model"], ", ".join(setting)), [])
+        accuracies.append(trial["validation_accuracy"])
+    rows = [
+        f"| {model} | {setting} | {100 * sum(found) / len(found):.2f} |"
+        for (model, setting), found in settings.items()
+    ]
+    return "\n".join(
+        [
+            f"Hyper-parameters, chosen on validation images (`{content['command']}`):",
+            "",
+            "| model | setting | validation accuracy, % |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def benchmark_section(group: str) -> str:
+    content = read(f"benchmarks/benchmarks_{group}.json")
+    if content is None:
+        return f"### {group}\n\nNot run."
+    lines = [
+        f"### {group}",
+        "",
+        f"`{content['command']}`, {content['cores']} CPU cores.",
+        "",
+        "| case | candidate | baseline | XLA | ratio | 95 % interval | rounds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for measured in content["tables"]:
+        for row in measured["rows"]:
+            lines.append(
+                f"| {row['case']} | {row['candidate']} | {row['baseline']} "
+                f"| {measured['xla']} | {row['median']:.2f} "
+                f"| {row['low']:.2f} to {row['high']:.2f} | {row['rounds']} |"
+            )
+    return "\n".join(lines)
+
+
+def results_readme() -> str:
+    parts = [
+        "# Results",
+        "Made by `make results` from the JSON files in this folder, each of which names "
+        "the command that wrote it.",
+    ]
+    for dataset in DATASETS:
+        parts += [classification_section(dataset), tuning_section(dataset)]
+    parts += [
+        "## Step times",
+        "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "
+        "median and its 95 % interval (`make bench`).",
+    ]
+    parts += [benchmark_section(group) for group in BENCHMARKS]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def readme_with_tables(text: str) -> str:
+    """The README with the parts between `<!-- table: name -->` markers made anew."""
+
+    def made_anew(match: re.Match) -> str:
+        content = read(f"image_classification_{match['name']}.json")
+        made = "Not run." if content is None else table(content["table"])
+        return f"<!-- table: {match['name']} -->\n{made}\n<!-- end -->"
+
+    pattern = r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->"
+    return re.sub(pattern, made_anew, text, flags=re.S)
+
+
+def main() -> None:
+    (FOLDER / "README.md").write_text(results_readme())
+    README.write_text(readme_with_tables(README.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What README and results say: code that runs, tables that come from the files."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+from results import tables
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_first_lines_say_which_nsl():
+    first = " ".join(README.splitlines()[:6])
+    assert "Neural Similarity Learning" in first
+    assert "Neural Structured Learning" in first.replace("\n", " ")
+
+
+def test_code_runs(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    result = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", block],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (tmp_path / "served_model" / "1" / "saved_model.pb").exists()
+
+
+def test_tables_come_from_the_files():
+    assert tables.readme_with_tables(README) == README
+    assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
+
+
+def test_links_lead_somewhere():
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+def test_commands_named_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", README):
+        if target != "and":
+            assert re.search(rf"^{target}:", makefile, re.M), target
