@@ -39,7 +39,6 @@ with strategy.scope():
     model = nsl_keras.MetaNeighborhoodModel(
         nsl_keras.layers.CosineDense(3), backbone, num_neighbors=12,
         dictionary_dropout=0.0)
-    model.build((None, 8, 8, 1))
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

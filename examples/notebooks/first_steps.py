@@ -304,7 +304,7 @@ for axis, trained, history, name in (
 ):
     axis.plot(history["val_accuracy"], label="with neighbours")
     axis.plot(history["val_unadapted_accuracy"], "--", label="head as it is")
-    rate = float(trained.neighborhood.rate.rates()[0])
+    rate = float(trained.inner_rates[0])
     axis.set_title(f"{name}: inner rate {rate:.3f}")
     axis.set_xlabel("epoch")
     axis.set_ylabel("validation accuracy")

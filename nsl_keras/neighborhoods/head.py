@@ -108,6 +108,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         authors' code.
     """
 
+    #: The keys, values and attention; made at build.
+    dictionary: NeighborDictionary
+
     def __init__(
         self,
         head: keras.layers.Layer,
@@ -154,11 +157,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="inner_learning_rate",
         )
-        # One value until the head's width is known; checks the arguments right here.
-        self.dictionary = self._dictionary(num_values=1)
+        # The number of values is the head's width, known at build; this checks the rest.
+        self._make_dictionary(num_values=1)
         self._stages: list[dual_form.DenseStage] | None = None
 
-    def _dictionary(self, num_values: int) -> NeighborDictionary:
+    def _make_dictionary(self, num_values: int) -> NeighborDictionary:
         return NeighborDictionary(
             self.num_neighbors,
             num_values,
@@ -212,7 +215,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"Received: head {self.head.name!r} without any"
             )
         self.rate.build_for([tuple(variable.shape) for variable in variables])
-        self.dictionary = self._dictionary(num_values=outputs[-1])
+        self.dictionary = self._make_dictionary(num_values=outputs[-1])
         self.dictionary.build((None, features))
 
     def _choose_stages(self) -> list[dual_form.DenseStage] | None:

@@ -15,7 +15,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import assertions, gradients
-from nsl_keras.backend.distribution import replicas_in_sync
+from nsl_keras.backend.distribution import replicas_in_sync, variable_scope
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.metrics_before_adaptation import (
     MetricsBeforeAdaptation,
@@ -291,19 +291,14 @@ class MetaNeighborhoodModel(keras.Model):
 
     def _check_arrays(self, x: Any, y: Any = None) -> None:
         """Checks arrays on the host; data sets and generators are left to the step."""
-        if isinstance(x, np.ndarray):
-            validation.finite(x, "x")
-        if isinstance(y, np.ndarray):
-            classes = self._num_classes(x)
-            if classes is not None:
-                validation.class_labels(y, classes)
-
-    def _num_classes(self, x: Any) -> int | None:
-        if not self.built:
-            if not isinstance(x, np.ndarray):
-                return None
-            self.build((None, *x.shape[1:]))
-        return self.neighborhood.dictionary.num_values
+        if not _is_array(x):
+            return
+        validation.finite(x, "x")
+        if _is_array(y):
+            if not self.built:
+                with variable_scope(self):
+                    self.build((None, *x.shape[1:]))
+            validation.class_labels(y, self.neighborhood.dictionary.num_values)
 
     def train_step(self, *arguments: Any) -> Any:
         """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
@@ -443,6 +438,10 @@ def _require_loss_of_logits(loss: Any) -> None:
             "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
             f"Received: loss={loss!r}"
         )
+
+
+def _is_array(data: Any) -> bool:
+    return isinstance(data, np.ndarray) or ops.is_tensor(data)
 
 
 def _bind(method: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

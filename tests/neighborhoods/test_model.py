@@ -254,6 +254,22 @@ def test_neighbors_and_exempt_variables():
     assert not exempt & backbone
 
 
+def test_no_layer_is_left_behind():
+    """An unbuilt sublayer would have Keras build the model anew in every `fit`."""
+    model = make_model()
+    model.build((None, 6))
+    stack, seen = [model], []
+    while stack:
+        layer = stack.pop()
+        seen.append(layer)
+        stack += [each for each in vars(layer).values() if isinstance(each, keras.Layer)]
+        assert layer.built, layer
+    assert len({layer.name for layer in seen}) >= 5
+    names = [v.path for v in model.variables]
+    assert len(names) == len(set(names))
+    assert sum("seed_generator" in name for name in names) == 1
+
+
 def test_call_without_adaptation_is_head_of_backbone():
     model = make_model()
     plain = model.neighborhood.head(model.backbone(X))
@@ -293,6 +309,7 @@ def spoiled(array, value):
         (X, spoiled(Y, -1), "`y` must hold classes 0 to 2"),
         (X, Y + 0.5, "`y` must hold classes 0 to 2"),
         (X, (np.eye(3) + np.eye(3)[::-1])[Y], "multi-label targets are not supported"),
+        (ops.convert_to_tensor(spoiled(X, np.nan)), Y, "`x` must be finite"),
         (X, np.eye(4)[Y], r"`y` must have shape \(n,\), \(n, 1\) or \(n, 3\)"),
     ],
 )
