@@ -12,8 +12,12 @@ BACKEND := $(shell \
 	else echo tensorflow-cpu; fi)
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
-# Layers and models that the JAX backend is tested with.
-JAX_TESTS := tests/test_layers.py tests/test_jax.py tests/similarity tests/neighborhoods
+# Two processes, a file's tests in one of them.
+PYTEST := $(PY) -m pytest --numprocesses=2 --dist=loadfile
+# What the JAX backend is tested with: every layer, and the golden numbers. (The suite
+# trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
+JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
+	tests/neighborhoods/test_golden.py
 
 .PHONY: demo test test-data lint bench results tune setup
 
@@ -21,8 +25,8 @@ demo: $(INSTALLED)
 	$(PY) -m examples.image_classification --dataset=digits --output_dir=.
 
 test: $(INSTALLED)
-	$(PY) -m pytest -m "not data"
-	KERAS_BACKEND=jax $(PY) -m pytest -m "not data" $(JAX_TESTS)
+	$(PYTEST) -m "not data"
+	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS)
 
 # Tests on real image sets; NSL_KERAS_DATA_DIR names the folder of prepared copies.
 test-data: $(INSTALLED)

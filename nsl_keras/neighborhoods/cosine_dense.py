@@ -71,12 +71,7 @@ class CosineDense(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = input_shape[-1]
-        if features is None:
-            raise ValueError(
-                "The last axis of the input must be known. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+        features = validation.known_axis(input_shape, -1)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: features})
         self.kernel = self.add_weight(
             name="kernel",

@@ -126,12 +126,7 @@ class NeighborDictionary(keras.layers.Layer):
         return math.floor(self.num_neighbors * self.dropout)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = input_shape[-1]
-        if features is None:
-            raise ValueError(
-                "The last axis of the input must be known. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+        features = validation.known_axis(input_shape, -1)
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         self.keys = self.add_weight(
             name="keys",

@@ -79,12 +79,7 @@ class InstanceFiLM(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        channels = input_shape[self.axis]
-        if channels is None:
-            raise ValueError(
-                "The channel axis of the input must be known. Received: "
-                f"input_shape={tuple(input_shape)}, axis={self.axis}"
-            )
+        channels = validation.known_axis(input_shape, self.axis)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
         shape = (self.dictionary_size, channels)
         self.keys = self.add_weight(

@@ -93,12 +93,7 @@ class Convolution(keras.layers.Layer):
         return taps
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        input_channels = input_shape[self.channel_axis]
-        if input_channels is None:
-            raise ValueError(
-                "The channel axis of the input must be known. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+        input_channels = validation.known_axis(input_shape, self.channel_axis)
         if input_channels % self.groups:
             raise ValueError(
                 "The number of input channels must be divisible by `groups`. "
