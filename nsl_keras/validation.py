@@ -73,16 +73,16 @@ def fraction(value: Any, name: str) -> float:
     return float(value)
 
 
-def known_axis(input_shape: Sequence[int | None], axis: int) -> int:
+def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
     """Returns the size of an axis that `build` must know.
 
     Args:
         input_shape: Shape of the input, `None` where a size is unknown.
-        axis: -1 for the last axis, or the index of the channel axis.
+        axis: Index of the axis.
+        name: What the message calls it: `"last axis"`, `"channel axis"`.
     """
     size = input_shape[axis]
     if size is None:
-        name = "last axis" if axis == -1 else f"channel axis ({axis})"
         raise ValueError(
             f"The {name} of the input must be known. "
             f"Received: input_shape={tuple(input_shape)}"

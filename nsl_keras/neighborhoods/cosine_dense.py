@@ -71,7 +71,7 @@ class CosineDense(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = validation.known_axis(input_shape, -1)
+        features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: features})
         self.kernel = self.add_weight(
             name="kernel",

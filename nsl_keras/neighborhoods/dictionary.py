@@ -126,7 +126,7 @@ class NeighborDictionary(keras.layers.Layer):
         return math.floor(self.num_neighbors * self.dropout)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = validation.known_axis(input_shape, -1)
+        features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         self.keys = self.add_weight(
             name="keys",

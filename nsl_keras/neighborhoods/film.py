@@ -79,7 +79,7 @@ class InstanceFiLM(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        channels = validation.known_axis(input_shape, self.axis)
+        channels = validation.known_axis(input_shape, self.axis, "channel axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
         shape = (self.dictionary_size, channels)
         self.keys = self.add_weight(

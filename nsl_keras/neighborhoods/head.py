@@ -187,7 +187,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return "tape" if self._stages is None else "dual"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = validation.known_axis(input_shape, -1)
+        features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         if not self.head.built:
             self.head.build((None, features))

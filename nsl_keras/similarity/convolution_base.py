@@ -93,7 +93,9 @@ class Convolution(keras.layers.Layer):
         return taps
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        input_channels = validation.known_axis(input_shape, self.channel_axis)
+        input_channels = validation.known_axis(
+            input_shape, self.channel_axis, "channel axis"
+        )
         if input_channels % self.groups:
             raise ValueError(
                 "The number of input channels must be divisible by `groups`. "
