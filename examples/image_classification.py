@@ -244,7 +244,9 @@ def train(
         epochs=recipe.epochs,
         verbose=FLAGS.verbose,
         validation_data=(data.validation.images, data.validation.labels),
-        validation_batch_size=256,
+        validation_batch_size=evaluation_batch_size(
+            len(data.validation.images), strategy.num_replicas_in_sync
+        ),
     )
     record = {
         "model": name,
@@ -257,9 +259,24 @@ def train(
     return model, record
 
 
-def test_accuracies(model: keras.Model, split: image_data.Split) -> dict[str, float]:
+def evaluation_batch_size(examples: int, replicas: int, largest: int = 256) -> int:
+    """A batch size that splits evenly, and leaves no replica without an example."""
+    return next(
+        size
+        for size in range(largest, 0, -1)
+        if size % replicas == 0 and not 0 < examples % size < replicas
+    )
+
+
+def test_accuracies(
+    model: keras.Model, split: image_data.Split, strategy
+) -> dict[str, float]:
     found = model.evaluate(
-        split.images, split.labels, batch_size=256, verbose=0, return_dict=True
+        split.images,
+        split.labels,
+        batch_size=evaluation_batch_size(len(split.images), strategy.num_replicas_in_sync),
+        verbose=0,
+        return_dict=True,
     )
     return {f"test_{key}": float(value) for key, value in found.items()}
 
@@ -479,6 +496,8 @@ def _backend_version() -> str:
 class NoStrategy:
     """Stands in for a `tf.distribute` strategy on one device, on either backend."""
 
+    num_replicas_in_sync = 1
+
     @staticmethod
     def scope():
         import contextlib
@@ -506,6 +525,11 @@ def main(arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategy = make_strategy()
     recipe = recipe_from_flags()
+    if recipe.batch_size % strategy.num_replicas_in_sync:
+        raise ValueError(
+            "`batch_size` must be a multiple of the number of replicas, "
+            f"{strategy.num_replicas_in_sync}. Received: batch_size={recipe.batch_size}"
+        )
     output = pathlib.Path(FLAGS.output_dir or f"runs/{FLAGS.dataset}").expanduser()
     data = image_data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_examples)
     if FLAGS.tune:
@@ -526,7 +550,7 @@ def main(arguments: list[str]) -> None:
     for seed in range(FLAGS.seeds):
         for name in FLAGS.model or MODELS:
             model, record = train(name, recipe, data, seed, strategy)
-            records.append({**record, **test_accuracies(model, data.test)})
+            records.append({**record, **test_accuracies(model, data.test, strategy)})
             if seed == 0:
                 models[name] = model
     figures = draw(models, data, output / "results" / "figures")

@@ -73,6 +73,15 @@ def fraction(value: Any, name: str) -> float:
     return float(value)
 
 
+def rank(input_shape: Sequence[int | None], expected: int) -> None:
+    """Raises unless a shape, batch axis included, has so many axes."""
+    if len(input_shape) != expected:
+        raise ValueError(
+            f"The input must have rank {expected}, batch axis included. "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
+
+
 def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
     """Returns the size of an axis that `build` must know.
 
@@ -115,6 +124,10 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
         name: Name of the argument, for the message.
     """
     values = np.asarray(labels)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
+        )
     finite(values, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
         wrong = (values < 0).any(axis=1) | (

@@ -15,6 +15,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
+from nsl_keras.similarity.matrices import Diagonal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,10 +71,14 @@ def similarities(model: keras.Model) -> Figure:
         )
     panels = []
     for layer in layers:
+        if not layer.built:
+            raise ValueError(
+                f"`model` must be built. Received: unbuilt layer {layer.name!r}"
+            )
         parameters = ops.convert_to_numpy(
             ops.convert_to_tensor(layer.similarity_parameters)
         )
-        if parameters.ndim == 1:
+        if isinstance(layer.similarity, Diagonal):
             panels.append((f"{layer.name}\nmask", parameters.reshape(layer.kernel_size)))
         else:
             matrix = layer.similarity.matrix(ops.convert_to_tensor(parameters))

@@ -100,6 +100,18 @@ def test_fraction_errors(value):
         validation.fraction(value, "dropout")
 
 
+@pytest.mark.parametrize(("axis", "expected"), [(-1, 5), (1, 3), (2, 4)])
+def test_known_axis(axis, expected):
+    assert validation.known_axis((None, 3, 4, 5), axis, "channel axis") == expected
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (2, 3, None)), (1, [2, None, 3])])
+def test_known_axis_errors(axis, shape):
+    message = rf"channel axis.* must be known.*{re.escape(str(tuple(shape)))}"
+    with pytest.raises(ValueError, match=message):
+        validation.known_axis(shape, axis, "channel axis")
+
+
 @pytest.mark.parametrize(
     "array",
     [

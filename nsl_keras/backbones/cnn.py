@@ -62,6 +62,10 @@ def convnet4(
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2 ("4-layer ConvNet");
         widths and pooling from the authors' code ("shallownet").
     """
+    if isinstance(filters, int):
+        raise ValueError(
+            f"`filters` must be 4 positive integers. Received: filters={filters}"
+        )
     filters = validation.positive_integers(tuple(filters), 4, "filters")
     first = keras.config.image_data_format() == "channels_first"
     for size in input_shape[1:] if first else input_shape[:-1]:

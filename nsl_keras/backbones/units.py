@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from nsl_keras import validation
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
 from nsl_keras.similarity.predictors import SimilarityPredictor
@@ -61,6 +62,7 @@ def normalize(
 
     Channels stand where `keras.config.image_data_format()` says.
     """
+    validation.fraction(momentum, "batch_normalization_momentum")
     axis = -1 if keras.config.image_data_format() == "channels_last" else 1
     outputs = keras.layers.BatchNormalization(
         axis=axis, momentum=momentum, epsilon=1e-3, name=f"{name}_normalization"

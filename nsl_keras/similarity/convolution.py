@@ -178,6 +178,12 @@ class NeuralSimilarityConv2D(Convolution):
                 f"similarity_regularizer={self.similarity_regularizer}, "
                 f"similarity_constraint={self.similarity_constraint}"
             )
+        if not isinstance(self.similarity_initializer, keras.initializers.Identity):
+            raise ValueError(
+                "`similarity_initializer` applies to a static similarity and must be "
+                "'identity' with a predictor. Received: "
+                f"similarity_initializer={self.similarity_initializer}"
+            )
         if isinstance(predictor, keras.layers.Layer):
             return predictor
         if predictor not in KINDS:
@@ -216,15 +222,20 @@ class NeuralSimilarityConv2D(Convolution):
             self._check_prediction_shape(self.predictor, input_shape)
 
     def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        del shape  # That of the similarity's parameters, which is checked below.
         matrix = self.similarity_initializer((self.taps, self.taps), dtype=dtype)
-        parameters = self.similarity.parameters_from(matrix)
-        if tuple(parameters.shape) != tuple(shape):
+        return self._parameters_from(matrix)
+
+    def _parameters_from(self, matrix: Tensor) -> Tensor:
+        parameters = ops.cast(self.similarity.parameters_from(matrix), self.variable_dtype)
+        expected = tuple(self.similarity.parameter_shape(self.taps))
+        if tuple(parameters.shape) != expected:
             raise ValueError(
                 "`similarity.parameters_from` must return the shape that "
-                f"`similarity.parameter_shape` names, {tuple(shape)}. "
+                f"`similarity.parameter_shape` names, {expected}. "
                 f"Received: shape {tuple(parameters.shape)} from {self.similarity!r}"
             )
-        return ops.cast(parameters, dtype)
+        return parameters
 
     def _check_prediction_shape(
         self, predictor: keras.layers.Layer, input_shape: tuple[int | None, ...]
@@ -295,6 +306,7 @@ class NeuralSimilarityConv2D(Convolution):
             )
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        self.compute_output_shape(inputs.shape)  # Raises for images that are too small.
         if self.predictor is None:
             outputs = self.convolve(inputs, self.equivalent_kernel)
         else:
@@ -307,9 +319,7 @@ class NeuralSimilarityConv2D(Convolution):
         if self.data_format == "channels_first":
             inputs = ops.moveaxis(inputs, 1, -1)
             prediction = ops.moveaxis(prediction, 1, -1)
-        identity = self.similarity.parameters_from(
-            ops.eye(self.taps, dtype=self.variable_dtype)
-        )
+        identity = self._parameters_from(ops.eye(self.taps, dtype=self.variable_dtype))
         positions = ops.shape(prediction)[:-1]
         parameters = ops.cast(
             at_least_float32(ops.reshape(prediction, (*positions, *identity.shape)))

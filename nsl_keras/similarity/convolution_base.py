@@ -93,6 +93,7 @@ class Convolution(keras.layers.Layer):
         return taps
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        validation.rank(input_shape, self.rank + 2)
         input_channels = validation.known_axis(
             input_shape, self.channel_axis, "channel axis"
         )

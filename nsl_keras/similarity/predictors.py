@@ -188,6 +188,7 @@ class SimilarityPredictor(keras.layers.Layer):
         )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        validation.rank(input_shape, 4)
         shape = tuple(input_shape)
         for layer in (
             self.hidden_convolution,

@@ -115,6 +115,7 @@ class SphereConv2D(Convolution):
         )
 
     def call(self, inputs: Tensor) -> Tensor:
+        self.compute_output_shape(inputs.shape)  # Raises for images that are too small.
         kernel = ops.convert_to_tensor(self.kernel)
         outputs = at_least_float32(self.convolve(inputs, kernel))
         if self.normalize in ("both", "input"):
