@@ -141,7 +141,12 @@ def recipe_from_flags() -> Recipe:
 
 
 def build_model(
-    name: str, recipe: Recipe, input_shape: tuple[int, ...], classes: int, seed: int
+    name: str,
+    recipe: Recipe,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    synchronized: bool,
 ) -> keras.Model:
     """Returns one of `MODELS`, built: all end in a cosine classifier of logits."""
     linear = name.startswith("linear")
@@ -161,6 +166,7 @@ def build_model(
             similarity="diagonal" if name in ("static", "dynamic") else None,
             predictor="sphere" if name == "dynamic" else None,
             film=10 if name == "neighborhoods_film" else None,
+            synchronized=synchronized,
         )
     head = nsl_keras.layers.CosineDense(classes, name="classifier")
     if "neighborhoods" not in name:
@@ -231,7 +237,12 @@ def train(
     steps = recipe.epochs * -(-len(data.train.images) // recipe.batch_size)
     with strategy.scope():
         model = build_model(
-            name, recipe, data.train.images.shape[1:], len(data.class_names), seed
+            name,
+            recipe,
+            data.train.images.shape[1:],
+            len(data.class_names),
+            seed,
+            synchronized=strategy.num_replicas_in_sync > 1,
         )
         compile_model(model, recipe, steps)
     x, y = training_data(data.train, recipe, seed)

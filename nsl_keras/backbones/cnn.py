@@ -18,6 +18,7 @@ def convnet4(
     predictor: str | None = None,
     film: int | None = None,
     batch_normalization_momentum: float = 0.9,
+    synchronized: bool = False,
     kernel_regularizer: Any = None,
     name: str = "convnet4",
 ) -> keras.Model:
@@ -38,6 +39,8 @@ def convnet4(
             `NeuralSimilarityConv2D`; each layer has its own.
         film: int or `None`, the dictionary size of an iFiLM behind each batch norm.
         batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
+        synchronized: bool, whether batch norms take their statistics over all replicas of
+            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         name: str, the model's name.
 
@@ -83,12 +86,14 @@ def convnet4(
             similarity=similarity,
             predictor=predictor,
             momentum=batch_normalization_momentum,
+            synchronized=synchronized,
             kernel_regularizer=kernel_regularizer,
             name=f"convolution_{index}",
         )(outputs)
         outputs = units.normalize(
             outputs,
             momentum=batch_normalization_momentum,
+            synchronized=synchronized,
             film=film,
             name=f"convolution_{index}",
         )

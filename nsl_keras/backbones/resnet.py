@@ -18,6 +18,7 @@ def resnet_v2(
     film: int | None = None,
     final_relu: bool = False,
     batch_normalization_momentum: float = 0.9,
+    synchronized: bool = False,
     kernel_regularizer: Any = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -37,6 +38,8 @@ def resnet_v2(
         final_relu: bool, whether a ReLU stands before the pooling; the paper leaves it
             out, except with a dot-product head.
         batch_normalization_momentum: float in [0, 1).
+        synchronized: bool, whether batch norms take their statistics over all replicas of
+            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         name: str or `None`, the model's name.
 
@@ -73,7 +76,11 @@ def resnet_v2(
 
     def normalize(inputs: Tensor, name: str, film: int | None = film):
         return units.normalize(
-            inputs, momentum=batch_normalization_momentum, film=film, name=name
+            inputs,
+            momentum=batch_normalization_momentum,
+            synchronized=synchronized,
+            film=film,
+            name=name,
         )
 
     inputs = keras.Input(input_shape)

@@ -21,6 +21,7 @@ def convolution(
     similarity: Any = None,
     predictor: Any = None,
     momentum: float = 0.9,
+    synchronized: bool = False,
     **options: Any,
 ) -> keras.layers.Layer:
     """Returns a "same" convolution without bias, plain or with a neural similarity.
@@ -39,6 +40,7 @@ def convolution(
             strides=options.get("strides", 1),
             padding=options["padding"],
             momentum=momentum,
+            synchronized=synchronized,
             kernel_regularizer=options.get("kernel_regularizer"),
             name=f"{options['name']}_predictor",
         )
@@ -55,6 +57,7 @@ def normalize(
     inputs: Tensor,
     *,
     momentum: float,
+    synchronized: bool,
     film: int | None,
     name: str,
 ) -> Tensor:
@@ -65,7 +68,11 @@ def normalize(
     validation.fraction(momentum, "batch_normalization_momentum")
     axis = -1 if keras.config.image_data_format() == "channels_last" else 1
     outputs = keras.layers.BatchNormalization(
-        axis=axis, momentum=momentum, epsilon=1e-3, name=f"{name}_normalization"
+        axis=axis,
+        momentum=momentum,
+        epsilon=1e-3,
+        synchronized=synchronized,
+        name=f"{name}_normalization",
     )(inputs)
     if film is not None:
         outputs = InstanceFiLM(film, axis=axis, name=f"{name}_film")(outputs)

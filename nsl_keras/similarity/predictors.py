@@ -57,6 +57,8 @@ class SimilarityPredictor(keras.layers.Layer):
             trainings of a few hundred steps take 0.9: until the moving statistics have
             settled, validation is far below training.
         epsilon: float above 0, added to the variances in the batch norms.
+        synchronized: bool, whether batch norms take their statistics over all replicas of
+            a `tf.distribute` strategy.
         hidden_kernel_initializer: Initializer of the first kernel; `None` is He's
             normal times 0.1, as in the authors' code.
         output_kernel_initializer: Initializer of the second kernel; `None` is He's
@@ -102,6 +104,7 @@ class SimilarityPredictor(keras.layers.Layer):
         dilation_rate: int | tuple[int, ...] = 1,
         momentum: float = 0.99,
         epsilon: float = 1e-3,
+        synchronized: bool = False,
         hidden_kernel_initializer: Any = None,
         output_kernel_initializer: Any = None,
         kernel_regularizer: Any = None,
@@ -125,6 +128,7 @@ class SimilarityPredictor(keras.layers.Layer):
         self.dilation_rate = validation.positive_integers(dilation_rate, 2, "dilation_rate")
         self.momentum = validation.fraction(momentum, "momentum")
         self.epsilon = validation.positive_number(epsilon, "epsilon")
+        self.synchronized = synchronized
         self.hidden_kernel_initializer = keras.initializers.get(
             hidden_kernel_initializer or small_normal(0.1)
         )
@@ -183,6 +187,7 @@ class SimilarityPredictor(keras.layers.Layer):
             axis=-1 if self.data_format == "channels_last" else 1,
             momentum=self.momentum,
             epsilon=self.epsilon,
+            synchronized=self.synchronized,
             dtype=self.dtype_policy,
             name=name,
         )
@@ -229,6 +234,7 @@ class SimilarityPredictor(keras.layers.Layer):
             "dilation_rate": self.dilation_rate,
             "momentum": self.momentum,
             "epsilon": self.epsilon,
+            "synchronized": self.synchronized,
             "hidden_kernel_initializer": keras.initializers.serialize(
                 self.hidden_kernel_initializer
             ),
