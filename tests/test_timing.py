@@ -79,10 +79,10 @@ def test_median_and_interval_of_scattered_times(clock):
     assert ratio.rounds == 200
     assert ratio.median == pytest.approx(np.median(times))
     assert ratio.low < ratio.median < ratio.high
-    # The interval of a median: far narrower than that of single rounds, not a point.
-    low, high = np.percentile(times, [40, 60])
-    assert low < ratio.low < ratio.high < high
-    assert ratio.high - ratio.low > 0.05
+    # The exact 95 % interval of a median is between the order statistics of these ranks.
+    ranks = np.array([-1, 1]) * 1.96 * np.sqrt(200 / 4) + 100
+    found = [np.mean(times < ratio.low), np.mean(times < ratio.high)]
+    np.testing.assert_allclose(found, ranks / 200, atol=0.008)
 
 
 def test_outlier_does_not_move_the_median(clock):

@@ -100,6 +100,12 @@ def test_fraction_errors(value):
         validation.fraction(value, "dropout")
 
 
+def test_rank():
+    assert validation.rank((None, 3, 4), 3) is None
+    with pytest.raises(ValueError, match=r"must have rank 4.*input_shape=\(None, 3, 4\)"):
+        validation.rank([None, 3, 4], 4)
+
+
 @pytest.mark.parametrize(("axis", "expected"), [(-1, 5), (1, 3), (2, 4)])
 def test_known_axis(axis, expected):
     assert validation.known_axis((None, 3, 4, 5), axis, "channel axis") == expected
@@ -214,3 +220,9 @@ def test_class_labels_name_their_argument():
 def test_class_labels_that_are_no_numbers(labels):
     with pytest.raises(ValueError, match="`y` must"):
         validation.class_labels(np.array(labels), 3)
+
+
+def test_class_labels_accept_bfloat16_labels():
+    # NumPy has no such kind of number of its own, `finite` takes it all the same.
+    labels = keras.ops.convert_to_numpy(keras.ops.eye(3, dtype="bfloat16"))
+    assert validation.class_labels(labels, 3) is None

@@ -99,6 +99,20 @@ def test_predictors_take_the_networks_options():
     assert tuple(model(images()).shape) == (2, 7)
 
 
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_batch_norms_are_synchronized_where_asked(synchronized):
+    model = backbones.convnet4((9, 9, 3), predictor="sphere", synchronized=synchronized)
+    found = []
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            found.append(layer.synchronized)
+        elif isinstance(layer, NeuralSimilarityConv2D):
+            found.append(layer.predictor.hidden_normalization.synchronized)
+            found.append(layer.predictor.output_normalization.synchronized)
+    # One a layer, and two in each predictor.
+    assert found == [synchronized] * 12
+
+
 def test_momentum_and_regularizer():
     model = backbones.convnet4(
         (9, 9, 3), batch_normalization_momentum=0.7, kernel_regularizer="l2"

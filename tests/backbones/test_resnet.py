@@ -99,6 +99,13 @@ def test_momentum_and_regularizer(small):
     assert len(model.losses) == len(layers_of(model, keras.layers.Conv2D)) == 13
 
 
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_batch_norms_are_synchronized_where_asked(synchronized, small):
+    model = small(synchronized=synchronized)
+    layers = layers_of(model, keras.layers.BatchNormalization)
+    assert {layer.synchronized for layer in layers} == {synchronized}
+
+
 @pytest.mark.parametrize("film", [None, 3])
 def test_channels_first_computes_the_same(film, small):
     last = small(film=film)

@@ -89,8 +89,8 @@ def test_missing_data_folder(tmp_path):
 def test_prepared_data_sets(tmp_path, dataset):
     result = run(
         tmp_path,
-        *(f"--dataset={dataset}", f"--data_dir={DATA}", "--seeds=1", "--epochs=1"),
-        *("--train_examples=512", "--model=linear", "--model=linear_neighborhoods"),
+        *(f"--dataset={dataset}", f"--data_dir={DATA}", "--seeds=1", "--epochs=4"),
+        *("--train_examples=2048", "--model=linear", "--model=linear_neighborhoods"),
     )
     content = check_run(tmp_path, result, dataset, ["linear", "linear_neighborhoods"])
     assert content["test_examples"] == 10000

@@ -98,9 +98,13 @@ def test_layers_run_in_the_order_of_the_paper():
     predictor.build(images.shape)
     rng = np.random.default_rng(4)
     for variable in predictor.variables:
-        variable.assign(1 + 0.3 * rng.normal(size=variable.shape))
+        value = 0.5 * rng.normal(size=variable.shape)
+        # Variances are positive.
+        variable.assign(np.abs(value) + 0.1 if "variance" in variable.path else value)
     hidden = predictor.hidden_normalization(predictor.hidden_convolution(images))
-    hidden = np.maximum(ops.convert_to_numpy(hidden), 0)
+    hidden = ops.convert_to_numpy(hidden)
+    assert hidden.min() < 0 < hidden.max()
+    hidden = np.maximum(hidden, 0)
     expected = predictor.output_normalization(predictor.output_convolution(hidden))
     np.testing.assert_allclose(
         ops.convert_to_numpy(predictor(images)), ops.convert_to_numpy(expected), atol=1e-4
