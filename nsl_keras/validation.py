@@ -101,10 +101,9 @@ def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
 
 def finite(array: Any, name: str) -> None:
     """Raises if a floating-point array holds NaN or an infinity."""
-    values = np.asarray(array)
-    if not np.issubdtype(values.dtype, np.floating) and values.dtype.kind != "V":
+    values = _as_numpy(array)
+    if not np.issubdtype(values.dtype, np.floating):
         return
-    values = values.astype("float32") if values.dtype.kind == "V" else values
     bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
     if bad:
         first = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
@@ -123,7 +122,7 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
         num_classes: Number of classes.
         name: Name of the argument, for the message.
     """
-    values = np.asarray(labels)
+    values = _as_numpy(labels)
     if values.dtype.kind not in "biuf":
         raise ValueError(
             f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
@@ -155,3 +154,9 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
             f"{int(wrong.sum())} labels outside, the first at index {index}: "
             f"{values.reshape(-1)[index].item()}"
         )
+
+
+def _as_numpy(data: Any) -> np.ndarray:
+    values = np.asarray(data)
+    # NumPy does not count bfloat16 among its numbers.
+    return values.astype("float32") if values.dtype.name == "bfloat16" else values
