@@ -23,6 +23,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 
 demo: $(INSTALLED)
 	$(PY) -m examples.image_classification --dataset=digits --output_dir=.
+	$(PY) -m results.tables
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not data"
