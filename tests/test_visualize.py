@@ -191,8 +191,8 @@ def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
     figure = visualize.learned_neighbors(model, images, [1], nearest=7)
     check_saved(figure, tmp_path)
     drawn = np.asarray(figure.axes[1].images[0].get_array())
-    assert drawn.shape == (8, 8, 3)
-    assert 0.5 < drawn.max() <= 1
+    # Matplotlib clips what is above 1: compare with the images, not with the range.
+    assert any(np.allclose(drawn, image / 255) for image in images)
 
 
 @pytest.mark.parametrize(

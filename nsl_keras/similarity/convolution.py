@@ -289,7 +289,8 @@ class NeuralSimilarityConv2D(Convolution):
         plain.build(tuple(shape))
         plain.kernel.assign(self.equivalent_kernel)
         if self.bias is not None:
-            plain.bias.assign(self.bias)
+            # A copy: on JAX the two would share a buffer, which training gives away.
+            plain.bias.assign(ops.convert_to_numpy(self.bias.value))
         return plain
 
     def _require_static(self, what: str) -> None:
