@@ -10,8 +10,6 @@ from keras import ops
 import nsl_keras
 from nsl_keras import similarities, visualize
 
-pytest.importorskip("matplotlib")
-
 RNG = np.random.default_rng(9)
 
 
