@@ -12,7 +12,25 @@ from typing import Any
 
 from keras import ops
 
+from nsl_keras import validation
+
 Tensor = Any
+
+
+def standardize_padding(padding: Any, rank: int) -> str:
+    """Returns `padding` in lower case.
+
+    Raises:
+        ValueError: If it is not `"valid"`, `"same"` or, along one axis, `"causal"`.
+    """
+    allowed = ("valid", "same", "causal") if rank == 1 else ("valid", "same")
+    lower = padding.lower() if isinstance(padding, str) else padding
+    if lower == "causal" and rank != 1:
+        raise ValueError(
+            "`padding` must be 'valid' or 'same' in two or more dimensions: 'causal' "
+            f"is defined along one axis. Received: padding={padding!r}"
+        )
+    return validation.one_of(lower, allowed, "padding")
 
 
 def output_length(
@@ -21,14 +39,14 @@ def output_length(
     """Returns the number of output positions along one spatial axis."""
     if length is None:
         return None
-    if padding == "same":
+    if padding in ("same", "causal"):
         return -(-length // stride)
     return (length - (kernel - 1) * dilation - 1) // stride + 1
 
 
 def output_shape(
     input_shape: Sequence[int | None],
-    filters: int,
+    filters: int | None,
     kernel_size: Sequence[int],
     strides: Sequence[int],
     padding: str,
