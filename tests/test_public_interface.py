@@ -11,6 +11,7 @@ import nsl_keras
 
 MODULES = (
     nsl_keras.layers,
+    nsl_keras.losses,
     nsl_keras.similarities,
     nsl_keras.predictors,
     nsl_keras.backbones,
@@ -18,7 +19,12 @@ MODULES = (
     nsl_keras.visualize,
     nsl_keras.timing,
 )
-SERIALIZABLE = (keras.layers.Layer, nsl_keras.similarities.Similarity)
+SERIALIZABLE = (
+    keras.layers.Layer,
+    keras.losses.Loss,
+    keras.regularizers.Regularizer,
+    nsl_keras.similarities.Similarity,
+)
 
 
 def public_names(module):

@@ -1,0 +1,126 @@
+"""The authors' cross-entropy: their numbers, both kinds of labels, wrong labels."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import DTYPES, Golden, gradients
+from keras import ops
+
+from nsl_keras.losses import SmoothedCrossentropy
+
+LOGITS = np.array([[2.0, -1.0, 0.5], [0.0, 30.0, -30.0], [1.0, 1.0, 1.0]])
+LABELS = np.array([0, 2, 1])
+
+
+def expected_losses(labels, smoothing, offset):
+    """The docstring's formula; `labels` one-hot or soft."""
+    exponentials = np.exp(LOGITS - LOGITS.max(axis=-1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True) + offset
+    smoothed = (1 - smoothing) * labels + smoothing / 3
+    return -np.sum(smoothed * np.log(probabilities), axis=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_authors_numbers(one_hot, dtype):
+    golden = Golden("nsl_loss2")
+    loss = SmoothedCrossentropy(dtype=dtype)
+    assert loss.label_smoothing == golden.meta["label_smoothing"]
+    assert loss.offset == golden.meta["floor"]
+    labels = golden["in.labels"]
+    if one_hot:
+        labels = np.eye(7)[labels]
+    logits = ops.convert_to_tensor(golden["in.logits"], dtype=dtype)
+    golden.check("out64.loss", loss(labels, logits), dtype)
+    (gradient,) = gradients(lambda logits: loss(labels, logits), [logits])
+    golden.check("grad64.loss.logits", gradient, dtype)
+
+
+@pytest.mark.parametrize(("smoothing", "offset"), [(0.01, 1e-4), (0.0, 1e-2), (0.3, 0.1)])
+def test_values(smoothing, offset):
+    loss = SmoothedCrossentropy(smoothing, offset, reduction=None)
+    expected = expected_losses(np.eye(3)[LABELS], smoothing, offset)
+    for labels in (LABELS, LABELS[:, None], np.eye(3)[LABELS], LABELS.astype("uint8")):
+        losses = ops.convert_to_numpy(loss(labels, LOGITS))
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    soft = np.array([[0.2, 0.3, 0.5]] * 3)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(loss(soft, LOGITS)),
+        expected_losses(soft, smoothing, offset),
+        rtol=1e-5,
+    )
+
+
+def test_no_class_costs_more_than_the_offset_allows():
+    loss = SmoothedCrossentropy(0.0, 1e-3, reduction=None)
+    logits = ops.array([[0.0, 1e4]])
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(loss([0], logits)), -np.log(1e-3), rtol=1e-5
+    )
+    (gradient,) = gradients(lambda logits: ops.sum(loss([0], logits)), [logits])
+    assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
+
+
+def test_every_pixel_of_an_image():
+    loss = SmoothedCrossentropy(reduction=None)
+    expected = expected_losses(np.eye(3)[LABELS], 0.01, 1e-4)
+    logits = np.broadcast_to(LOGITS, (2, 4, 3, 3))
+    for labels in (LABELS, np.eye(3)[LABELS], LABELS[:, None]):
+        labels = np.broadcast_to(labels, (2, 4, *labels.shape))
+        losses = ops.convert_to_numpy(loss(labels, logits))
+        assert losses.shape == (2, 4, 3)
+        np.testing.assert_allclose(losses[1, 2], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 1.5])
+def test_label_outside_makes_its_loss_nan(label):
+    losses = SmoothedCrossentropy(reduction=None)(np.array([0, label, 2]), LOGITS)
+    assert np.isnan(ops.convert_to_numpy(losses)).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_training_and_files(tmp_path, jit_compile):
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        SmoothedCrossentropy(0.1, 1e-3),
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
+    inputs, labels = np.eye(3, dtype="float32"), np.array([2, 0, 1])
+    history = model.fit(inputs, labels, epochs=30, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert history["accuracy"][-1] == 1
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(again.loss, SmoothedCrossentropy)
+    assert again.loss.get_config() == model.loss.get_config()
+    np.testing.assert_allclose(
+        again.evaluate(inputs, labels, verbose=0), model.evaluate(inputs, labels, verbose=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"`label_smoothing` must be .*label_smoothing=1.0"),
+        ({"label_smoothing": -0.1}, r"`label_smoothing` must be .*label_smoothing=-0.1"),
+        ({"offset": 0}, r"`offset` must be .*offset=0"),
+    ],
+)
+def test_errors_at_construction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SmoothedCrossentropy(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits", "message"),
+    [
+        ((3, 2), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 2\)"),
+        ((3, 1, 1), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 1, 1\)"),
+        ((3, 1), (3, 1), r"`y_pred` must hold .*at least 2 .*y_pred.shape=\(3, 1\)"),
+    ],
+)
+def test_errors_of_shapes(labels, logits, message):
+    with pytest.raises(ValueError, match=message):
+        SmoothedCrossentropy()(np.zeros(labels), np.zeros(logits))
