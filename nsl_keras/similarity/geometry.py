@@ -89,7 +89,7 @@ def patches(
         inputs: Tensor of shape `(batch, *spatial, channels)`.
         kernel_size: Taps along each spatial axis; taps are numbered row-major.
         strides: Strides along each spatial axis.
-        padding: `"valid"` or `"same"`.
+        padding: `"valid"`, `"same"` or `"causal"` (zeros before, none after).
         dilation_rate: Dilation along each spatial axis.
 
     Returns:
@@ -106,6 +106,9 @@ def patches(
         ]
         before_after = [[total // 2, total - total // 2] for total in totals]
         inputs = ops.pad(inputs, [[0, 0], *before_after, [0, 0]])
+    elif padding == "causal":
+        lengths = [-(-size // s) for size, s in zip(sizes, strides, strict=True)]
+        inputs = ops.pad(inputs, [[0, 0], *([r, 0] for r in reach), [0, 0]])
     else:
         lengths = [
             (size - r - 1) // s + 1
