@@ -1,6 +1,6 @@
 """Feature extractors of the papers, as functional Keras models."""
 
-from nsl_keras.backbones.cnn import convnet4
-from nsl_keras.backbones.resnet import resnet_v2
+from nsl_keras.backbones.cnn import cnn4, cnn9, cnn10, convnet4
+from nsl_keras.backbones.resnet import resnet18, resnet50, resnet_v2
 
-__all__ = ["convnet4", "resnet_v2"]
+__all__ = ["cnn4", "cnn9", "cnn10", "convnet4", "resnet18", "resnet50", "resnet_v2"]

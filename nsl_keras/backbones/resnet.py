@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -106,3 +107,279 @@ def resnet_v2(
         outputs = keras.layers.ReLU()(outputs)
     outputs = keras.layers.GlobalAveragePooling2D()(outputs)
     return keras.Model(inputs, outputs, name=name or f"resnet_v2_{depth}")
+
+
+def resnet18(
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
+    classes: int | None = 1000,
+    similarity: Any = None,
+    predictor: Any = None,
+    filters: Sequence[int] = (64, 128, 256, 512),
+    similarity_initializer: Any = "identity",
+    similarity_regularizer: Any = None,
+    learn_shape: bool = False,
+    predictor_filters: int | None = None,
+    root_similarity: bool = True,
+    batch_normalization_momentum: float = 0.99,
+    batch_normalization_epsilon: float = 1e-3,
+    synchronized: bool = False,
+    kernel_regularizer: Any = None,
+    name: str = "resnet18",
+) -> keras.Model:
+    """Returns the post-activation ResNet-18 for ImageNet, with a neural similarity.
+
+    A 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two blocks
+    of two 3x3 convolutions each, global average pooling and a dense classifier. Zeros are
+    padded evenly, as for the published ResNets. 11,689,512 trainable parameters.
+
+    Args:
+        input_shape: tuple of 3, height, width and channels (in the order of
+            `keras.config.image_data_format()`).
+        classes: int, or `None` for the features.
+        similarity: `None` for plain convolutions, or the `similarity` of
+            `NeuralSimilarityConv2D`; 1x1 convolutions stay plain, as the authors' do.
+        predictor: `None` for a static similarity; the name of a predictor of
+            `NeuralSimilarityConv2D`, of which each layer gets its own; or one
+            `SharedSimilarityPredictor` for all 3x3 layers.
+        filters: 4 ints, the filters of the stages; the 7x7 convolution has the first.
+        similarity_initializer: Initializer of the static `M`.
+        similarity_regularizer: Regularizer of the static similarity's parameters.
+        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
+        predictor_filters: int or `None`, the hidden filters of predictors given by name;
+            `None` is 64 for the diagonal similarity and 128 for others.
+        root_similarity: bool, whether the 7x7 convolution has the similarity too. `False`
+            saves most of a predictor's time, and is needed with a shared predictor, which
+            serves one kernel size.
+        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
+        batch_normalization_epsilon: float above 0, predictors' batch norms included;
+            `keras.applications` has 1.001e-5.
+        synchronized: bool, whether batch norms take their statistics over all replicas of
+            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        name: str, the model's name.
+
+    Returns:
+        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
+        to features of shape `(batch, filters[-1])`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; for arguments of a similarity
+            without one.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> model = nsl_keras.backbones.resnet18((64, 64, 3), 10, filters=(8, 16, 32, 64))
+    >>> model.output_shape
+    (None, 10)
+
+    Reference:
+        Deep Residual Learning for Image Recognition (He et al., CVPR 2016). Neural
+        similarity in ResNets: the authors' response to the reviews of Neural Similarity
+        Learning (Liu et al., NeurIPS 2019), Table 2.
+    """
+    layers = units.NeuralSimilarityUnits(
+        similarity=similarity,
+        similarity_initializer=similarity_initializer,
+        similarity_regularizer=similarity_regularizer,
+        predictor=predictor,
+        predictor_filters=predictor_filters,
+        learn_shape=learn_shape,
+        momentum=batch_normalization_momentum,
+        epsilon=batch_normalization_epsilon,
+        synchronized=synchronized,
+        kernel_regularizer=kernel_regularizer,
+    )
+    return _resnet_v1(
+        layers,
+        _basic_block,
+        (2, 2, 2, 2),
+        input_shape,
+        classes,
+        filters,
+        root_similarity,
+        name,
+    )
+
+
+def resnet50(
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
+    classes: int | None = 1000,
+    similarity: Any = None,
+    predictor: Any = None,
+    filters: Sequence[int] = (64, 128, 256, 512),
+    similarity_initializer: Any = "identity",
+    similarity_regularizer: Any = None,
+    learn_shape: bool = False,
+    predictor_filters: int | None = None,
+    root_similarity: bool = True,
+    batch_normalization_momentum: float = 0.99,
+    batch_normalization_epsilon: float = 1e-3,
+    synchronized: bool = False,
+    kernel_regularizer: Any = None,
+    name: str = "resnet50",
+) -> keras.Model:
+    """Returns the post-activation ResNet-50 for ImageNet, with a neural similarity.
+
+    As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks: 1x1, 3x3 and, to four times as
+    many filters, 1x1 convolutions. The first 1x1 has the stride, as in the paper and in
+    `keras.applications.ResNet50`; like that network without its convolutions' biases,
+    which batch norm makes idle, it has 25,557,032 trainable parameters. 16 of its
+    convolutions are 3x3 and carry the similarity, and so does the 7x7 one.
+
+    Args:
+        input_shape: tuple of 3, height, width and channels (in the order of
+            `keras.config.image_data_format()`).
+        classes: int, or `None` for the features.
+        similarity: `None` for plain convolutions, or the `similarity` of
+            `NeuralSimilarityConv2D`; 1x1 convolutions stay plain, as the authors' do.
+        predictor: As in `resnet18`.
+        filters: 4 ints, the filters of the stages' 3x3 convolutions.
+        similarity_initializer: Initializer of the static `M`.
+        similarity_regularizer: Regularizer of the static similarity's parameters.
+        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
+        predictor_filters: As in `resnet18`.
+        root_similarity: As in `resnet18`.
+        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
+        batch_normalization_epsilon: As in `resnet18`.
+        synchronized: As in `resnet18`.
+        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        name: str, the model's name.
+
+    Returns:
+        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
+        to features of shape `(batch, 4 * filters[-1])`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; for arguments of a similarity
+            without one.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> model = nsl_keras.backbones.resnet50((64, 64, 3), None, filters=(4, 8, 16, 32))
+    >>> model.output_shape
+    (None, 128)
+
+    Reference:
+        Deep Residual Learning for Image Recognition (He et al., CVPR 2016). Neural
+        similarity in ResNets: the authors' response to the reviews of Neural Similarity
+        Learning (Liu et al., NeurIPS 2019), Table 2.
+    """
+    layers = units.NeuralSimilarityUnits(
+        similarity=similarity,
+        similarity_initializer=similarity_initializer,
+        similarity_regularizer=similarity_regularizer,
+        predictor=predictor,
+        predictor_filters=predictor_filters,
+        learn_shape=learn_shape,
+        momentum=batch_normalization_momentum,
+        epsilon=batch_normalization_epsilon,
+        synchronized=synchronized,
+        kernel_regularizer=kernel_regularizer,
+    )
+    return _resnet_v1(
+        layers,
+        _bottleneck_block,
+        (3, 4, 6, 3),
+        input_shape,
+        classes,
+        filters,
+        root_similarity,
+        name,
+    )
+
+
+def _basic_block(
+    layers: units.NeuralSimilarityUnits,
+    inputs: Tensor,
+    width: int,
+    stride: int,
+    name: str,
+) -> tuple[Tensor, int]:
+    """Two 3x3 convolutions; returns the branch and its channels."""
+    outputs = _unit(layers, inputs, width, 3, stride, name=f"{name}_layer_1")
+    outputs = layers.convolve(outputs, width, 3, name=f"{name}_layer_2")
+    return layers.normalize(outputs, f"{name}_layer_2"), width
+
+
+def _bottleneck_block(
+    layers: units.NeuralSimilarityUnits,
+    inputs: Tensor,
+    width: int,
+    stride: int,
+    name: str,
+) -> tuple[Tensor, int]:
+    """1x1, 3x3 and 1x1 convolution; returns the branch and its channels."""
+    outputs = _unit(layers, inputs, width, 1, stride, name=f"{name}_layer_1", plain=True)
+    outputs = _unit(layers, outputs, width, 3, name=f"{name}_layer_2")
+    outputs = layers.convolve(outputs, 4 * width, 1, name=f"{name}_layer_3", plain=True)
+    return layers.normalize(outputs, f"{name}_layer_3"), 4 * width
+
+
+def _unit(
+    layers: units.NeuralSimilarityUnits,
+    inputs: Tensor,
+    width: int,
+    size: int,
+    stride: int = 1,
+    *,
+    name: str,
+    plain: bool = False,
+) -> Tensor:
+    """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
+    padding = "same"
+    if stride > 1 and size > 1:
+        # "same" would put the odd row of zeros behind the image alone.
+        inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
+        padding = "valid"
+    return layers.unit(
+        inputs, width, size, name=name, plain=plain, strides=stride, padding=padding
+    )
+
+
+def _resnet_v1(
+    layers: units.NeuralSimilarityUnits,
+    block: Callable[..., tuple[Tensor, int]],
+    counts: tuple[int, ...],
+    input_shape: tuple[int | None, int | None, int],
+    classes: int | None,
+    filters: Sequence[int],
+    root_similarity: bool,
+    name: str,
+) -> keras.Model:
+    if isinstance(filters, int):
+        raise ValueError(
+            f"`filters` must be 4 positive integers. Received: filters={filters}"
+        )
+    widths = validation.positive_integers(tuple(filters), 4, "filters")
+    inputs = keras.Input(input_shape)
+    outputs = _unit(
+        layers, inputs, widths[0], 7, stride=2, name="root", plain=not root_similarity
+    )
+    # Zeros are as good as -inf behind a ReLU.
+    outputs = keras.layers.ZeroPadding2D(1, name="root_pool_padding")(outputs)
+    outputs = keras.layers.MaxPooling2D(3, strides=2, name="root_pool")(outputs)
+    channels = widths[0]
+    for stage, (count, width) in enumerate(zip(counts, widths, strict=True)):
+        for index in range(count):
+            at = f"stage_{stage}_block_{index}"
+            stride = 2 if stage > 0 and index == 0 else 1
+            branch, branch_channels = block(layers, outputs, width, stride, name=at)
+            if stride > 1 or branch_channels != channels:
+                outputs = layers.convolve(
+                    outputs,
+                    branch_channels,
+                    1,
+                    name=f"{at}_shortcut",
+                    plain=True,
+                    strides=stride,
+                )
+                outputs = layers.normalize(outputs, f"{at}_shortcut")
+            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
+            outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
+            channels = branch_channels
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
+    if classes is not None:
+        outputs = layers.dense(outputs, classes, name="classifier", use_bias=True)
+    return keras.Model(inputs, outputs, name=name)
