@@ -8,6 +8,7 @@ from nsl_keras import export as export
 from nsl_keras import layers as layers
 from nsl_keras import losses as losses
 from nsl_keras import predictors as predictors
+from nsl_keras import regularizers as regularizers
 from nsl_keras import similarities as similarities
 from nsl_keras import timing as timing
 from nsl_keras import visualize as visualize

@@ -4,14 +4,24 @@ from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
-from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
+from nsl_keras.similarity.convolution import (
+    NeuralSimilarityConv1D,
+    NeuralSimilarityConv2D,
+    NeuralSimilarityConv3D,
+)
+from nsl_keras.similarity.depthwise import NeuralSimilarityDepthwiseConv2D
 from nsl_keras.similarity.sphere import SphereConv2D
+from nsl_keras.similarity.sphere_dense import SphereDense
 
 __all__ = [
     "CosineDense",
     "InstanceFiLM",
     "MetaNeighborhoodHead",
     "NeighborDictionary",
+    "NeuralSimilarityConv1D",
     "NeuralSimilarityConv2D",
+    "NeuralSimilarityConv3D",
+    "NeuralSimilarityDepthwiseConv2D",
     "SphereConv2D",
+    "SphereDense",
 ]

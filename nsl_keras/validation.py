@@ -62,6 +62,20 @@ def positive_number(value: Any, name: str) -> float:
     return float(value)
 
 
+def non_negative_number(value: Any, name: str) -> float:
+    """Returns `value` as a finite float of at least zero."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not math.isfinite(value)
+        or value < 0
+    ):
+        raise ValueError(
+            f"`{name}` must be a finite number of at least zero. Received: {name}={value!r}"
+        )
+    return float(value)
+
+
 def fraction(value: Any, name: str) -> float:
     """Returns `value` as a float in [0, 1)."""
     if (

@@ -14,6 +14,7 @@ MODULES = (
     nsl_keras.losses,
     nsl_keras.similarities,
     nsl_keras.predictors,
+    nsl_keras.regularizers,
     nsl_keras.backbones,
     nsl_keras.export,
     nsl_keras.visualize,

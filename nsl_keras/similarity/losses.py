@@ -54,9 +54,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
     0.056
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4. The paper names
-        the softmax loss; smoothing and offset, with the defaults above, are those of the
-        authors' code.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1. The paper does
+        not describe its loss; this is that of the authors' code, defaults included.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""SphereConv: convolutions that compare by angle rather than by inner product.
-
-The 1e-4 stands under each root, so that an all-zero patch has the value zero and finite
-derivatives of every order. Norms are taken in float32.
-"""
+"""SphereConv: convolutions that compare by angle rather than by inner product."""
 
 from __future__ import annotations
 
@@ -11,26 +7,109 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.similarity import angles
 from nsl_keras.similarity.convolution_base import Convolution
 
 Tensor = Any
 
-#: Added under each root, as the authors' code has it.
-NORM_EPSILON = 1e-4
+
+class SphereConvolution(Convolution):
+    """Private base: the hyperspherical convolution of `rank` spatial axes."""
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, ...],
+        strides: int | tuple[int, ...] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        normalize: str = "both",
+        activation: Any = None,
+        use_bias: bool = False,
+        response: str = "cosine",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filters,
+            kernel_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            dilation_rate=dilation_rate,
+            groups=groups,
+            activation=activation,
+            use_bias=use_bias,
+            **kwargs,
+        )
+        self.normalize, self.response = angles.check(normalize, response)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        self.curvature = angles.add_curvature(self, self.filters, self.response)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
+        kernel = ops.convert_to_tensor(self.kernel)
+        outputs = at_least_float32(self.convolve(inputs, kernel))
+        if self.normalize in ("both", "input"):
+            outputs = outputs / self._patch_norm(inputs)
+        if self.normalize in ("both", "kernel"):
+            norm = angles.norm(kernel, axis=tuple(range(self.rank + 1)))
+            outputs = outputs / self._one_a_filter(norm)
+        curvature = None if self.curvature is None else self._one_a_filter(self.curvature)
+        outputs = angles.respond(outputs, self.response, curvature)
+        return self.add_bias_and_activate(ops.cast(outputs, self.compute_dtype))
+
+    def _one_a_filter(self, values: Tensor) -> Tensor:
+        """Returns values of shape `(filters,)` so that they broadcast with the output."""
+        shape = [1] * (self.rank + 2)
+        shape[self.channel_axis] = self.filters
+        return ops.reshape(values, shape)
+
+    def _patch_norm(self, inputs: Tensor) -> Tensor:
+        """Norm of the patch under each output position, one channel a group."""
+        squares = ops.square(at_least_float32(inputs))
+        axis = self.channel_axis if self.channel_axis > 0 else self.rank + 1
+        shape = ops.shape(inputs)
+        width = shape[axis] // self.groups
+        grouped = ops.reshape(
+            squares, (*shape[:axis], self.groups, width, *shape[axis + 1 :])
+        )
+        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
+        norm = angles.root(self.convolve(ops.sum(grouped, axis=axis + 1), ones))
+        if self.groups > 1:
+            norm = ops.repeat(norm, self.filters // self.groups, axis=axis)
+        return norm
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "normalize": self.normalize,
+            "response": self.response,
+        }
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv2D(Convolution):
-    """2D hyperspherical convolution: the cosine of kernel and input patch.
+class SphereConv2D(SphereConvolution):
+    """2D hyperspherical convolution: compares kernel and input patch by their angle.
 
     At output position `p`, with the patch `x_p` under the kernel `W_o` of filter `o`,
 
-        y[p, o] = <W_o, x_p> / (n(x_p) n(W_o)) + b[o],   n(a) = sqrt(sum(a^2) + 1e-4)
+        cos[p, o] = <W_o, x_p> / (n(x_p) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
+        y[p, o] = g(cos[p, o]) + b[o]
 
-    with the norms that `normalize` asks for. It is the neural similarity whose `M` is
-    `1 / (|W||x|)` on the diagonal, and serves as predictor of the dynamic kind.
+    with the norms that `normalize` asks for and the function `g` that `response` names:
+
+        "cosine":             g = cos
+        "linear":             g = 1 - 0.63662 arccos(cos), from -1 to 1
+        "sigmoid":            g = tanh(s / 2k) / tanh(pi / 4k),   s = arcsin(cos), k = 0.3
+        "learnable_sigmoid":  the same with k = |k_o| + 0.05, a weight a filter
+
+    The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal, and
+    serves as predictor of the dynamic kind.
 
     Args:
         filters: int, the number of output channels.
@@ -47,6 +126,9 @@ class SphereConv2D(Convolution):
         activation: Activation function, `None` for none.
         use_bias: bool, whether to add a bias; `False` keeps outputs of
             `normalize="both"` in [-1, 1].
+        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
+            first need `normalize="both"`. Within 1e-6 of -1 and 1 a cosine counts as
+            that far from them, with a gradient of zero.
         kernel_initializer: Initializer of the kernel.
         bias_initializer: Initializer of the bias.
         kernel_regularizer: Regularizer of the kernel.
@@ -65,8 +147,9 @@ class SphereConv2D(Convolution):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, at construction; for an input
-            of the wrong rank or channel count, or smaller than the kernel, at build.
+        ValueError: For arguments outside the ranges above, or that do not go together, at
+            construction; for an input of the wrong rank or channel count, or smaller than
+            the kernel, at build.
 
     Example:
 
@@ -79,70 +162,23 @@ class SphereConv2D(Convolution):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1 (SphereConv
-        as a special case) and Section 3.3.1 (as the predictor).
+        as a special case), Section 3.3.1 (as the predictor) and Appendix B.2. The paper
+        leaves the responses to the SphereNet that it builds on; formulas and constants
+        (0.63662 for 2 / pi, `k_o` starting at 0.7) are those of the authors' code.
     """
 
     rank = 2
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | tuple[int, ...],
-        strides: int | tuple[int, ...] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | tuple[int, ...] = 1,
-        groups: int = 1,
-        normalize: str = "both",
-        activation: Any = None,
-        use_bias: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            filters,
-            kernel_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            dilation_rate=dilation_rate,
-            groups=groups,
-            activation=activation,
-            use_bias=use_bias,
-            **kwargs,
-        )
-        self.normalize = validation.one_of(
-            normalize, ("both", "input", "kernel"), "normalize"
-        )
 
-    def call(self, inputs: Tensor) -> Tensor:
-        self.compute_output_shape(inputs.shape)  # Raises for images that are too small.
-        kernel = ops.convert_to_tensor(self.kernel)
-        outputs = at_least_float32(self.convolve(inputs, kernel))
-        if self.normalize in ("both", "input"):
-            outputs = outputs / self._patch_norm(inputs)
-        if self.normalize in ("both", "kernel"):
-            axes = tuple(range(self.rank + 1))
-            norm = ops.sqrt(ops.sum(ops.square(kernel), axis=axes) + NORM_EPSILON)
-            shape = [1] * (self.rank + 2)
-            shape[self.channel_axis] = self.filters
-            outputs = outputs / ops.reshape(norm, shape)
-        return self.add_bias_and_activate(ops.cast(outputs, self.compute_dtype))
+@keras.saving.register_keras_serializable("nsl_keras")
+class SphereConv1D(SphereConvolution):
+    """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
 
-    def _patch_norm(self, inputs: Tensor) -> Tensor:
-        """Norm of the patch under each output position, one channel a group."""
-        squares = ops.square(at_least_float32(inputs))
-        axis = self.channel_axis if self.channel_axis > 0 else self.rank + 1
-        shape = ops.shape(inputs)
-        width = shape[axis] // self.groups
-        grouped = ops.reshape(
-            squares, (*shape[:axis], self.groups, width, *shape[axis + 1 :])
-        )
-        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
-        sums = self.convolve(ops.sum(grouped, axis=axis + 1), ones)
-        norm = ops.sqrt(sums + NORM_EPSILON)
-        if self.groups > 1:
-            norm = ops.repeat(norm, self.filters // self.groups, axis=axis)
-        return norm
+    rank = 1
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "normalize": self.normalize}
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class SphereConv3D(SphereConvolution):
+    """Private: the 3D twin of `SphereConv2D`, for predictors."""
+
+    rank = 3

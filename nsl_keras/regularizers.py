@@ -1,0 +1,5 @@
+"""Public regularizers."""
+
+from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
+
+__all__ = ["OrthogonalityRegularizer"]
