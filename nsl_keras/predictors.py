@@ -1,5 +1,8 @@
 """Public predictors of dynamic similarities."""
 
-from nsl_keras.similarity.predictors import SimilarityPredictor
+from nsl_keras.similarity.predictors import (
+    SharedSimilarityPredictor,
+    SimilarityPredictor,
+)
 
-__all__ = ["SimilarityPredictor"]
+__all__ = ["SharedSimilarityPredictor", "SimilarityPredictor"]

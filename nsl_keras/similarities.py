@@ -2,10 +2,24 @@
 
 from nsl_keras.similarity.matrices import (
     Diagonal,
+    Full,
+    PositiveSemidefinite,
     Similarity,
+    Sparse,
+    Symmetric,
     Unconstrained,
     get,
     serialize,
 )
 
-__all__ = ["Diagonal", "Similarity", "Unconstrained", "get", "serialize"]
+__all__ = [
+    "Diagonal",
+    "Full",
+    "PositiveSemidefinite",
+    "Similarity",
+    "Sparse",
+    "Symmetric",
+    "Unconstrained",
+    "get",
+    "serialize",
+]

@@ -1,7 +1,8 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
 Static `M` is a weight and folds into the kernel; dynamic `M` is predicted from the input,
-one matrix per output position.
+one matrix per output position, or one per example. The three public layers differ in the
+number of their spatial axes alone.
 """
 
 from __future__ import annotations
@@ -9,18 +10,204 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from nsl_keras.backend.precision import at_least_float32
-from nsl_keras.similarity import geometry, matrices
 from nsl_keras.similarity.convolution_base import Convolution
-from nsl_keras.similarity.predictors import KINDS, SimilarityPredictor
+from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
+from nsl_keras.similarity.similarity_window import SimilarityWindow
 
 Tensor = Any
 
 
+class NeuralSimilarityConvolution(SimilarityWindow, Convolution):
+    """Private base: the neural similarity convolution of `rank` spatial axes."""
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, ...],
+        strides: int | tuple[int, ...] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        similarity: Any = "diagonal",
+        similarity_initializer: Any = "identity",
+        similarity_regularizer: Any = None,
+        similarity_constraint: Any = None,
+        predictor: Any = None,
+        learn_shape: bool = False,
+        shape_threshold: float = 0.5,
+        kernel_trainable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        Convolution.__init__(
+            self,
+            filters,
+            kernel_size,
+            strides=strides,
+            padding=padding,
+            data_format=data_format,
+            dilation_rate=dilation_rate,
+            groups=groups,
+            activation=activation,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            activity_regularizer=activity_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            **kwargs,
+        )
+        if predictor is not None and self.groups != 1:
+            raise ValueError(
+                "`groups` must be 1 with a predictor. "
+                f"Received: groups={groups}, predictor={predictor!r}"
+            )
+        self._store_similarity(
+            similarity=similarity,
+            similarity_initializer=similarity_initializer,
+            similarity_regularizer=similarity_regularizer,
+            similarity_constraint=similarity_constraint,
+            predictor=predictor,
+            learn_shape=learn_shape,
+            shape_threshold=shape_threshold,
+            kernel_trainable=kernel_trainable,
+        )
+
+    def _predictor_kernel_regularizer(self) -> Any:
+        return self.kernel_regularizer
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        Convolution.build(self, input_shape)
+        self._build_similarity(self.kernel_size, self.kernel.shape[-2])
+        self._build_predictor(input_shape)
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
+        if self.predictor is None:
+            outputs = self.convolve(inputs, self.equivalent_kernel)
+        else:
+            outputs = self._compare_at_positions(inputs, self._predict(inputs, training))
+        return self.add_bias_and_activate(outputs)
+
+    def _compare(self, inputs: Tensor, kernel: Tensor, parameters: Tensor) -> Tensor:
+        return dynamic_convolution(
+            inputs,
+            kernel,
+            parameters,
+            self._structure,
+            strides=self.strides,
+            padding=self.padding,
+            dilation_rate=self.dilation_rate,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._similarity_config()}
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(Convolution):
+class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
+    """1D convolution with a learned or predicted bilinear similarity.
+
+    The temporal twin of `NeuralSimilarityConv2D`: for taps `t, u`, channels `c`, filters
+    `o`, at output position `p`,
+
+        y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
+
+    With default initializers the static layer equals `keras.layers.Conv1D`, and `fold()`
+    returns one. A causal layer's predictor is causal too.
+
+    Args:
+        filters: int, the number of output channels.
+        kernel_size: int or tuple of 1 int, the length of the kernel.
+        strides: int or tuple of 1 int, the stride.
+        padding: `"valid"`, `"same"`, or `"causal"`: zeros before the input alone, so that
+            no output depends on later inputs.
+        data_format: `"channels_last"` or `"channels_first"`; defaults to
+            `keras.config.image_data_format()`.
+        dilation_rate: int or tuple of 1 int, the dilation; not with a stride above 1.
+        groups: int, the number of groups the channels are split into; 1 with a predictor.
+        activation: Activation function, `None` for none.
+        use_bias: bool, whether to add a bias.
+        kernel_initializer: Initializer of the kernel.
+        bias_initializer: Initializer of the bias.
+        kernel_regularizer: Regularizer of the kernel, and of the kernels of a predictor
+            given by name.
+        bias_regularizer: Regularizer of the bias.
+        activity_regularizer: Regularizer of the output.
+        kernel_constraint: Constraint on the kernel.
+        bias_constraint: Constraint on the bias.
+        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
+            `nsl_keras.similarities.Similarity`.
+        similarity_initializer: Initializer of the static matrix `M`, called with its
+            shape `(T, T)`; each kind of similarity takes its parameters from it (the
+            diagonal, the Cholesky factor, ...).
+        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
+            makes them sparse softly.
+        similarity_constraint: Constraint on the static similarity's parameters.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
+            that maps the input to the parameters of `M`, either at every output position
+            or one set per example: a `SimilarityPredictor` with this layer's geometry
+            (the way to other widths, or batch norm momenta), a
+            `SharedSimilarityPredictor`, or your own.
+        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
+            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
+            `learned_shape` returns `D`.
+        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
+            starting at 1, must exceed for the tap to live.
+        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Tensor of rank 3.
+        training: bool, passed to the predictor (batch norm).
+
+    Input shape:
+        `(batch, steps, channels)` with `data_format="channels_last"`,
+        `(batch, channels, steps)` with `"channels_first"`.
+
+    Output shape:
+        `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above, for `groups` above 1, static
+            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
+            at construction; for an input of the wrong rank or channel count, or smaller
+            than the kernel, or a predictor with another output shape, at build.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv1D(4, 3, padding="causal")
+    >>> tuple(layer(keras.ops.ones((2, 10, 3))).shape)
+    (2, 10, 4)
+    >>> type(layer.fold()).__name__
+    'Conv1D'
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
+        paper treats images; one axis is this package's extension.
+    """
+
+    rank = 1
+    plain = keras.layers.Conv1D
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -56,16 +243,25 @@ class NeuralSimilarityConv2D(Convolution):
         kernel_constraint: Constraint on the kernel.
         bias_constraint: Constraint on the bias.
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            or a `nsl_keras.similarities.Similarity`.
-        similarity_initializer: Initializer of the static matrix `M`, called with the
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
+            `nsl_keras.similarities.Similarity`.
+        similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each kind of similarity takes its parameters from it (the
-            diagonal, say).
-        similarity_regularizer: Regularizer of the static similarity's parameters.
+            diagonal, the Cholesky factor, ...).
+        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
+            makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
-            that maps the input to `(batch, *output positions, similarity parameters)`,
-            such as a `SimilarityPredictor` with this layer's geometry, which is also the
-            way to other batch norm momenta or widths.
+            that maps the input to the parameters of `M`, either at every output position
+            or one set per example: a `SimilarityPredictor` with this layer's geometry
+            (the way to other widths, or batch norm momenta), a
+            `SharedSimilarityPredictor`, or your own.
+        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
+            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
+            `learned_shape` returns `D`.
+        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
+            starting at 1, must exceed for the tap to live.
+        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
@@ -81,10 +277,10 @@ class NeuralSimilarityConv2D(Convolution):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, for `groups` above 1 or static
-            similarity arguments with a predictor, at construction; for an input of the
-            wrong rank or channel count, or smaller than the kernel, or a predictor with
-            another output shape, at build.
+        ValueError: For arguments outside the ranges above, for `groups` above 1, static
+            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
+            at construction; for an input of the wrong rank or channel count, or smaller
+            than the kernel, or a predictor with another output shape, at build.
 
     Example:
 
@@ -103,261 +299,101 @@ class NeuralSimilarityConv2D(Convolution):
     (2, 6, 6, 4)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eq. (2);
-        static, Section 3.2; dynamic, Section 3.3, Eq. (3). `W^T M x` is the paper's
+        Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
+        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); kernel shape, Section
+        3.5, Eqs. (4) and (5). `W^T M x` is the paper's
         order; the authors' code multiplies the same way. Like that code, and unlike the
         paper's Appendix A, the unconstrained dynamic similarity adds the identity.
     """
 
     rank = 2
+    plain = keras.layers.Conv2D
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | tuple[int, ...],
-        strides: int | tuple[int, ...] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | tuple[int, ...] = 1,
-        groups: int = 1,
-        activation: Any = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        similarity: Any = "diagonal",
-        similarity_initializer: Any = "identity",
-        similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
-        predictor: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            filters,
-            kernel_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            dilation_rate=dilation_rate,
-            groups=groups,
-            activation=activation,
-            use_bias=use_bias,
-            kernel_initializer=kernel_initializer,
-            bias_initializer=bias_initializer,
-            kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer,
-            activity_regularizer=activity_regularizer,
-            kernel_constraint=kernel_constraint,
-            bias_constraint=bias_constraint,
-            **kwargs,
-        )
-        self.similarity = matrices.get(similarity)
-        self.similarity_initializer = keras.initializers.get(similarity_initializer)
-        self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
-        self.similarity_constraint = keras.constraints.get(similarity_constraint)
-        self.predictor = self._resolve_predictor(predictor)
 
-    def _resolve_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        if predictor is None:
-            return None
-        if isinstance(predictor, dict):
-            predictor = keras.saving.deserialize_keras_object(predictor)
-        if self.groups != 1:
-            raise ValueError(
-                "`groups` must be 1 with a predictor. "
-                f"Received: groups={self.groups}, predictor={predictor!r}"
-            )
-        if self.similarity_regularizer or self.similarity_constraint:
-            raise ValueError(
-                "`similarity_regularizer` and `similarity_constraint` apply to a "
-                "static similarity and must be None with a predictor. Received: "
-                f"similarity_regularizer={self.similarity_regularizer}, "
-                f"similarity_constraint={self.similarity_constraint}"
-            )
-        if not isinstance(self.similarity_initializer, keras.initializers.Identity):
-            raise ValueError(
-                "`similarity_initializer` applies to a static similarity and must be "
-                "'identity' with a predictor. Received: "
-                f"similarity_initializer={self.similarity_initializer}"
-            )
-        if isinstance(predictor, keras.layers.Layer):
-            return predictor
-        if predictor not in KINDS:
-            names = ", ".join(repr(kind) for kind in KINDS)
-            raise ValueError(
-                f"`predictor` must be None, one of {names}, or a layer. "
-                f"Received: predictor={predictor!r}"
-            )
-        return SimilarityPredictor(
-            self.kernel_size,
-            kind=predictor,
-            similarity=self.similarity,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-            kernel_regularizer=self.kernel_regularizer,
-            dtype=self.dtype_policy,
-            name="predictor",
-        )
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
+    """3D convolution with a learned or predicted bilinear similarity.
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build(input_shape)
-        if self.predictor is None:
-            self.similarity_parameters = self.add_weight(
-                name="similarity",
-                shape=self.similarity.parameter_shape(self.taps),
-                initializer=self._initial_parameters,
-                regularizer=self.similarity_regularizer,
-                constraint=self.similarity_constraint,
-                autocast=False,
-            )
-        else:
-            if not self.predictor.built:
-                self.predictor.build(input_shape)
-            self._check_prediction_shape(self.predictor, input_shape)
+    The volumetric twin of `NeuralSimilarityConv2D`: for taps `t, u` (row-major over depth,
+    height and width), channels `c`, filters `o`, at output position `p`,
 
-    def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        del shape  # That of the similarity's parameters, which is checked below.
-        matrix = self.similarity_initializer((self.taps, self.taps), dtype=dtype)
-        return self._parameters_from(matrix)
+        y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
 
-    def _parameters_from(self, matrix: Tensor) -> Tensor:
-        parameters = ops.cast(self.similarity.parameters_from(matrix), self.variable_dtype)
-        expected = tuple(self.similarity.parameter_shape(self.taps))
-        if tuple(parameters.shape) != expected:
-            raise ValueError(
-                "`similarity.parameters_from` must return the shape that "
-                f"`similarity.parameter_shape` names, {expected}. "
-                f"Received: shape {tuple(parameters.shape)} from {self.similarity!r}"
-            )
-        return parameters
+    With default initializers the static layer equals `keras.layers.Conv3D`, and `fold()`
+    returns one. A 3x3x3 kernel has 27 taps: a dynamic unconstrained `M` has 729 entries
+    at every position.
 
-    def _check_prediction_shape(
-        self, predictor: keras.layers.Layer, input_shape: tuple[int | None, ...]
-    ) -> None:
-        outputs = 1
-        for size in self.similarity.parameter_shape(self.taps):
-            outputs *= size
-        positions = self.compute_output_shape(input_shape)
-        expected = (
-            (*positions[:-1], outputs)
-            if self.data_format == "channels_last"
-            else (positions[0], outputs, *positions[2:])
-        )
-        received = tuple(predictor.compute_output_shape(input_shape))
-        if received != expected:
-            raise ValueError(
-                "`predictor` must map the input to one set of similarity parameters "
-                f"per output position, of shape {expected} for the input shape "
-                f"{tuple(input_shape)}. Received: an output of shape {received}"
-            )
+    Args:
+        filters: int, the number of output channels.
+        kernel_size: int or tuple of 3 ints, depth, height and width of the kernel.
+        strides: int or tuple of 3 ints, the strides.
+        padding: `"valid"` or `"same"`.
+        data_format: `"channels_last"` or `"channels_first"`; defaults to
+            `keras.config.image_data_format()`.
+        dilation_rate: int or tuple of 3 ints, the dilation; not with strides above 1.
+        groups: int, the number of groups the channels are split into; 1 with a predictor.
+        activation: Activation function, `None` for none.
+        use_bias: bool, whether to add a bias.
+        kernel_initializer: Initializer of the kernel.
+        bias_initializer: Initializer of the bias.
+        kernel_regularizer: Regularizer of the kernel, and of the kernels of a predictor
+            given by name.
+        bias_regularizer: Regularizer of the bias.
+        activity_regularizer: Regularizer of the output.
+        kernel_constraint: Constraint on the kernel.
+        bias_constraint: Constraint on the bias.
+        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
+            `nsl_keras.similarities.Similarity`.
+        similarity_initializer: Initializer of the static matrix `M`, called with its
+            shape `(T, T)`; each kind of similarity takes its parameters from it (the
+            diagonal, the Cholesky factor, ...).
+        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
+            makes them sparse softly.
+        similarity_constraint: Constraint on the static similarity's parameters.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
+            that maps the input to the parameters of `M`, either at every output position
+            or one set per example: a `SimilarityPredictor` with this layer's geometry
+            (the way to other widths, or batch norm momenta), a
+            `SharedSimilarityPredictor`, or your own.
+        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
+            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
+            `learned_shape` returns `D`.
+        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
+            starting at 1, must exceed for the tap to live.
+        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
-    @property
-    def equivalent_kernel(self) -> Tensor:
-        """The kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`, in the shape of `kernel`.
+    Call arguments:
+        inputs: Tensor of rank 5.
+        training: bool, passed to the predictor (batch norm).
 
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
-        """
-        self._require_static("equivalent_kernel")
-        kernel = ops.convert_to_tensor(self.kernel)
-        taps_first = ops.reshape(kernel, (self.taps, *kernel.shape[-2:]))
-        equivalent = self.similarity.equivalent_kernel(
-            ops.convert_to_tensor(self.similarity_parameters), taps_first
-        )
-        return ops.reshape(equivalent, kernel.shape)
+    Input shape:
+        `(batch, depth, height, width, channels)` with `data_format="channels_last"`,
+        `(batch, channels, depth, height, width)` with `"channels_first"`.
 
-    def fold(self) -> keras.layers.Conv2D:
-        """Returns a new plain `keras.layers.Conv2D` that computes the same.
+    Output shape:
+        `(batch, new_depth, new_height, new_width, filters)` or
+        `(batch, filters, new_depth, new_height, new_width)`.
 
-        This layer stays as it is, and the two share no weights.
+    Raises:
+        ValueError: For arguments outside the ranges above, for `groups` above 1, static
+            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
+            at construction; for an input of the wrong rank or channel count, or smaller
+            than the kernel, or a predictor with another output shape, at build.
 
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
-        """
-        self._require_static("fold")
-        config = super().get_config()
-        plain = keras.layers.Conv2D.from_config(config)
-        input_channels = self.kernel.shape[-2] * self.groups
-        shape: list[int | None] = [None] * (self.rank + 2)
-        shape[self.channel_axis] = input_channels
-        plain.build(tuple(shape))
-        plain.kernel.assign(self.equivalent_kernel)
-        if self.bias is not None:
-            # A copy: on JAX the two would share a buffer, which training gives away.
-            plain.bias.assign(ops.convert_to_numpy(self.bias.value))
-        return plain
+    Example:
 
-    def _require_static(self, what: str) -> None:
-        if self.predictor is not None:
-            raise ValueError(
-                f"`{what}` needs a static similarity: layer {self.name!r} predicts its "
-                "similarity from the input. Received: "
-                f"predictor={self.predictor.name!r}"
-            )
-        if not self.built:
-            raise ValueError(
-                f"`{what}` needs a built layer. Call layer {self.name!r} on data, or "
-                "its `build(input_shape)`, first."
-            )
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv3D(4, 3, similarity="symmetric")
+    >>> tuple(layer(keras.ops.ones((2, 5, 5, 5, 3))).shape)
+    (2, 3, 3, 3, 4)
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        self.compute_output_shape(inputs.shape)  # Raises for images that are too small.
-        if self.predictor is None:
-            outputs = self.convolve(inputs, self.equivalent_kernel)
-        else:
-            prediction = self.predictor(inputs, training=training)
-            outputs = self._compare_at_positions(inputs, prediction)
-        return self.add_bias_and_activate(outputs)
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
+        paper treats images; three axes are this package's extension.
+    """
 
-    def _compare_at_positions(self, inputs: Tensor, prediction: Tensor) -> Tensor:
-        """Returns `W^T M(p) x_p` for the predicted parameters at every position."""
-        if self.data_format == "channels_first":
-            inputs = ops.moveaxis(inputs, 1, -1)
-            prediction = ops.moveaxis(prediction, 1, -1)
-        identity = self._parameters_from(ops.eye(self.taps, dtype=self.variable_dtype))
-        positions = ops.shape(prediction)[:-1]
-        parameters = ops.cast(
-            at_least_float32(ops.reshape(prediction, (*positions, *identity.shape)))
-            + identity,
-            inputs.dtype,
-        )
-        patches = geometry.patches(
-            inputs, self.kernel_size, self.strides, self.padding, self.dilation_rate
-        )
-        compared = self.similarity.compare(parameters, patches)
-        features = self.taps * inputs.shape[-1]
-        # A 1x1 convolution: the same product as a matmul, and several times faster than
-        # it on a CPU without XLA.
-        outputs = ops.conv(
-            ops.reshape(compared, (*positions, features)),
-            ops.cast(
-                ops.reshape(self.kernel, (1,) * self.rank + (features, self.filters)),
-                inputs.dtype,
-            ),
-            data_format="channels_last",
-        )
-        if self.data_format == "channels_first":
-            outputs = ops.moveaxis(outputs, -1, 1)
-        return outputs
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "similarity": matrices.serialize(self.similarity),
-            "similarity_initializer": keras.initializers.serialize(
-                self.similarity_initializer
-            ),
-            "similarity_regularizer": keras.regularizers.serialize(
-                self.similarity_regularizer
-            ),
-            "similarity_constraint": keras.constraints.serialize(
-                self.similarity_constraint
-            ),
-            "predictor": keras.saving.serialize_keras_object(self.predictor),
-        }
+    rank = 3
+    plain = keras.layers.Conv3D

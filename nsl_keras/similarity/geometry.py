@@ -25,11 +25,6 @@ def standardize_padding(padding: Any, rank: int) -> str:
     """
     allowed = ("valid", "same", "causal") if rank == 1 else ("valid", "same")
     lower = padding.lower() if isinstance(padding, str) else padding
-    if lower == "causal" and rank != 1:
-        raise ValueError(
-            "`padding` must be 'valid' or 'same' in two or more dimensions: 'causal' "
-            f"is defined along one axis. Received: padding={padding!r}"
-        )
     return validation.one_of(lower, allowed, "padding")
 
 

@@ -8,10 +8,15 @@ under tap `u`; the identity is the plain convolution.
 from __future__ import annotations
 
 import abc
+import itertools
+import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+
+from nsl_keras import validation
 
 Tensor = Any
 
@@ -29,6 +34,10 @@ class Similarity(abc.ABC):
 
     A dynamic layer adds the predictor's output to the parameters of the identity, so
     that a predictor of zeros is the plain convolution.
+
+    Two class attributes narrow the use: `static_only`, for structures that no predictor
+    can give, and `shared_by_channels`, whether `M` is one block for all channels. Where it
+    is not, `taps` counts the taps of every channel, channel after channel.
 
     Example:
 
@@ -54,6 +63,17 @@ class Similarity(abc.ABC):
     #: (the authors normalise for the diagonal kind alone).
     predictor_filters: int = 128
     predictor_batch_normalization: bool = False
+    static_only: bool = False
+    shared_by_channels: bool = True
+
+    def for_kernel_size(self, kernel_size: tuple[int, ...]) -> Similarity:
+        """Returns the similarity for a kernel whose taps lie on a grid of this size.
+
+        Raises:
+            ValueError: If it cannot serve such a kernel.
+        """
+        del kernel_size
+        return self
 
     @abc.abstractmethod
     def parameter_shape(self, taps: int) -> tuple[int, ...]:
@@ -155,9 +175,213 @@ class Unconstrained(Similarity):
         return parameters
 
 
+@keras.saving.register_keras_serializable("nsl_keras")
+class Symmetric(Similarity):
+    """Symmetric neural similarity: `M = (A + A^T) / 2` for any `T x T` matrix `A`.
+
+    Taps compare with one another the same way in both directions. Parameters: `T^2`.
+    Dynamic layers use `M = I + (P + P^T) / 2` with the predictor's output `P`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Symmetric()
+    >>> matrix = similarity.matrix(keras.random.normal((9, 9), seed=0))
+    >>> bool(keras.ops.all(matrix == keras.ops.transpose(matrix)))
+    True
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Structural
+        regularization".
+    """
+
+    def parameter_shape(self, taps: int) -> tuple[int, ...]:
+        return (taps, taps)
+
+    def parameters_from(self, matrix: Tensor) -> Tensor:
+        return self.matrix(ops.convert_to_tensor(matrix))
+
+    def matrix(self, parameters: Tensor) -> Tensor:
+        return 0.5 * (parameters + ops.swapaxes(parameters, -1, -2))
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class PositiveSemidefinite(Similarity):
+    """Positive semidefinite neural similarity: `M = L L^T`, `L` lower triangular.
+
+    `x^T M x` is never negative, as in distance metric learning. The parameters are the
+    `T (T + 1) / 2` entries of the Cholesky factor `L`, row by row. Dynamic layers use
+    `L = I + tril(P)` with the predictor's output `P`.
+
+    Raises:
+        ValueError: If an initial `M` is not symmetric and positive semidefinite.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.PositiveSemidefinite()
+    >>> similarity.parameter_shape(9)
+    (45,)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1 and Section
+        3.4, "Structural regularization" (`M = L L^T`).
+    """
+
+    def parameter_shape(self, taps: int) -> tuple[int, ...]:
+        return (taps * (taps + 1) // 2,)
+
+    def parameters_from(self, matrix: Tensor) -> Tensor:
+        values = np.asarray(ops.convert_to_numpy(matrix), "float64")
+        eigenvalues, vectors = np.linalg.eigh(values)
+        largest = max(float(np.max(np.abs(values))), 1e-30)
+        if (
+            np.max(np.abs(values - values.T)) > 1e-5 * largest
+            or np.min(eigenvalues) < -1e-5 * largest
+        ):
+            raise ValueError(
+                "`similarity_initializer` must give a symmetric, positive semidefinite "
+                "matrix for the similarity 'positive_semidefinite'. Received: a matrix "
+                f"with eigenvalues down to {np.min(eigenvalues):.3g}"
+            )
+        # Of a singular matrix too: `root^T root = M`, and its QR factor is `L^T`.
+        root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T
+        factor = np.transpose(np.linalg.qr(root, mode="r"))
+        factor = factor * np.where(np.diagonal(factor) < 0, -1.0, 1.0)
+        return ops.convert_to_tensor(factor[np.tril_indices(len(values))])
+
+    def matrix(self, parameters: Tensor) -> Tensor:
+        entries = parameters.shape[-1]
+        taps = (math.isqrt(8 * entries + 1) - 1) // 2
+        # Above the diagonal every entry reads the zero that is appended.
+        places = np.full((taps, taps), entries, "int32")
+        places[np.tril_indices(taps)] = np.arange(entries)
+        padded = ops.concatenate([parameters, ops.zeros_like(parameters[..., :1])], axis=-1)
+        factor = ops.take(padded, places, axis=-1)
+        return ops.matmul(factor, ops.swapaxes(factor, -1, -2))
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Sparse(Similarity):
+    """Sparse neural similarity: `nonzeros` entries of `M` live, the others exactly zero.
+
+    The entries of largest magnitude are kept; ties go to the entry nearest to the centre
+    tap. All `T^2` parameters are trained: the gradient with respect to `M` updates them as
+    it is (straight-through), so that an entry can come back. `nonzeros=1` is one spatial
+    shift shared by all channels, and a 1x1 convolution. For soft sparsity take another
+    kind, with `similarity_regularizer="l1"`. Static layers only.
+
+    Args:
+        nonzeros: int from 1 to `T^2`, or `None` for as many as there are taps, which is
+            the least that can hold the identity: with fewer, the layer does not start as
+            the plain convolution.
+
+    Raises:
+        ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Sparse(nonzeros=2)
+    >>> matrix = similarity.matrix(keras.random.normal((9, 9), seed=0))
+    >>> int(keras.ops.sum(matrix != 0))
+    2
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Sparsity
+        regularization".
+    """
+
+    static_only = True
+
+    def __init__(self, nonzeros: int | None = None) -> None:
+        self.nonzeros = (
+            None if nonzeros is None else validation.positive_integer(nonzeros, "nonzeros")
+        )
+        self._kernel_size: tuple[int, ...] | None = None
+
+    def for_kernel_size(self, kernel_size: tuple[int, ...]) -> Sparse:
+        taps = math.prod(kernel_size)
+        if self.nonzeros is not None and self.nonzeros > taps**2:
+            raise ValueError(
+                f"`nonzeros` must be at most {taps**2}, the entries of `M` for "
+                f"kernel_size={kernel_size}. Received: nonzeros={self.nonzeros}"
+            )
+        similarity = Sparse(self.nonzeros)
+        similarity._kernel_size = kernel_size
+        return similarity
+
+    def parameter_shape(self, taps: int) -> tuple[int, ...]:
+        return (taps, taps)
+
+    def parameters_from(self, matrix: Tensor) -> Tensor:
+        return ops.convert_to_tensor(matrix)
+
+    def matrix(self, parameters: Tensor) -> Tensor:
+        taps = parameters.shape[-1]
+        order = _entries_from_centre(self._kernel_size or (taps,))
+        magnitudes = ops.reshape(ops.abs(ops.stop_gradient(parameters)), (-1,))
+        # A stable sort, so that equals rank by their place in `order`.
+        ranks = ops.argsort(ops.argsort(-ops.take(magnitudes, order)))
+        kept = ops.take(ranks, np.argsort(order)) < (self.nonzeros or taps)
+        mask = ops.reshape(ops.cast(kept, parameters.dtype), (taps, taps))
+        frozen = ops.stop_gradient(parameters)
+        return mask * frozen + (parameters - frozen)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"nonzeros": self.nonzeros}
+
+
+def _entries_from_centre(kernel_size: tuple[int, ...]) -> np.ndarray:
+    """Numbers of the entries of `M`, those whose taps lie nearest to the centre first."""
+    grid = np.array(list(itertools.product(*(range(size) for size in kernel_size))))
+    from_centre = np.sum((grid - (np.array(kernel_size) - 1) / 2) ** 2, axis=-1)
+    distances = from_centre[:, None] + from_centre[None, :]
+    return np.argsort(distances.reshape(-1), kind="stable").astype("int32")
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Full(Similarity):
+    """Full neural similarity: one `(c T) x (c T)` matrix `M`, not shared by the channels.
+
+    Rows and columns run over the taps of the first channel, then those of the second, and
+    so on; `c` is the number of channels that a filter reads (those of one group). It has
+    `(c T)^2` parameters, more than the kernel itself. Static convolutions only.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity="full")
+    >>> layer.build((None, 8, 8, 2))
+    >>> tuple(layer.similarity_matrix.shape)
+    (18, 18)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (1).
+    """
+
+    static_only = True
+    shared_by_channels = False
+
+    def parameter_shape(self, taps: int) -> tuple[int, ...]:
+        return (taps, taps)
+
+    def parameters_from(self, matrix: Tensor) -> Tensor:
+        return ops.convert_to_tensor(matrix)
+
+    def matrix(self, parameters: Tensor) -> Tensor:
+        return parameters
+
+
 _BY_NAME: dict[str, type[Similarity]] = {
     "diagonal": Diagonal,
     "unconstrained": Unconstrained,
+    "symmetric": Symmetric,
+    "positive_semidefinite": PositiveSemidefinite,
+    "sparse": Sparse,
+    "full": Full,
 }
 
 
@@ -165,8 +389,9 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     """Returns a similarity by name, from its serialised form, or as it is.
 
     Args:
-        identifier: `"diagonal"`, `"unconstrained"`, a dictionary from `serialize`, or a
-            `Similarity`.
+        identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
+            `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from `serialize`,
+            or a `Similarity`.
 
     Returns:
         A `Similarity`.
@@ -211,6 +436,6 @@ def serialize(similarity: Similarity) -> str | dict[str, Any]:
     'unconstrained'
     """
     for name, kind in _BY_NAME.items():
-        if type(similarity) is kind:
+        if type(similarity) is kind and similarity.get_config() == kind().get_config():
             return name
     return keras.saving.serialize_keras_object(similarity)
