@@ -157,4 +157,22 @@ CASES = [
         trainable=7,
         full_precision=True,
     ),
+    LayerCase(
+        "sphere_conv2d_learnable_sigmoid",
+        functools.partial(
+            layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"
+        ),
+        IMAGE,
+        trainable=2,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "sphere_dense",
+        functools.partial(
+            layers.SphereDense, 5, "tanh", use_bias=True, response="learnable_sigmoid"
+        ),
+        (4, 7),
+        trainable=3,
+    ),
 ]

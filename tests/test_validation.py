@@ -86,6 +86,24 @@ def test_positive_number_errors(value):
         validation.positive_number(value, "rate")
 
 
+@pytest.mark.parametrize("value", [0, 0.0, 1, 0.5, np.float32(0.25), np.int64(2)])
+def test_non_negative_number(value):
+    result = validation.non_negative_number(value, "x")
+    assert result == value
+    assert type(result) is float
+
+
+@pytest.mark.parametrize(
+    "value", [-1, -1e-9, float("nan"), float("inf"), np.float32("inf"), "1", None, True]
+)
+def test_non_negative_number_errors(value):
+    message = (
+        rf"^`rate` must be a finite number of at least zero\. {received('rate', value)}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        validation.non_negative_number(value, "rate")
+
+
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, np.float32(0.25), 0.999])
 def test_fraction(value):
     result = validation.fraction(value, "x")

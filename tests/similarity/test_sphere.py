@@ -1,13 +1,14 @@
-"""Hyperspherical convolutions, against plain loops."""
+"""Hyperspherical layers, against plain loops and the authors' numbers."""
 
 import keras
 import numpy as np
 import numpy_reference
 import pytest
-from golden_files import DTYPES, gradients
+from golden_files import DTYPES, Golden, gradients
 from keras import ops
 
-from nsl_keras.layers import SphereConv2D
+from nsl_keras.layers import NeuralSimilarityConv2D, SphereConv2D
+from nsl_keras.similarity.sphere import SphereConv1D, SphereConv3D
 
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 IMAGES = np.random.default_rng(6).normal(size=(2, 7, 6, 4))
@@ -20,6 +21,7 @@ GEOMETRIES = [
     {"dilation_rate": 2},
 ]
 NORMALIZE = ("input", "kernel", "both")
+RESPONSES = ("cosine", "linear", "sigmoid", "learnable_sigmoid")
 
 
 def make_layer(**options):
@@ -32,6 +34,13 @@ def make_layer(**options):
             **options,
         }
     )
+
+
+def authors_sigmoid(cosine, k):
+    """The response as the authors' code writes it."""
+    end = np.exp(-np.pi / (2 * k))
+    at = np.exp(np.arccos(cosine) / k - np.pi / (2 * k))
+    return (1 + end) / (1 - end) * (1 - at) / (1 + at)
 
 
 def expected_outputs(layer):
@@ -54,6 +63,13 @@ def expected_outputs(layer):
             products /= np.sqrt(np.sum(weights**2, axis=(0, 1)) + 1e-4)
         outputs.append(products)
     outputs = np.concatenate(outputs, axis=-1)
+    if layer.response == "linear":
+        outputs = 1 - 0.63662 * np.arccos(outputs)
+    elif layer.response != "cosine":
+        k = 0.3
+        if layer.response == "learnable_sigmoid":
+            k = np.abs(ops.convert_to_numpy(layer.curvature)) + 0.05
+        outputs = authors_sigmoid(outputs, k)
     if layer.use_bias:
         outputs = outputs + ops.convert_to_numpy(layer.bias)
     return outputs
@@ -63,6 +79,9 @@ def check(dtype="float32", **options):
     layer = make_layer(dtype=dtype, **options)
     first = layer.data_format == "channels_first"
     images = np.moveaxis(IMAGES, -1, 1) if first else IMAGES
+    layer.build(images.shape)
+    if layer.curvature is not None:
+        layer.curvature.assign([-0.7, 0.0, 0.01, 0.3, 0.7, 4.0])
     outputs = ops.convert_to_numpy(layer(ops.convert_to_tensor(images, dtype=dtype)))
     assert layer.compute_output_shape(images.shape) == outputs.shape
     assert outputs.dtype == dtype
@@ -97,6 +116,52 @@ def test_values_with_bias(dtype):
     check(dtype, use_bias=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("response", RESPONSES)
+def test_authors_responses(response, dtype):
+    golden = Golden("nsl_gns_conv")
+    output = {"learnable_sigmoid": "lr_sigmoid"}.get(response, response)
+    layer = SphereConv2D(6, 3, padding="same", response=response, dtype=dtype)
+    check_authors_numbers(golden, output, layer, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_authors_plain_convolution(dtype):
+    layer = NeuralSimilarityConv2D(6, 3, padding="same", use_bias=False, dtype=dtype)
+    check_authors_numbers(Golden("nsl_gns_conv"), "none", layer, dtype)
+
+
+def check_authors_numbers(golden, output, layer, dtype):
+    layer.build(golden["in.x"].shape)
+    layer.kernel.assign(golden["w.W"])
+    variables = {"W": layer.kernel}
+    if getattr(layer, "curvature", None) is not None:
+        np.testing.assert_allclose(ops.convert_to_numpy(layer.curvature), 0.7, rtol=1e-6)
+        layer.curvature.assign(golden["w.k_value_lr"])
+        variables["k_value_lr"] = layer.curvature
+    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    golden.check(f"out64.{output}", layer(x), dtype)
+    cotangent = ops.cast(golden["ct.y"], dtype)
+    found = gradients(
+        lambda x: ops.sum(layer(x) * cotangent), [x], list(variables.values())
+    )
+    for name, gradient in zip(("x", *variables), found, strict=True):
+        golden.check(f"grad64.{output}.{name}", gradient, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("response", RESPONSES[1:])
+def test_values_of_responses(response, dtype):
+    check(dtype, response=response)
+    check(dtype, response=response, use_bias=True, padding="same", strides=(2, 1))
+
+
+@pytest.mark.parametrize("response", RESPONSES[1:])
+def test_values_of_responses_with_groups_and_channels_first(response):
+    check(response=response, groups=2)
+    check(response=response, groups=2, data_format="channels_first")
+
+
 def test_bias_and_activation_come_last():
     images = ops.convert_to_tensor(IMAGES, dtype="float32")
     plain = make_layer(use_bias=True)
@@ -113,6 +178,7 @@ def test_default_has_both_norms_and_no_bias():
     layer.build(IMAGES.shape)
     assert layer.normalize == "both"
     assert layer.bias is None
+    assert layer.response == "cosine"
     assert len(layer.weights) == 1
 
 
@@ -141,15 +207,19 @@ def test_direction_alone_matters():
     np.testing.assert_allclose(both, one, atol=1e-4)
 
 
-@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize(
+    ("normalize", "response"),
+    [("input", "cosine"), ("kernel", "cosine"), *(("both", each) for each in RESPONSES)],
+)
 @pytest.mark.parametrize("value", [0.0, 0.7])
-def test_second_derivatives_on_a_constant_image_are_finite(value, normalize):
-    layer = make_layer(normalize=normalize, padding="same")
+def test_second_derivatives_on_a_constant_image_are_finite(value, normalize, response):
+    layer = make_layer(normalize=normalize, response=response, padding="same")
     images = value * ops.ones((2, 5, 4, 3))
     layer.build(images.shape)
     outputs = ops.convert_to_numpy(layer(images))
     assert np.all(np.isfinite(outputs))
-    assert np.any(outputs) == (value != 0)
+    # The authors' rounded 2 / pi leaves 4e-7.
+    assert np.any(np.abs(outputs) > 1e-6) == (value != 0)
 
     def squared_slope(images):
         slopes = gradients(
@@ -163,6 +233,101 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, normalize):
         gradient = ops.convert_to_numpy(gradient)
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_where_patch_and_kernel_are_parallel(sign, response):
+    layer = make_layer(response=response, kernel_size=2, filters=3)
+    layer.build((1, 2, 2, 4))
+    layer.kernel.assign(100 * layer.kernel)  # So that the epsilon does not matter.
+    # As many patches as filters, each the kernel of one: a cosine of 1, or just above.
+    kernel = ops.convert_to_numpy(layer.kernel)
+    images = ops.convert_to_tensor(sign * np.moveaxis(kernel, -1, 0))
+    outputs = ops.convert_to_numpy(layer(images))
+    values = np.array([outputs[i, 0, 0, i] for i in range(3)])
+    np.testing.assert_allclose(values, sign, atol=4e-3)
+
+    def slopes(images):
+        slopes = gradients(lambda x: ops.sum(layer(x)), [images], [layer.kernel])
+        return sum(ops.sum(ops.square(slope)) for slope in slopes)
+
+    found = [
+        *gradients(lambda x: ops.sum(layer(x)), [images], layer.trainable_variables),
+        *gradients(slopes, [images], layer.trainable_variables),
+    ]
+    for gradient in found:
+        assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
+
+
+@pytest.mark.parametrize("k", [0.0, 1e-4, 50.0])
+def test_extreme_curvatures_are_finite(k):
+    layer = make_layer(response="learnable_sigmoid")
+    layer.build(IMAGES.shape)
+    layer.curvature.assign(ops.full((6,), k))
+    images = ops.convert_to_tensor(IMAGES, dtype="float32")
+    outputs = ops.convert_to_numpy(layer(images))
+    assert np.all(np.isfinite(outputs))
+    assert np.max(np.abs(outputs)) <= 1
+    expected = authors_sigmoid(expected_cosines(), k + 0.05)
+    np.testing.assert_allclose(outputs, expected, atol=2e-5)
+    for gradient in gradients(
+        lambda images: ops.sum(layer(images)), [images], layer.trainable_variables
+    ):
+        assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
+
+
+def expected_cosines():
+    cosine = make_layer()
+    cosine.build(IMAGES.shape)
+    return expected_outputs(cosine)
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize(
+    ("kind", "extra", "options"),
+    [
+        (SphereConv1D, (), {"padding": "same", "strides": 2}),
+        (SphereConv1D, (), {"groups": 2, "dilation_rate": 2}),
+        (SphereConv3D, (1, 1), {"padding": "valid"}),
+    ],
+)
+def test_other_ranks_agree_with_two_dimensions(kind, extra, options, response):
+    """A line or a volume of one column is an image of one column."""
+    lines = ops.convert_to_tensor(IMAGES[:, :, 2], dtype="float32")
+    twin = kind(4, (3, *extra), response=response, **options)
+    flat_options = {
+        name: (value, 1) if name in ("strides", "dilation_rate") else value
+        for name, value in options.items()
+    }
+    flat = SphereConv2D(4, (3, 1), response=response, **flat_options)
+    shape = (2, 7, *extra, 4)
+    received = twin(ops.reshape(lines, shape))
+    flat.build((2, 7, 1, 4))
+    flat.set_weights(
+        [
+            np.reshape(weight, variable.shape)
+            for weight, variable in zip(twin.get_weights(), flat.weights, strict=True)
+        ]
+    )
+    expected = ops.convert_to_numpy(flat(lines[:, :, None]))
+    assert twin.compute_output_shape(shape) == received.shape
+    received = np.reshape(ops.convert_to_numpy(received), expected.shape)
+    np.testing.assert_allclose(received, expected, atol=1e-6)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(twin))
+    assert type(again) is kind and again.get_config() == twin.get_config()
+
+
+def test_causal_lines():
+    lines = ops.convert_to_tensor(IMAGES[:, :, 2], dtype="float32")
+    causal = SphereConv1D(4, 3, padding="causal", dilation_rate=2)
+    received = ops.convert_to_numpy(causal(lines))
+    valid = SphereConv1D(4, 3, dilation_rate=2)
+    padded = ops.pad(lines, [[0, 0], [4, 0], [0, 0]])
+    valid.build(padded.shape)
+    valid.set_weights(causal.get_weights())
+    np.testing.assert_allclose(received, ops.convert_to_numpy(valid(padded)), atol=1e-6)
+    assert np.any(received)
 
 
 def test_half_precision_takes_norms_in_float32():
@@ -184,6 +349,15 @@ def test_half_precision_takes_norms_in_float32():
             r"`normalize` must be one of 'both', 'input', 'kernel'.*normalize='all'",
         ),
         ({"normalize": None}, r"`normalize` must be one of .*normalize=None"),
+        ({"response": "relu"}, r"`response` must be one of 'cosine', .*response='relu'"),
+        (
+            {"response": "linear", "normalize": "input"},
+            r"`normalize` must be 'both' .*normalize='input', response='linear'",
+        ),
+        (
+            {"response": "sigmoid", "normalize": "kernel"},
+            r"`normalize` must be 'both' .*normalize='kernel', response='sigmoid'",
+        ),
         ({"kernel_size": 0}, r"`kernel_size` must be .*kernel_size=0"),
         ({"filters": 2.0}, r"`filters` must be .*filters=2.0"),
         ({"groups": 4}, r"`filters` must be divisible by `groups`"),
