@@ -277,8 +277,11 @@ class NeuralSimilarity(keras.layers.Layer):
             "similarity_constraint": keras.constraints.serialize(
                 self.similarity_constraint
             ),
-            "predictor": keras.saving.serialize_keras_object(self.predictor),
+            "predictor": self._serialized_predictor(),
             "learn_shape": self.learn_shape,
             "shape_threshold": self.shape_threshold,
             "kernel_trainable": self.kernel_trainable,
         }
+
+    def _serialized_predictor(self) -> dict[str, Any] | None:
+        return keras.saving.serialize_keras_object(self.predictor)

@@ -284,6 +284,9 @@ class SharedSimilarityPredictor(SimilarityPredictor):
     With 32 adapted filters the predictors of CNN-9 hold half the parameters of disjoint
     ones. The layers' kernels must have the same number of taps.
 
+    A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
+    by one, gives each of them a predictor of its own.
+
     Args:
         kernel_size: int or tuple of 1, 2 or 3 ints, as in the layers served.
         kind: `"sphere"`, `"full_sphere"` or `"cnn"`, as for `SimilarityPredictor`.

@@ -139,6 +139,15 @@ class SimilarityWindow(NeuralSimilarity, Window):
         """The dynamic comparison of the kind of window, channels last."""
         raise NotImplementedError
 
+    def _serialized_predictor(self) -> dict[str, Any] | None:
+        config = super()._serialized_predictor()
+        if config is not None and isinstance(self.predictor, SharedSimilarityPredictor):
+            # Keras's own key for objects that several configs share. It is set only from
+            # the second config on where the object stands inside a layer (Keras 3.15),
+            # and then a loaded model would have two of them.
+            config["shared_object_id"] = id(self.predictor)
+        return config
+
     def _plain_layer(self) -> keras.layers.Layer:
         # The arguments of the plain layer are those that this one has besides its
         # similarity.
