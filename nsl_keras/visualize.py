@@ -14,8 +14,8 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
 from nsl_keras.similarity.matrices import Diagonal
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,17 +33,18 @@ def _new_figure(**options: Any) -> Figure:
 
 
 def similarities(model: keras.Model) -> Figure:
-    """Draws the learned similarity `M` of every static layer of a model.
+    """Draws what was learned of every similarity in a model: `M`, and kernel shapes.
 
     A diagonal similarity is drawn as the mask it puts on the kernel's taps, any other
-    as its matrix `M[t, u]`. White is 0, the identity's ones are mid-scale.
+    as its matrix `M[t, u]`; a learned kernel shape as the taps it keeps. White is 0, the
+    identity's ones are mid-scale. Three-dimensional kernels are drawn slice under slice.
 
     Args:
-        model: A built Keras model with static `NeuralSimilarityConv2D` layers, nested
-            models included.
+        model: A built Keras model with static neural similarity layers, or with layers
+            that learn their kernel's shape; nested models included.
 
     Returns:
-        A matplotlib figure, one panel a layer.
+        A matplotlib figure, one panel a matrix or shape.
 
     Raises:
         ValueError: If the model has no such layer.
@@ -57,32 +58,19 @@ def similarities(model: keras.Model) -> Figure:
     True
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.5.
     """
-    layers = [
-        layer
+    panels = [
+        panel
         for layer in _layers_of(model)
-        if isinstance(layer, NeuralSimilarityConv2D) and layer.predictor is None
+        if isinstance(layer, NeuralSimilarity)
+        for panel in _panels_of(layer)
     ]
-    if not layers:
+    if not panels:
         raise ValueError(
-            "`model` must have static NeuralSimilarityConv2D layers. "
-            f"Received: model={model.name!r} without any"
+            "`model` must have static neural similarity layers, or layers that learn their "
+            f"kernel's shape. Received: model={model.name!r} without any"
         )
-    panels = []
-    for layer in layers:
-        if not layer.built:
-            raise ValueError(
-                f"`model` must be built. Received: unbuilt layer {layer.name!r}"
-            )
-        parameters = ops.convert_to_numpy(
-            ops.convert_to_tensor(layer.similarity_parameters)
-        )
-        if isinstance(layer.similarity, Diagonal):
-            panels.append((f"{layer.name}\nmask", parameters.reshape(layer.kernel_size)))
-        else:
-            matrix = layer.similarity.matrix(ops.convert_to_tensor(parameters))
-            panels.append((f"{layer.name}\nM", ops.convert_to_numpy(matrix)))
     largest = max(2.0, *(float(np.abs(values).max()) for _, values in panels))
     figure = _new_figure(figsize=(2.6 * len(panels) + 0.8, 3.0))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -96,6 +84,25 @@ def similarities(model: keras.Model) -> Figure:
                 axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
+
+
+def _panels_of(layer: NeuralSimilarity) -> list[tuple[str, np.ndarray]]:
+    """Titles and pictures of what a layer has learned."""
+    if not layer.built:
+        raise ValueError(f"`model` must be built. Received: unbuilt layer {layer.name!r}")
+    grid = getattr(layer, "kernel_size", (-1,))
+    picture = (-1, grid[-1]) if len(grid) > 1 else (1, -1)
+    panels = []
+    if layer.predictor is None:
+        matrix = ops.convert_to_numpy(layer.similarity_matrix)
+        if isinstance(layer.similarity, Diagonal):
+            panels.append((f"{layer.name}\nmask", matrix.diagonal().reshape(picture)))
+        else:
+            panels.append((f"{layer.name}\nM", matrix))
+    if layer.learn_shape:
+        shape = ops.convert_to_numpy(layer.learned_shape)
+        panels.append((f"{layer.name}\nshape", shape.reshape(picture)))
+    return panels
 
 
 def learned_neighbors(

@@ -86,6 +86,37 @@ def test_similarities_of_a_backbone(tmp_path):
     check_saved(figure, tmp_path)
 
 
+def test_learned_kernel_shapes(tmp_path):
+    model = model_of(
+        convolution(learn_shape=True, name="static"),
+        convolution(learn_shape=True, predictor="cnn", name="dynamic"),
+    )
+    dynamic = model.get_layer("dynamic")
+    dynamic.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
+    figure = visualize.similarities(model)
+    check_saved(figure, tmp_path)
+    panels = panels_of(figure)
+    assert list(panels) == ["static\nmask", "static\nshape", "dynamic\nshape"]
+    drawn = np.asarray(panels["dynamic\nshape"].get_array())
+    np.testing.assert_array_equal(drawn, [[1, 0, 1], [1, 0, 1]])
+
+
+def test_similarities_of_other_windows():
+    inputs = keras.Input((6, 5, 3))
+    outputs = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D(3, name="depthwise")(inputs)
+    outputs = keras.layers.Reshape((4, 9))(outputs)
+    outputs = nsl_keras.layers.NeuralSimilarityConv1D(8, 3, name="line")(outputs)
+    outputs = keras.layers.Reshape((2, 2, 2, 2))(outputs)
+    outputs = nsl_keras.layers.NeuralSimilarityConv3D(2, (2, 1, 2), name="volume")(outputs)
+    panels = panels_of(visualize.similarities(keras.Model(inputs, outputs)))
+    shapes = {title: image.get_array().shape for title, image in panels.items()}
+    assert shapes == {
+        "depthwise\nmask": (3, 3),
+        "line\nmask": (1, 3),
+        "volume\nmask": (2, 2),
+    }
+
+
 @keras.saving.register_keras_serializable("tests")
 class OneNumber(similarities.Similarity):
     """`M = a I`: one parameter, which is no mask."""
