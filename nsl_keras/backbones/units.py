@@ -179,9 +179,11 @@ class NeuralSimilarityUnits:
             name=name,
         )
 
-    def unit(self, inputs: Tensor, *arguments: Any, name: str, **options: Any) -> Tensor:
+    def unit(
+        self, inputs: Tensor, filters: int, kernel_size: int, name: str, **options: Any
+    ) -> Tensor:
         """Returns convolution, batch norm and ReLU; arguments are those of `convolve`."""
-        outputs = self.convolve(inputs, *arguments, name=name, **options)
+        outputs = self.convolve(inputs, filters, kernel_size, name, **options)
         outputs = self.normalize(outputs, name)
         return keras.layers.ReLU(name=f"{name}_relu")(outputs)
 
