@@ -9,19 +9,31 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
 )
+from nsl_keras.similarity.dense import NeuralSimilarityDense
 from nsl_keras.similarity.depthwise import NeuralSimilarityDepthwiseConv2D
+from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
+from nsl_keras.similarity.recurrent import (
+    NeuralSimilarityGRUCell,
+    NeuralSimilarityLSTMCell,
+    NeuralSimilaritySimpleRNNCell,
+)
 from nsl_keras.similarity.sphere import SphereConv2D
 from nsl_keras.similarity.sphere_dense import SphereDense
 
 __all__ = [
     "CosineDense",
+    "GlobalNeuralSimilarity2D",
     "InstanceFiLM",
     "MetaNeighborhoodHead",
     "NeighborDictionary",
     "NeuralSimilarityConv1D",
     "NeuralSimilarityConv2D",
     "NeuralSimilarityConv3D",
+    "NeuralSimilarityDense",
     "NeuralSimilarityDepthwiseConv2D",
+    "NeuralSimilarityGRUCell",
+    "NeuralSimilarityLSTMCell",
+    "NeuralSimilaritySimpleRNNCell",
     "SphereConv2D",
     "SphereDense",
 ]

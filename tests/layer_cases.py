@@ -175,4 +175,23 @@ CASES = [
         (4, 7),
         trainable=3,
     ),
+    *(
+        LayerCase(
+            f"global_{similarity}",
+            functools.partial(
+                layers.GlobalNeuralSimilarity2D, similarity=similarity, **arguments
+            ),
+            IMAGE,
+            trainable=trainable,
+            data_formats=FIRST,
+            unknown_sizes=similarity not in ("diagonal", "unconstrained"),
+        )
+        for similarity, trainable, arguments in (
+            ("diagonal", 3, {"filters": 6, "kernel_size": 3, "strides": 2}),
+            ("unconstrained", 1, {}),
+            ("predicted_mask", 2, {}),
+            ("attention", 4, {"filters": 6, "kernel_size": 1, "activation": "relu"}),
+            ("softmax_attention", 4, {}),
+        )
+    ),
 ]

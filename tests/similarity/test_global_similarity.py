@@ -1,0 +1,300 @@
+"""Global neural similarity: the authors' attention, and explicit matrices for the rest."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import DTYPES, Golden, gradients
+from keras import ops
+from layer_harness import perturb
+
+from nsl_keras.layers import GlobalNeuralSimilarity2D, NeuralSimilarityConv2D
+from nsl_keras.regularizers import OrthogonalityRegularizer
+
+IMAGES = np.random.default_rng(4).normal(size=(2, 4, 5, 8)).astype("float32")
+POSITIONS = IMAGES.reshape(2, 20, 8)
+SIMILARITIES = (
+    "diagonal",
+    "unconstrained",
+    "predicted_mask",
+    "attention",
+    "softmax_attention",
+)
+NORMAL = keras.initializers.RandomNormal(stddev=0.5, seed=3)
+
+
+def make_layer(similarity, **options):
+    """A built layer with weights that are nowhere zero."""
+    layer = GlobalNeuralSimilarity2D(similarity=similarity, **options)
+    layer.build(IMAGES.shape)
+    perturb(layer, 0.5)
+    return layer
+
+
+def as_numpy(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+def unit(array, axis):
+    return array / np.sqrt(np.sum(array**2, axis=axis, keepdims=True) + 1e-4)
+
+
+def one_by_one(layer, features):
+    kernel = as_numpy(layer.kernel)
+    if type(layer).__name__ == "SphereDense":
+        return unit(features, -1) @ unit(kernel, 0)
+    return features @ kernel
+
+
+def explicit_matrices(layer):
+    """`M` in full, one an example, and what is added: `M_G X = M X + offset`."""
+    identity, offset = np.eye(20), np.zeros(POSITIONS.shape)
+    if layer.similarity == "diagonal":
+        matrices = np.diag(as_numpy(layer.similarity_parameters))
+    elif layer.similarity == "unconstrained":
+        matrices = as_numpy(layer.similarity_parameters)
+    elif layer.similarity == "predicted_mask":
+        predicted = layer.mask_output(ops.relu(layer.mask_hidden(IMAGES)))
+        matrices = identity * (1 + as_numpy(predicted).reshape(2, 1, 20))
+    else:
+        first = one_by_one(layer.query, POSITIONS)
+        second = one_by_one(layer.key, POSITIONS)
+        if layer.similarity == "attention":
+            matrices = first @ np.swapaxes(second, 1, 2)
+        else:
+            exponentials = np.exp(np.maximum(first, 0) @ np.swapaxes(second, 1, 2))
+            attention = exponentials / exponentials.sum(axis=-1, keepdims=True)
+            matrices = identity
+            offset = as_numpy(layer.gamma) * attention @ one_by_one(layer.value, POSITIONS)
+    return np.broadcast_to(matrices, (2, 20, 20)), offset
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_authors_attention(dtype):
+    golden = Golden("nsl_gns_attention")
+    # The authors' L2 of 5e-4 counts half the squares. Keras's own L2 rounds its factor to
+    # float32.
+    for regularizer, key in (
+        (OrthogonalityRegularizer(1e-4), "orth_loss"),
+        (OrthogonalityRegularizer(0.0, l2=2.5e-4), "reg_loss"),
+    ):
+        layer = GlobalNeuralSimilarity2D(
+            similarity="softmax_attention", similarity_regularizer=regularizer, dtype=dtype
+        )
+        layer.build(golden["in.x"].shape)
+        assert float(layer.gamma) == 0
+        variables = {
+            "att_first.W": layer.query.kernel,
+            "att_second.W": layer.key.kernel,
+            "att_third.W": layer.value.kernel,
+            "gamma": layer.gamma,
+        }
+        for name, variable in variables.items():
+            variable.assign(np.reshape(golden[f"w.{name}"], variable.shape))
+        assert len(layer.losses) == 3
+        golden.check(f"out64.{key}", sum(layer.losses), dtype)
+    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    golden.check("out64.y", layer(x), dtype)
+    cotangent = ops.cast(golden["ct.y"], dtype)
+    found = gradients(
+        lambda x: ops.sum(layer(x) * cotangent), [x], list(variables.values())
+    )
+    for name, gradient in zip(("x", *variables), found, strict=True):
+        key = f"grad64.y.{name}"
+        golden.check(key, ops.reshape(gradient, golden[key].shape), dtype)
+
+
+@pytest.mark.parametrize("sphere", [True, False])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_is_its_matrix_times_the_feature_map(similarity, sphere):
+    layer = make_layer(similarity, sphere=sphere)
+    matrices, offset = explicit_matrices(layer)
+    expected = matrices @ POSITIONS + offset
+    received = as_numpy(layer(IMAGES))
+    assert received.shape == IMAGES.shape == layer.compute_output_shape(IMAGES.shape)
+    assert np.max(np.abs(received - IMAGES)) > 0.1
+    scale = np.max(np.abs(expected))
+    np.testing.assert_allclose(received.reshape(2, 20, 8), expected, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_convolution_follows(similarity):
+    options = {"strides": 2, "padding": "same", "activation": "relu"}
+    layer = make_layer(similarity, filters=6, kernel_size=(3, 2), groups=2, **options)
+    alone = make_layer(similarity)
+    similarity_weights = [v for v in layer.weights if "convolution" not in v.path]
+    for ours, theirs in zip(alone.weights, similarity_weights, strict=True):
+        ours.assign(theirs)
+    plain = keras.layers.Conv2D(6, (3, 2), groups=2, **options)
+    plain.build(IMAGES.shape)
+    plain.set_weights(layer.convolution.get_weights())
+    expected = as_numpy(plain(alone(IMAGES)))
+    received = as_numpy(layer(IMAGES))
+    assert received.shape == layer.compute_output_shape(IMAGES.shape)
+    np.testing.assert_allclose(received, expected, atol=1e-5 * np.max(expected))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "tolerance"),
+    [
+        ("diagonal", 0),
+        ("unconstrained", 1e-6),
+        ("predicted_mask", 0.05),
+        ("softmax_attention", 0),
+    ],
+)
+def test_starts_as_the_identity(similarity, tolerance):
+    received = as_numpy(GlobalNeuralSimilarity2D(similarity=similarity)(IMAGES))
+    np.testing.assert_allclose(received, IMAGES, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
+def test_initializer_describes_the_matrix(similarity):
+    layer = GlobalNeuralSimilarity2D(
+        similarity=similarity,
+        similarity_initializer=NORMAL,
+        similarity_constraint="non_neg",
+    )
+    layer.build(IMAGES.shape)
+    matrix = as_numpy(NORMAL((20, 20)))
+    expected = np.diagonal(matrix) if similarity == "diagonal" else matrix
+    np.testing.assert_array_equal(as_numpy(layer.similarity_parameters), expected)
+    assert layer.similarity_parameters.constraint is layer.similarity_constraint
+    twice = GlobalNeuralSimilarity2D(
+        similarity=similarity, similarity_initializer=keras.initializers.Identity(2.0)
+    )
+    np.testing.assert_allclose(as_numpy(twice(IMAGES)), 2 * IMAGES, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "arguments", "shapes"),
+    [
+        ("diagonal", {}, [(20,)]),
+        ("unconstrained", {}, [(20, 20)]),
+        ("predicted_mask", {}, [(3, 3, 8, 64), (3, 3, 64, 1)]),
+        ("predicted_mask", {"hidden_filters": 5}, [(3, 3, 8, 5), (3, 3, 5, 1)]),
+        ("attention", {}, [(8, 8), (8, 8)]),
+        ("attention", {"hidden_filters": 3}, [(8, 3), (8, 3)]),
+        ("softmax_attention", {}, [(), (8, 1), (8, 1), (8, 8)]),
+        ("softmax_attention", {"hidden_filters": 3}, [(), (8, 3), (8, 3), (8, 8)]),
+    ],
+)
+def test_weights_and_their_penalties(similarity, arguments, shapes):
+    layer = GlobalNeuralSimilarity2D(
+        similarity=similarity, similarity_regularizer="l2", **arguments
+    )
+    layer.build(IMAGES.shape)
+    assert [tuple(weight.shape) for weight in layer.weights] == shapes
+    assert len(layer.losses) == len([shape for shape in shapes if shape])
+
+
+def test_mask_is_a_local_similarity_where_there_is_one_position():
+    """Global and local similarity meet on maps of one pixel."""
+    layer = GlobalNeuralSimilarity2D(6, 1, similarity="diagonal")
+    local = NeuralSimilarityConv2D(6, 1, similarity="diagonal")
+    pixels = IMAGES[:, :1, :1]
+    for each in (layer, local):
+        each.build(pixels.shape)
+    perturb(layer)
+    local.similarity_parameters.assign(layer.similarity_parameters)
+    local.kernel.assign(layer.convolution.kernel)
+    local.bias.assign(layer.convolution.bias)
+    np.testing.assert_allclose(as_numpy(layer(pixels)), as_numpy(local(pixels)), atol=1e-6)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES[2:])
+def test_predicted_similarities_take_any_size(similarity):
+    inputs = keras.Input((None, None, 8))
+    layer = GlobalNeuralSimilarity2D(6, 3, similarity=similarity)
+    model = keras.Model(inputs, layer(inputs))
+    assert model.output_shape == (None, None, None, 6)
+    perturb(model)
+    for images in (IMAGES, IMAGES[:, :3, :4]):
+        received = model.predict(images, verbose=0)
+        np.testing.assert_allclose(received, as_numpy(layer(images)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES[2:])
+@pytest.mark.parametrize("value", [0.0, 0.7])
+def test_second_derivatives_on_a_constant_image_are_finite(value, similarity):
+    layer = make_layer(similarity)
+    images = value * ops.ones(IMAGES.shape)
+
+    def squared_slope(images):
+        slopes = gradients(
+            lambda images: ops.sum(ops.square(layer(images))),
+            [images],
+            layer.trainable_variables,
+        )
+        return sum(ops.sum(ops.square(slope)) for slope in slopes)
+
+    assert np.all(np.isfinite(as_numpy(layer(images))))
+    for gradient in gradients(squared_slope, [images], layer.trainable_variables):
+        assert np.all(np.isfinite(as_numpy(gradient)))
+
+
+def test_bare_attention_does_not_overflow_in_half_precision():
+    layer = GlobalNeuralSimilarity2D(
+        similarity="attention", sphere=False, dtype="mixed_float16"
+    )
+    images = ops.cast(8 * np.abs(IMAGES) + 8, "float16")
+    layer.build(images.shape)
+    layer.query.kernel.assign(ops.full((8, 8), 5e-5))
+    layer.key.kernel.assign(ops.full((8, 8), 10.0))
+    outputs = as_numpy(layer(images))
+    assert outputs.dtype == "float16"
+    # The sum over positions alone is above the largest float16, 65504.
+    assert np.all(np.isfinite(outputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"similarity": "full"}, r"`similarity` must be one of .*similarity='full'"),
+        ({"filters": 3}, r"`kernel_size` must be given with `filters`.*filters=3"),
+        ({"kernel_size": 3}, r"`kernel_size`, .* without `filters`.*kernel_size=3"),
+        ({"strides": 2}, r"`strides`.* without `filters`.*strides=2"),
+        ({"activation": "relu"}, r"`activation` .* without `filters`.*relu"),
+        ({"filters": 0, "kernel_size": 3}, r"`filters` must be .*filters=0"),
+        ({"filters": 3, "kernel_size": 0}, r"`kernel_size` must be .*kernel_size=0"),
+        ({"data_format": "last"}, r"`data_format` must be one of .*'last'"),
+        (
+            {"similarity": "attention", "similarity_initializer": "zeros"},
+            r"`similarity_initializer` and .* apply to a learned M.*similarity='attention'",
+        ),
+        (
+            {"similarity": "predicted_mask", "similarity_constraint": "non_neg"},
+            r"`similarity_constraint` apply to a learned M.*NonNeg",
+        ),
+        (
+            {"similarity": "attention", "hidden_filters": 0},
+            r"`hidden_filters` must be a positive integer.*hidden_filters=0",
+        ),
+        ({"hidden_filters": 3}, r"`hidden_filters` applies to a predicted M.*=3"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_errors_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
+        GlobalNeuralSimilarity2D(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({}, (None, None, 5, 8), r"height and width .* 'diagonal'.*\(None, None, 5, 8\)"),
+        ({"similarity": "unconstrained"}, (None, 4, None, 8), r"height and width .* known"),
+        ({"data_format": "channels_first"}, (None, 8, 4, None), r"height and width"),
+        ({}, (None, 4, 5, None), r"channel axis of the input must be known"),
+        ({}, (None, 4, 5), r"must have rank 4"),
+        ({"filters": 2, "kernel_size": 6}, (None, 4, 5, 8), r"must not exceed"),
+    ],
+    ids=str,
+)
+def test_errors_at_build(options, shape, message):
+    with pytest.raises(ValueError, match=message):
+        GlobalNeuralSimilarity2D(**options).build(shape)
+
+
+def test_error_of_another_size_at_call():
+    with pytest.raises(ValueError, match=r"expected axis 1 .* value 4"):
+        make_layer("diagonal")(IMAGES[:, :3])
