@@ -1,0 +1,195 @@
+"""The self-attention SphereNet and its three relatives of the paper's Table 8."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import gradients
+from keras import ops
+from layer_harness import perturb
+
+from nsl_keras.backbones import self_attention_spherenet
+from nsl_keras.layers import GlobalNeuralSimilarity2D, SphereConv2D
+from nsl_keras.regularizers import OrthogonalityRegularizer
+
+ALL_FOUR = [(attention, sphere) for attention in (True, False) for sphere in (True, False)]
+IMAGES = np.random.default_rng(2).random((2, 9, 8, 3)).astype("float32")
+
+
+def small(**options):
+    return self_attention_spherenet(
+        **{"input_shape": (9, 8, 3), "classes": 4, "filters": (8, 9, 10), **options}
+    )
+
+
+def count(model):
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({}, 3_926_274),
+        ({"classes": 100}, 3_949_314),
+        ({"sphere": False}, 3_926_274),
+        ({"attention": False}, 3_859_712),
+        ({"attention": False, "sphere": False}, 3_859_712),
+        ({"classes": None}, 3_923_714),
+    ],
+    ids=str,
+)
+def test_trainable_parameters(options, parameters):
+    model = self_attention_spherenet(**options)
+    assert count(model) == parameters
+    assert model.output_shape == (None, options.get("classes", 10) or 256)
+
+
+def test_layout():
+    model = self_attention_spherenet()
+    shapes = {layer.name: tuple(layer.output.shape[1:]) for layer in model.layers}
+    assert shapes["stage_0_layer_2_relu"] == (32, 32, 128)
+    assert shapes["stage_0_attention"] == (16, 16, 128)
+    assert shapes["stage_1_attention"] == (8, 8, 192)
+    assert shapes["stage_2_pool"] == (4, 4, 256)
+    assert shapes["features"] == (1, 1, 256)
+    kernels = [layer for layer in model.layers if isinstance(layer, SphereConv2D)]
+    assert len(kernels) == 10
+    assert {(layer.normalize, layer.response) for layer in kernels} == {("both", "cosine")}
+    assert kernels[0].kernel.shape == (3, 3, 3, 128)
+    assert kernels[-1].kernel.shape == (4, 4, 256, 256)
+    # Behind the features there is nothing but the classifier.
+    assert [layer.name for layer in model.layers[-3:]] == [
+        "features",
+        "flatten",
+        "classifier",
+    ]
+
+
+@pytest.mark.parametrize(("attention", "sphere"), ALL_FOUR)
+def test_the_four_networks(attention, sphere, tmp_path):
+    model = small(attention=attention, sphere=sphere)
+    attentions = [
+        layer for layer in model.layers if isinstance(layer, GlobalNeuralSimilarity2D)
+    ]
+    assert [layer.sphere for layer in attentions] == [sphere] * 2 * attention
+    assert any(isinstance(layer, SphereConv2D) for layer in model.layers) == sphere
+    perturb(model)
+    found = gradients(
+        lambda images: ops.sum(ops.square(model(images, training=True))),
+        [IMAGES],
+        model.trainable_variables,
+    )
+    for variable, gradient in zip(model.trainable_variables, found[1:], strict=True):
+        gradient = ops.convert_to_numpy(gradient)
+        assert np.all(np.isfinite(gradient)), variable.path
+        assert np.any(gradient), variable.path
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(again(IMAGES)), ops.convert_to_numpy(model(IMAGES))
+    )
+
+
+def test_attention_starts_as_no_attention():
+    with_attention, without = small(), small(attention=False)
+    for layer in without.layers[1:]:
+        layer.set_weights(with_attention.get_layer(layer.name).get_weights())
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(with_attention(IMAGES)), ops.convert_to_numpy(without(IMAGES))
+    )
+
+
+def test_features_stand_before_the_classifier():
+    model, features = small(), small(classes=None)
+    features.set_weights(model.get_weights()[:-1])
+    kernel = ops.convert_to_numpy(model.get_layer("classifier").kernel)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(features(IMAGES)) @ kernel,
+        ops.convert_to_numpy(model(IMAGES)),
+        atol=1e-5,
+    )
+
+
+def penalties(model):
+    """The number of penalised weights by kind: kernels, attention, norms, classifier."""
+    found = {"orthogonality": set(), "l2": set()}
+    for variable in model.trainable_variables:
+        regularizer = variable.regularizer
+        if isinstance(regularizer, OrthogonalityRegularizer):
+            assert regularizer.strength == 1e-4
+            found["orthogonality"].add(variable.path)
+        if getattr(regularizer, "l2", 0):
+            assert regularizer.l2 == 2.5e-4
+            found["l2"].add(variable.path)
+    return found
+
+
+def test_penalties_of_the_authors():
+    model = small(orthogonality=1e-4, l2=2.5e-4)
+    found = penalties(model)
+    assert len(found["orthogonality"]) == 16
+    # Six kernels of attention, the classifier's, scale and shift of nine batch norms.
+    assert len(found["l2"]) == 6 + 1 + 18
+    assert not any("gamma" in path for path in found["orthogonality"])
+    assert len(model.losses) == 10 + 6 + 1 + 18
+    found = penalties(small(orthogonality=1e-4, l2=2.5e-4, sphere=False))
+    assert len(found["orthogonality"]) == 16
+    assert len(found["l2"]) == 16 + 1 + 18
+    found = penalties(small(l2=2.5e-4))
+    assert (len(found["orthogonality"]), len(found["l2"])) == (0, 6 + 1 + 18)
+    assert small().losses == []
+
+
+def test_batch_norms_take_the_options():
+    model = small(
+        batch_normalization_momentum=0.7,
+        batch_normalization_epsilon=1e-2,
+        synchronized=True,
+    )
+    found = [
+        (layer.momentum, layer.epsilon, layer.synchronized)
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert found == [(0.7, 1e-2, True)] * 9
+
+
+@pytest.mark.parametrize("sphere", [True, False])
+def test_channels_first_computes_the_same(sphere):
+    last = small(sphere=sphere)
+    perturb(last)
+    keras.config.set_image_data_format("channels_first")
+    try:
+        first = small(sphere=sphere, input_shape=(3, 9, 8))
+        first.set_weights(last.get_weights())
+        received = ops.convert_to_numpy(first(np.moveaxis(IMAGES, -1, 1)))
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    expected = ops.convert_to_numpy(last(IMAGES))
+    np.testing.assert_allclose(
+        received, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filters": (1, 2)}, r"`filters` must be .* 3 of them.*filters=\(1, 2\)"),
+        ({"classes": 0}, r"`classes` must be .*classes=0"),
+        ({"input_shape": (7, 8, 3)}, r"`input_shape` must be .*8x8.*\(7, 8, 3\)"),
+        ({"input_shape": (None, 8, 3)}, r"`input_shape` must be of known size"),
+        ({"orthogonality": -1}, r"`orthogonality` must be .*orthogonality=-1"),
+        ({"l2": -1}, r"`l2` must be .*l2=-1"),
+        (
+            {"batch_normalization_momentum": 1.0},
+            r"`batch_normalization_momentum` must be .*=1.0",
+        ),
+        (
+            {"batch_normalization_epsilon": 0},
+            r"`batch_normalization_epsilon` must be .*=0",
+        ),
+    ],
+    ids=str,
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
