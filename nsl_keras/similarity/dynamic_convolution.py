@@ -12,7 +12,7 @@ from typing import Any
 from keras import ops
 
 from nsl_keras.similarity import geometry
-from nsl_keras.similarity.matrices import Similarity
+from nsl_keras.similarity.matrices import Diagonal, Similarity
 
 Tensor = Any
 
@@ -42,21 +42,15 @@ def dynamic_convolution(
     Returns:
         Tensor of shape `(batch, *positions, filters)`, of the inputs' dtype.
     """
-    *kernel_size, channels, filters = kernel.shape
-    compared = _compared(
-        inputs, kernel_size, parameters, similarity, strides, padding, dilation_rate
-    )
-    *positions, taps, _ = ops.shape(compared)
-    # A 1x1 convolution: the same product as a matmul, and several times faster than it
-    # on a CPU without XLA.
-    return ops.conv(
-        ops.reshape(compared, (*positions, taps * channels)),
-        ops.cast(
-            ops.reshape(kernel, (*[1] * len(kernel_size), taps * channels, filters)),
-            compared.dtype,
-        ),
-        data_format="channels_last",
-    )
+    *kernel_size, _, filters = kernel.shape
+    windows = geometry.windows(inputs, kernel_size, strides, padding, dilation_rate)
+    compared = _compared(windows, parameters, similarity)
+    weights = ops.cast(ops.reshape(kernel, (-1, filters)), inputs.dtype)
+    outputs = [
+        ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)
+        for part, weight in zip(compared, ops.split(weights, len(compared)), strict=True)
+    ]
+    return ops.reshape(sum(outputs), (*ops.shape(windows[0])[:-1], filters))
 
 
 def dynamic_depthwise_convolution(
@@ -77,24 +71,33 @@ def dynamic_depthwise_convolution(
     `keras.layers.DepthwiseConv2D`: `c * multiplier + m`.
     """
     *kernel_size, channels, multiplier = kernel.shape
-    compared = _compared(
-        inputs, kernel_size, parameters, similarity, strides, padding, dilation_rate
-    )
-    *positions, taps, _ = ops.shape(compared)
-    weights = ops.cast(ops.reshape(kernel, (taps, channels, multiplier)), compared.dtype)
-    outputs = ops.sum(compared[..., None] * weights, axis=-3)
-    return ops.reshape(outputs, (*positions, channels * multiplier))
+    windows = geometry.windows(inputs, kernel_size, strides, padding, dilation_rate)
+    compared = [
+        row
+        for part in _compared(windows, parameters, similarity)
+        for row in ops.split(part, part.shape[-1] // channels, axis=-1)
+    ]
+    weights = ops.cast(ops.reshape(kernel, (-1, channels, multiplier)), inputs.dtype)
+    outputs = [
+        sum(row * weights[tap, :, number] for tap, row in enumerate(compared))
+        for number in range(multiplier)
+    ]
+    shape = (*ops.shape(windows[0])[:-1], channels * multiplier)
+    return ops.reshape(ops.stack(outputs, axis=-1), shape)
 
 
 def _compared(
-    inputs: Tensor,
-    kernel_size: Sequence[int],
-    parameters: Tensor,
-    similarity: Similarity,
-    strides: Sequence[int],
-    padding: str,
-    dilation_rate: Sequence[int],
-) -> Tensor:
-    """Returns `M(p) x_p`, of shape `(batch, *positions, taps, channels)`."""
-    patches = geometry.patches(inputs, kernel_size, strides, padding, dilation_rate)
-    return similarity.compare(ops.cast(parameters, inputs.dtype), patches)
+    windows: list[Tensor], parameters: Tensor, similarity: Similarity
+) -> list[Tensor]:
+    """Returns `M(p) x_p`, of shape `(batch, *positions, taps * channels)`, in parts.
+
+    The parts follow one another along the last axis.
+    """
+    parameters = ops.cast(parameters, windows[0].dtype)
+    if type(similarity).compare is Diagonal.compare:
+        # Each tap's mask on its own: nothing has to be gathered in one large tensor.
+        masks = ops.split(parameters, len(windows), axis=-1)
+        return [mask * window for mask, window in zip(masks, windows, strict=True)]
+    compared = similarity.compare(parameters, ops.stack(windows, axis=-2))
+    *positions, taps, channels = ops.shape(compared)
+    return [ops.reshape(compared, (*positions, taps * channels))]

@@ -71,52 +71,68 @@ def output_shape(
     return (input_shape[0], filters, *lengths)
 
 
-def patches(
+def windows(
     inputs: Tensor,
     kernel_size: Sequence[int],
     strides: Sequence[int],
     padding: str,
     dilation_rate: Sequence[int],
-) -> Tensor:
+) -> list[Tensor]:
     """Returns the input under every tap, as shifted copies.
 
     Args:
         inputs: Tensor of shape `(batch, *spatial, channels)`.
-        kernel_size: Taps along each spatial axis; taps are numbered row-major.
+        kernel_size: Taps along each spatial axis.
         strides: Strides along each spatial axis.
         padding: `"valid"`, `"same"` or `"causal"` (zeros before, none after).
         dilation_rate: Dilation along each spatial axis.
 
     Returns:
-        Tensor of shape `(batch, *output_spatial, taps, channels)`.
+        A tensor of shape `(batch, *positions, channels)` for every tap, row-major.
     """
     # A static size where there is one; a scalar tensor of a graph where there is not.
-    sizes = ops.shape(inputs)[1:-1]
-    reach = [(k - 1) * d for k, d in zip(kernel_size, dilation_rate, strict=True)]
-    if padding == "same":
-        lengths = [-(-size // s) for size, s in zip(sizes, strides, strict=True)]
-        totals = [
-            _at_least_zero((length - 1) * s + r + 1 - size)
-            for length, s, r, size in zip(lengths, strides, reach, sizes, strict=True)
-        ]
-        before_after = [[total // 2, total - total // 2] for total in totals]
-        inputs = ops.pad(inputs, [[0, 0], *before_after, [0, 0]])
-    elif padding == "causal":
-        lengths = [-(-size // s) for size, s in zip(sizes, strides, strict=True)]
-        inputs = ops.pad(inputs, [[0, 0], *([r, 0] for r in reach), [0, 0]])
-    else:
-        lengths = [
-            (size - r - 1) // s + 1
-            for size, s, r in zip(sizes, strides, reach, strict=True)
-        ]
+    batch, *sizes, channels = ops.shape(inputs)
+    lengths, extents, paddings = [], [], []
+    for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
+        reach = (k - 1) * d
+        length: Any = output_length(size, k, s, padding, d)
+        needed = (length - 1) * s + reach + 1 - size
+        before = {"valid": 0, "causal": reach, "same": _at_least_zero(needed) // 2}[padding]
+        extent = s * (length + reach // s)
+        lengths.append(length)
+        extents.append(extent)
+        paddings.append([before, _at_least_zero(extent - before - size)])
+    # Every s-th pixel: one of the s phases of an axis, each at the step of the positions.
+    phases: dict[tuple[int, ...], Tensor]
+    phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
+    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
+        phases = {
+            (*place, number): phase
+            for place, tensor in phases.items()
+            for number, phase in enumerate(_phases(tensor, axis, stride, extent))
+        }
     shifted = []
     for tap in itertools.product(*(range(k) for k in kernel_size)):
-        window = tuple(
-            slice(t * d, t * d + (length - 1) * s + 1, s)
-            for t, d, length, s in zip(tap, dilation_rate, lengths, strides, strict=True)
+        offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
+        place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
+        start = [o // s for o, s in zip(offsets, strides, strict=True)]
+        # Not by indexing: without XLA, TensorFlow's gradient of it is several times
+        # slower on a CPU than that of a slice, which is a padding.
+        shifted.append(
+            ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
         )
-        shifted.append(inputs[(slice(None), *window, slice(None))])
-    return ops.stack(shifted, axis=-2)
+    return shifted
+
+
+def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
+    """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
+    if stride == 1:
+        return [tensor]
+    shape = list(ops.shape(tensor))
+    shape[axis] = extent
+    cropped = ops.slice(tensor, (0,) * len(shape), shape)
+    shape[axis : axis + 1] = [extent // stride, stride]
+    return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)
 
 
 def _at_least_zero(value: Any) -> Any:

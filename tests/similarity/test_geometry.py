@@ -26,26 +26,52 @@ CASES = [
 ]
 
 
+def windows(inputs, *geometry_of):
+    inputs = ops.convert_to_tensor(inputs.astype("float32"))
+    return ops.convert_to_numpy(ops.stack(geometry.windows(inputs, *geometry_of), axis=-2))
+
+
 @pytest.mark.parametrize(("size", "kernel", "strides", "padding", "dilation"), CASES)
-def test_patches_and_lengths(size, kernel, strides, padding, dilation):
+def test_windows_and_lengths(size, kernel, strides, padding, dilation):
     # Every pixel its own number: a shifted or swapped tap cannot go unseen.
     inputs = 1 + np.arange(2 * size[0] * size[1] * 3.0).reshape((2, *size, 3))
     expected = numpy_reference.patches(inputs, kernel, strides, padding, dilation)
-    received = geometry.patches(
-        ops.convert_to_tensor(inputs.astype("float32")), kernel, strides, padding, dilation
-    )
-    np.testing.assert_array_equal(ops.convert_to_numpy(received), expected)
+    received = windows(inputs, kernel, strides, padding, dilation)
+    np.testing.assert_array_equal(received, expected)
     for axis in range(2):
         assert expected.shape[1 + axis] == geometry.output_length(
             size[axis], kernel[axis], strides[axis], padding, dilation[axis]
         )
 
 
-def test_patches_in_one_dimension():
+def test_windows_in_one_dimension():
     inputs = 1 + np.arange(10.0).reshape((1, 5, 2))
     expected = numpy_reference.patches(inputs[:, None], (1, 2), (1, 2), "same")[:, 0]
-    received = geometry.patches(inputs.astype("float32"), (2,), (2,), "same", (1,))
-    np.testing.assert_array_equal(ops.convert_to_numpy(received), expected)
+    received = windows(inputs, (2,), (2,), "same", (1,))
+    np.testing.assert_array_equal(received, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 1, 1), (4, 2, 1), (2, 3, 1), (3, 1, 2)]
+)
+def test_causal_windows_see_nothing_later(size, kernel, stride, dilation):
+    inputs = 1 + np.arange(2.0 * size).reshape((1, size, 2))
+    received = windows(inputs, (kernel,), (stride,), "causal", (dilation,))[0]
+    for position, taps in enumerate(received):
+        for tap, seen in enumerate(taps):
+            at = position * stride - (kernel - 1 - tap) * dilation
+            expected = inputs[0, at] if at >= 0 else np.zeros(2)
+            np.testing.assert_array_equal(seen, expected)
+    assert len(received) == geometry.output_length(size, kernel, stride, "causal", dilation)
+
+
+def test_windows_in_three_dimensions():
+    # A kernel of one tap along an axis takes each slice of it by itself.
+    inputs = 1 + np.arange(4 * 3 * 5.0).reshape((1, 4, 3, 5, 1))
+    received = windows(inputs, (1, 2, 3), (2, 1, 2), "same", (1, 1, 1))
+    expected = numpy_reference.patches(inputs[0, ::2], (2, 3), (1, 2), "same")
+    np.testing.assert_array_equal(received[0], expected)
 
 
 @pytest.mark.skipif(
@@ -53,16 +79,17 @@ def test_patches_in_one_dimension():
 )
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("size", [(7, 6), (6, 9), (3, 4)])
-def test_patches_of_unknown_size(size, padding):
+@pytest.mark.parametrize("kernel", [(2, 3), (1, 1)])
+def test_windows_of_unknown_size(size, padding, kernel):
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, None, 2))])
-    def patches(inputs):
-        return geometry.patches(inputs, (2, 3), (2, 1), padding, (1, 1))
+    def unknown(inputs):
+        return tf.stack(geometry.windows(inputs, kernel, (2, 1), padding, (1, 1)), axis=-2)
 
     inputs = 1 + np.arange(size[0] * size[1] * 2.0).reshape((1, *size, 2))
-    expected = numpy_reference.patches(inputs, (2, 3), (2, 1), padding)
-    np.testing.assert_array_equal(patches(inputs.astype("float32")), expected)
+    expected = numpy_reference.patches(inputs, kernel, (2, 1), padding)
+    np.testing.assert_array_equal(unknown(inputs.astype("float32")), expected)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
