@@ -11,6 +11,7 @@ import nsl_keras
 
 MODULES = (
     nsl_keras.layers,
+    nsl_keras.convert,
     nsl_keras.losses,
     nsl_keras.similarities,
     nsl_keras.predictors,

@@ -1,0 +1,6 @@
+"""Public functions between plain models and models with neural similarities."""
+
+from nsl_keras.similarity.conversion import add_similarity, fold
+from nsl_keras.similarity.model_summary import summary
+
+__all__ = ["add_similarity", "fold", "summary"]

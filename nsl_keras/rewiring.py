@@ -1,0 +1,299 @@
+"""Walks and rebuilds functional and Sequential models, nested ones included.
+
+One rule: layers of the source model are never called and never shared with the new one,
+so that the source keeps its graph, its weights and its trainable flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+#: What `rebuild` puts in a layer's place: layers that are called one after the other, the
+#: layer itself standing for a copy of it; `None` for a copy alone.
+Replace = Callable[[keras.layers.Layer], Sequence[keras.layers.Layer] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a layer, or of an operation of `keras.ops`, in a model's graph.
+
+    Attributes:
+        layer: What is called.
+        input_shapes: Shapes of the tensors that go in, batch axis included.
+        output_shapes: Shapes of the tensors that come out.
+        repeats: How often an example runs through it: the number of time steps inside
+            `keras.layers.TimeDistributed`, 1 elsewhere; `None` if not known.
+    """
+
+    layer: keras.Operation
+    input_shapes: tuple[tuple[int | None, ...], ...]
+    output_shapes: tuple[tuple[int | None, ...], ...]
+    repeats: int | None = 1
+
+
+def is_graph(layer: Any) -> bool:
+    """Whether a layer is a functional or Sequential model, so that its graph is all of it.
+
+    A model with a `call` of its own is not: only the class knows what it computes.
+    """
+    return (
+        isinstance(layer, keras.Model)
+        and isinstance(layer, (keras.Function, keras.Sequential))
+        and type(layer).call.__module__.partition(".")[0] == "keras"
+    )
+
+
+def require_graph(model: Any) -> None:
+    """Raises unless `model` is a built functional or Sequential model."""
+    if not is_graph(model):
+        raise ValueError(
+            "`model` must be a functional or Sequential model; the graph of a subclassed "
+            "model, with a `call` of its own, is not known. "
+            f"Received: model={model!r} of type {type(model).__name__!r}"
+        )
+    if not hasattr(model, "inputs"):
+        raise ValueError(
+            "`model` must be built: start it with a `keras.Input`, or call it on data. "
+            f"Received: Sequential model {model.name!r}, which has no input shape yet"
+        )
+
+
+def calls(model: keras.Model) -> list[Call]:
+    """Returns every call of a layer in a model, in the order of the graph.
+
+    Nested models and `keras.layers.TimeDistributed` are entered, with the sizes that they
+    are called on here; a shared layer appears once for each call.
+
+    Raises:
+        ValueError: If the model is subclassed, or not built.
+    """
+    found: list[Call] = []
+    _walk(model, None, 1, found)
+    return found
+
+
+def layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers of a model and of the models nested in it, each once.
+
+    Raises:
+        ValueError: If the model is subclassed, or not built.
+    """
+    unique = {id(call.layer): call.layer for call in calls(model)}
+    return [each for each in unique.values() if isinstance(each, keras.layers.Layer)]
+
+
+def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    """Yields the layers that a layer holds as attributes, at any depth, each once."""
+    seen = {id(layer)}
+    waiting: list[Any] = [vars(layer)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, keras.layers.Layer):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield value
+                waiting.append(vars(value))
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            waiting.extend(value)
+
+
+def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
+    """Returns a new model with the source's graph and weights, some layers replaced.
+
+    Layers are copied from their configs and keep their names, dtype policies and trainable
+    flags; shared layers stay shared, nested models nested. The models themselves come back
+    trainable, so that each layer's own flag decides, and not compiled. A model of a class
+    derived from a functional or Sequential one comes back as a plain one.
+
+    Args:
+        model: A functional or Sequential model.
+        replace: Called once with each layer (models and `keras.layers.TimeDistributed`
+            are entered instead); returns the layers to put in its place, or `None`. The
+            first of them is called with all arguments of the source's call. Weights of
+            new layers are the caller's to set.
+
+    Raises:
+        ValueError: If the model is subclassed or not built, or if a layer cannot be made
+            from its config.
+    """
+    return _Rebuilding(replace).run(model)
+
+
+class _Rebuilding:
+    """One run of `rebuild`."""
+
+    def __init__(self, replace: Replace) -> None:
+        self._replace = replace
+        self._chains: dict[int, list[keras.Operation]] = {}
+        self._before: dict[int, list[keras.Operation]] = {}
+        self._copies: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+
+    def run(self, model: keras.Model) -> keras.Model:
+        new_model = self._model(model)
+        for source, copy in self._copies:
+            copy.set_weights(source.get_weights())
+            if isinstance(copy, keras.layers.Normalization):
+                copy.finalize_state()  # It computes with what it derives from its weights.
+        return new_model
+
+    def _model(self, model: keras.Model) -> keras.Model:
+        require_graph(model)
+        if isinstance(model, keras.Sequential):
+            (tensor,) = model.inputs
+            stack = [layer for each in model.layers for layer in self._chain(each)]
+            start = keras.Input(
+                batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name
+            )
+            return keras.Sequential([start, *stack], name=model.name)
+        starts = {
+            id(each.output): keras.layers.InputLayer.from_config(each.get_config()).output
+            for each in model.layers
+            if isinstance(each, keras.layers.InputLayer)
+        }
+        inputs = tree.map_structure(lambda tensor: starts[id(tensor)], model.input)
+        return keras.models.clone_model(
+            _uncompiled(model),
+            input_tensors=inputs,
+            clone_function=self._last,
+            call_function=self._call,
+        )
+
+    def _last(self, layer: keras.Operation) -> keras.Operation:
+        *before, last = self._chain(layer)
+        self._before[id(last)] = before
+        return last
+
+    def _call(self, last: keras.Operation, *args: Any, **kwargs: Any) -> Any:
+        for layer in self._before[id(last)]:
+            args, kwargs = (layer(*args, **kwargs),), {}
+        return last(*args, **kwargs)
+
+    def _chain(self, layer: keras.Operation) -> list[keras.Operation]:
+        """Returns what stands in a layer's place: the same for each of its calls."""
+        if id(layer) not in self._chains:
+            self._chains[id(layer)] = self._new_chain(layer)
+        return self._chains[id(layer)]
+
+    def _new_chain(self, layer: keras.Operation) -> list[keras.Operation]:
+        if is_graph(layer):
+            return [self._model(layer)]
+        if type(layer) is keras.layers.TimeDistributed:
+            *before, last = self._chain(layer.layer)
+            names = [f"{layer.name}_{each.name}" for each in before] + [layer.name]
+            return [
+                keras.layers.TimeDistributed(each, name=name, dtype=layer.dtype_policy)
+                for each, name in zip([*before, last], names, strict=True)
+            ]
+        chain = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
+        return [
+            self._copy(layer) if each is layer else each
+            for each in ([layer] if chain is None else chain)
+        ]
+
+    def _copy(self, layer: keras.Operation) -> keras.Operation:
+        try:
+            if isinstance(layer, keras.layers.Lambda):
+                # The function is at hand: nothing foreign is run by taking it over.
+                copy = type(layer).from_config(layer.get_config(), safe_mode=False)
+                copy.function = layer.function
+            else:
+                copy = type(layer).from_config(layer.get_config())
+        except Exception as error:
+            raise ValueError(
+                "Every layer of `model` must be one that `from_config(get_config())` "
+                "makes again, its own classes and functions registered with "
+                "`keras.saving.register_keras_serializable`. "
+                f"Received: layer {layer.name!r} of type {type(layer).__name__!r}, for "
+                f"which it raised {type(error).__name__}: {error}"
+            ) from error
+        if isinstance(layer, keras.layers.Layer):
+            self._copies.append((layer, copy))
+        return copy
+
+
+class _Probe(keras.Operation):
+    """Stands for a layer while a graph is walked: it has shapes, and no weights."""
+
+    def __init__(
+        self, layer: keras.Operation, repeats: int | None, found: list[Call]
+    ) -> None:
+        super().__init__(name=layer.name)
+        self._probed, self._repeats, self._found = layer, repeats, found
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return _visit(self._probed, self._repeats, self._found, *args, **kwargs)
+
+
+def _visit(
+    layer: keras.Operation,
+    repeats: int | None,
+    found: list[Call],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Returns the outputs of a call, as symbolic tensors, and notes the calls in it."""
+    inputs = args[0] if args else kwargs.get("inputs")
+    if is_graph(layer):
+        return _walk(layer, inputs, repeats, found)
+    outputs = layer.compute_output_spec(*args, **kwargs)
+    if type(layer) is keras.layers.TimeDistributed:
+        batch, steps, *rest = inputs.shape
+        step = keras.KerasTensor((batch, *rest), inputs.dtype)
+        known = None if repeats is None or steps is None else repeats * steps
+        _visit(layer.layer, known, found, step)
+    else:
+        found.append(Call(layer, _shapes((args, kwargs)), _shapes(outputs), repeats))
+    return outputs
+
+
+def _walk(model: keras.Model, inputs: Any, repeats: int | None, found: list[Call]) -> Any:
+    """Returns the outputs of a model on `inputs`, or on its own where they are `None`."""
+    require_graph(model)
+    if isinstance(model, keras.Sequential):
+        outputs = model.inputs[0] if inputs is None else inputs
+        for layer in model.layers:
+            outputs = _visit(layer, repeats, found, outputs)
+        return outputs
+    if inputs is None:
+        inputs = model.inputs
+    elif isinstance(inputs, dict) and not isinstance(model.input, dict):
+        inputs = [inputs[tensor.name] for tensor in model.inputs]
+    fresh = [
+        keras.Input(
+            batch_shape=given.shape,
+            dtype=given.dtype,
+            sparse=given.sparse,
+            name=tensor.name,
+        )
+        for given, tensor in zip(tree.flatten(inputs), model.inputs, strict=True)
+    ]
+    walked = keras.models.clone_model(
+        _uncompiled(model),
+        input_tensors=tree.pack_sequence_as(model.input, fresh),
+        clone_function=lambda layer: _Probe(layer, repeats, found),
+    )
+    # New tensors: those of the walk belong to its graph.
+    return tree.map_structure(
+        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), walked.output
+    )
+
+
+def _uncompiled(model: keras.Model) -> keras.Model:
+    """The same graph in a model without an optimizer, which a clone would take over."""
+    return keras.Model(model.input, model.output, name=model.name)
+
+
+def _shapes(structure: Any) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(
+        tuple(each.shape)
+        for each in tree.flatten(structure)
+        if isinstance(each, keras.KerasTensor)
+    )
