@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from nsl_keras import similarities
+from nsl_keras.backend.gradients import gradients_of
 from nsl_keras.similarity import geometry
 from nsl_keras.similarity.dynamic_convolution import (
     dynamic_convolution,
@@ -84,12 +85,16 @@ def arrays(size, kernel_size, strides, padding, dilation, name, per_example=Fals
     if per_example:
         positions = (1,) * len(positions)
     parameters = RNG.normal(size=(2, *positions, *SIMILARITIES[name].parameter_shape(taps)))
-    matrix = parameters
+    return inputs, kernel, parameters
+
+
+def matrix_of(name, parameters):
+    """`M` from its parameters."""
     if name == "diagonal":
-        matrix = parameters[..., None] * np.eye(taps)
-    elif name == "symmetric":
-        matrix = (parameters + np.swapaxes(parameters, -1, -2)) / 2
-    return inputs, kernel, parameters, matrix
+        return parameters[..., None] * np.eye(parameters.shape[-1])
+    if name == "symmetric":
+        return (parameters + np.swapaxes(parameters, -1, -2)) / 2
+    return parameters
 
 
 def applied(function, inputs, kernel, parameters, similarity, strides, padding, dilation):
@@ -111,9 +116,10 @@ def applied(function, inputs, kernel, parameters, similarity, strides, padding, 
 def test_values(
     size, kernel_size, strides, padding, dilation, name, depthwise, per_example
 ):
-    inputs, kernel, parameters, matrix = arrays(
+    inputs, kernel, parameters = arrays(
         size, kernel_size, strides, padding, dilation, name, per_example
     )
+    matrix = matrix_of(name, parameters)
     received = applied(
         dynamic_depthwise_convolution if depthwise else dynamic_convolution,
         *(array.astype(DTYPE) for array in (inputs, kernel, parameters)),
@@ -127,3 +133,182 @@ def test_values(
     np.testing.assert_allclose(
         ops.convert_to_numpy(received), expected, rtol=TOLERANCE, atol=TOLERANCE
     )
+
+
+def naive(inputs, kernel, parameters, name, depthwise, *geometry_of):
+    """The formula in one einsum, the taps read by a product with zeros and ones."""
+    pixels = int(np.prod(inputs.shape[1:-1]))
+    one_hot = np.eye(pixels).reshape((1, *inputs.shape[1:-1], pixels))
+    reads = patches_of(one_hot, kernel.shape[:-2], *geometry_of)[0]
+    positions, taps = reads.shape[:-2], reads.shape[-2]
+    reads = reads.reshape((-1, taps, pixels)).astype(DTYPE)
+    shape = SIMILARITIES[name].parameter_shape(taps)
+    matrix = ops.reshape(parameters, (inputs.shape[0], -1, *shape))
+    if name == "diagonal":
+        matrix = matrix[..., None] * np.eye(taps, dtype=DTYPE)
+    outputs = ops.einsum(
+        "tco,bptu,puq,bqc->bpco" if depthwise else "tco,bptu,puq,bqc->bpo",
+        ops.reshape(kernel, (taps, *kernel.shape[-2:])),
+        matrix,
+        reads,
+        ops.reshape(inputs, (inputs.shape[0], pixels, -1)),
+    )
+    return ops.reshape(outputs, (inputs.shape[0], *positions, -1))
+
+
+def first_and_second_gradients(function, arguments):
+    """Of a curved scalar of the output, and of a scalar of those gradients."""
+
+    def value(at):
+        outputs = function(*at)
+        weights = np.cos(np.arange(np.prod(outputs.shape))).reshape(outputs.shape)
+        return ops.sum(ops.sin(outputs) * weights.astype(DTYPE)), None
+
+    def value_of_gradients(at):
+        gradients, _ = gradients_of(value, at)
+        return sum(ops.sum(ops.sin(3.0 * gradient)) for gradient in gradients), gradients
+
+    arguments = [ops.convert_to_tensor(array.astype(DTYPE)) for array in arguments]
+    second, first = gradients_of(value_of_gradients, arguments)
+    return [ops.convert_to_numpy(gradient) for gradient in [*first, *second]]
+
+
+@pytest.mark.parametrize("depthwise", [False, True], ids=["convolution", "depthwise"])
+@pytest.mark.parametrize("name", ["diagonal", "unconstrained"])
+@pytest.mark.parametrize(
+    GEOMETRY,
+    [
+        pytest.param((5,), (3,), (1,), "causal", (2,), id="causal_dilated"),
+        pytest.param((4, 3), (3, 3), (1, 1), "same", (1, 1), id="same"),
+        pytest.param((5, 4), (2, 3), (2, 1), "valid", (1, 1), id="valid_strided"),
+        pytest.param((3, 4), (2, 2), (2, 3), "same", (1, 1), id="same_strided"),
+    ],
+)
+def test_first_and_second_gradients(
+    size, kernel_size, strides, padding, dilation, name, depthwise
+):
+    arguments = arrays(size, kernel_size, strides, padding, dilation, name)
+    arguments = [0.3 * array for array in arguments]
+    function = dynamic_depthwise_convolution if depthwise else dynamic_convolution
+    received = first_and_second_gradients(
+        lambda *at: applied(function, *at, SIMILARITIES[name], strides, padding, dilation),
+        arguments,
+    )
+    expected = first_and_second_gradients(
+        lambda *at: naive(*at, name, depthwise, strides, padding, dilation), arguments
+    )
+    for ours, theirs in zip(received, expected, strict=True):
+        assert np.max(np.abs(theirs)) > 1e-3
+        np.testing.assert_allclose(ours, theirs, rtol=10 * TOLERANCE, atol=10 * TOLERANCE)
+
+
+class Turned(similarities.Diagonal):
+    """Compares each tap with the one opposite: not diagonal, whatever it inherits."""
+
+    def matrix(self, parameters):
+        return ops.flip(super().matrix(parameters), axis=-1)
+
+    def compare(self, parameters, patches):
+        return ops.matmul(self.matrix(parameters), patches)
+
+
+@pytest.mark.parametrize("depthwise", [False, True], ids=["convolution", "depthwise"])
+def test_a_similarity_of_ones_own_is_asked_to_compare(depthwise):
+    where = ((4, 3), (2, 3), (1, 1), "same", (1, 1))
+    inputs, kernel, parameters = arrays(*where, "diagonal")
+    received = applied(
+        dynamic_depthwise_convolution if depthwise else dynamic_convolution,
+        *(array.astype(DTYPE) for array in (inputs, kernel, parameters)),
+        Turned(),
+        *where[2:],
+    )
+    matrix = np.flip(matrix_of("diagonal", parameters), axis=-1)
+    expected = expected_of(inputs, kernel, matrix, depthwise, *where[2:])
+    np.testing.assert_allclose(received, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float16", 0.01), ("bfloat16", 0.08)])
+@pytest.mark.parametrize("name", ["diagonal", "unconstrained"])
+def test_narrow_inputs_decide_the_dtype(name, dtype, error):
+    where = ((5, 4), (3, 3), (1, 1), "same", (1, 1))
+    inputs, kernel, parameters = arrays(*where, name)
+    received = applied(
+        dynamic_convolution,
+        ops.cast(inputs.astype("float32"), dtype),
+        kernel.astype("float32"),
+        parameters.astype("float32"),
+        SIMILARITIES[name],
+        *where[2:],
+    )
+    expected = expected_of(inputs, kernel, matrix_of(name, parameters), False, *where[2:])
+    assert keras.backend.standardize_dtype(received.dtype) == dtype
+    received = ops.convert_to_numpy(ops.cast(received, "float32"))
+    np.testing.assert_allclose(received, expected, atol=error * np.max(np.abs(expected)))
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="JAX knows every size when it traces"
+)
+@pytest.mark.parametrize("depthwise", [False, True], ids=["convolution", "depthwise"])
+@pytest.mark.parametrize("name", ["diagonal", "unconstrained"])
+def test_unknown_batch_and_sizes(name, depthwise):
+    import tensorflow as tf
+
+    function = dynamic_depthwise_convolution if depthwise else dynamic_convolution
+    parameter_shape = SIMILARITIES[name].parameter_shape(6)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec((None, None, None, 3), DTYPE),
+            tf.TensorSpec((2, 3, 3, 2), DTYPE),
+            tf.TensorSpec((None, None, None, *parameter_shape), DTYPE),
+        ]
+    )
+    def unknown(inputs, kernel, parameters):
+        return applied(
+            function,
+            inputs,
+            kernel,
+            parameters,
+            SIMILARITIES[name],
+            (2, 1),
+            "same",
+            (1, 1),
+        )
+
+    for size in [(5, 4), (4, 7)]:
+        where = (size, (2, 3), (2, 1), "same", (1, 1))
+        inputs, kernel, parameters = arrays(*where, name)
+        expected = expected_of(
+            inputs, kernel, matrix_of(name, parameters), depthwise, *where[2:]
+        )
+        np.testing.assert_allclose(
+            unknown(inputs, kernel, parameters), expected, rtol=TOLERANCE, atol=TOLERANCE
+        )
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="about an operation of TensorFlow's"
+)
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["diagonal", "unconstrained"])
+def test_no_gradient_of_indexing(name, strides):
+    # `StridedSliceGrad` takes more time than all the rest together.
+    import tensorflow as tf
+
+    where = ((5, 4), (3, 3), strides, "same", (1, 1))
+
+    @tf.function
+    def gradients(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            outputs = applied(
+                dynamic_convolution, *arguments, SIMILARITIES[name], *where[2:]
+            )
+        return tape.gradient(outputs, arguments)
+
+    arguments = [tf.convert_to_tensor(array) for array in arrays(*where, name)]
+    graph = gradients.get_concrete_function(*arguments).graph
+    kinds = {operation.type for operation in graph.get_operations()}
+    assert "MatMul" in kinds
+    assert "StridedSliceGrad" not in kinds
