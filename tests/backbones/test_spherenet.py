@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from golden_files import gradients
 from keras import ops
-from layer_harness import perturb
+from layer_harness import IS_TENSORFLOW, perturb
 
 from nsl_keras.backbones import self_attention_spherenet
 from nsl_keras.layers import GlobalNeuralSimilarity2D, SphereConv2D
@@ -143,14 +143,14 @@ def test_batch_norms_take_the_options():
     model = small(
         batch_normalization_momentum=0.7,
         batch_normalization_epsilon=1e-2,
-        synchronized=True,
+        synchronized=IS_TENSORFLOW,  # Keras has it on TensorFlow and PyTorch alone.
     )
     found = [
         (layer.momentum, layer.epsilon, layer.synchronized)
         for layer in model.layers
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
-    assert found == [(0.7, 1e-2, True)] * 9
+    assert found == [(0.7, 1e-2, IS_TENSORFLOW)] * 9
 
 
 @pytest.mark.parametrize("sphere", [True, False])
