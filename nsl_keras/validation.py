@@ -16,7 +16,8 @@ import numpy as np
 def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     """Returns `value` if it is one of `allowed`."""
     allowed = list(allowed)
-    if value not in allowed:
+    # Types first: an array compares with a name entry by entry.
+    if not any(isinstance(value, type(each)) and value == each for each in allowed):
         names = ", ".join(repr(each) for each in allowed)
         raise ValueError(f"`{name}` must be one of {names}. Received: {name}={value!r}")
     return value
@@ -50,12 +51,7 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
 
 def positive_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float above zero."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.number))
-        or not math.isfinite(value)
-        or value <= 0
-    ):
+    if not _is_finite_number(value) or value <= 0:
         raise ValueError(
             f"`{name}` must be a finite number above zero. Received: {name}={value!r}"
         )
@@ -64,12 +60,7 @@ def positive_number(value: Any, name: str) -> float:
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float of at least zero."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.number))
-        or not math.isfinite(value)
-        or value < 0
-    ):
+    if not _is_finite_number(value) or value < 0:
         raise ValueError(
             f"`{name}` must be a finite number of at least zero. Received: {name}={value!r}"
         )
@@ -78,13 +69,20 @@ def non_negative_number(value: Any, name: str) -> float:
 
 def fraction(value: Any, name: str) -> float:
     """Returns `value` as a float in [0, 1)."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.number))
-        or not 0 <= value < 1
-    ):
+    if not _is_finite_number(value) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}")
     return float(value)
+
+
+def _is_finite_number(value: Any) -> bool:
+    """Whether `value` is a real number that a float can hold."""
+    numbers = (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, numbers):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An integer above all floats.
+        return False
 
 
 def rank(input_shape: Sequence[int | None], expected: int) -> None:

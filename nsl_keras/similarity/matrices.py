@@ -8,6 +8,7 @@ under tap `u`; the identity is the plain convolution.
 from __future__ import annotations
 
 import abc
+import copy
 import itertools
 import math
 from typing import Any
@@ -95,6 +96,10 @@ class Similarity(abc.ABC):
         """Returns `M x`, of shape `(..., taps, channels)`, for patches of that shape."""
         return ops.matmul(self.matrix(parameters), patches)
 
+    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+        """Returns `M x` for the vectors in rows `(..., taps)`: `compare`, transposed."""
+        return ops.matmul(rows, ops.swapaxes(self.matrix(parameters), -1, -2))
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {}
@@ -146,6 +151,9 @@ class Diagonal(Similarity):
 
     def compare(self, parameters: Tensor, patches: Tensor) -> Tensor:
         return parameters[..., None] * patches
+
+    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+        return parameters[..., None, :] * rows
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -309,7 +317,7 @@ class Sparse(Similarity):
                 f"`nonzeros` must be at most {taps**2}, the entries of `M` for "
                 f"kernel_size={kernel_size}. Received: nonzeros={self.nonzeros}"
             )
-        similarity = Sparse(self.nonzeros)
+        similarity = copy.copy(self)
         similarity._kernel_size = kernel_size
         return similarity
 

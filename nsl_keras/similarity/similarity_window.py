@@ -88,6 +88,11 @@ class SimilarityWindow(NeuralSimilarity, Window):
                 "`predictor` must have padding='causal' in a causal layer, or it would "
                 f"look ahead. Received: predictor.padding={self.predictor.padding!r}"
             )
+        if self.padding == "causal" and self.predictor.pooled:
+            raise ValueError(
+                "`predictor` must not be pooled in a causal layer, or it would look "
+                "ahead. Received: predictor.pooled=True"
+            )
 
     def _check_prediction_shape(
         self, received: tuple[int | None, ...], input_shape: tuple[int | None, ...]

@@ -2,284 +2,408 @@
 
 import keras
 import numpy as np
-import numpy_reference
 import pytest
 from golden_files import DTYPES, gradients
 from keras import ops
+from similarity_layers import (
+    DYNAMIC_SIMILARITIES,
+    FAMILY,
+    FILTERS,
+    IS_TENSORFLOW,
+    LAYERS_AND_SIMILARITIES,
+    SIMILARITIES,
+    TOLERANCES,
+    assert_close,
+    assert_equal,
+    channels_last,
+    identity_parameters,
+    name_of,
+    randomize,
+    static_matrix,
+    to_matrix,
+    values,
+)
 
-from nsl_keras import similarities
-from nsl_keras.layers import NeuralSimilarityConv2D
+from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
+from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
-TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 RNG = np.random.default_rng(5)
-IMAGES = RNG.normal(size=(2, 9, 11, 4))
+CONVOLUTIONS = [name for name in FAMILY if not FAMILY[name].depthwise]
+# TensorFlow has no float64 convolution with channels first on the CPU.
+DTYPES_AND_FORMATS = [
+    (dtype, data_format)
+    for dtype in (*DTYPES, "mixed_bfloat16")
+    for data_format in ("channels_last", "channels_first")
+    if not (IS_TENSORFLOW and dtype == "float64" and data_format == "channels_first")
+]
 
-GEOMETRIES = [
-    {},
-    {"strides": 2},
-    {"strides": (3, 1)},
-    {"dilation_rate": 2},
-    {"dilation_rate": (1, 3)},
+each_layer = pytest.mark.parametrize("name", FAMILY)
+each_layer_and_similarity = pytest.mark.parametrize(
+    ("name", "similarity"), LAYERS_AND_SIMILARITIES
+)
+each_dtype_and_format = pytest.mark.parametrize(
+    ("dtype", "data_format"), DTYPES_AND_FORMATS
+)
+
+# An odd padding, a stride, a dilation, and the axes not alike.
+SOME_GEOMETRIES = [
+    {"kernel_size": (2, 3, 2), "padding": "same", "strides": 2},
+    {"kernel_size": (3, 2, 1), "dilation_rate": (1, 3, 2)},
 ]
 
 
-DATA_FORMATS = ("channels_last", "channels_first")
+# The static layer against the plain one of Keras.
 
 
-def name_of(options):
-    return "-".join(f"{name}={value}" for name, value in options.items()) or "plain"
-
-
-def assert_close(received, expected, tolerance, what=""):
-    """Compares relative to the largest entry, and refuses all-zero expectations."""
-    received = np.asarray(ops.convert_to_numpy(received)).astype("float64")
-    expected = np.asarray(ops.convert_to_numpy(expected)).astype("float64")
-    assert received.shape == expected.shape
-    largest = np.max(np.abs(expected))
-    assert largest > 0
-    error = np.max(np.abs(received - expected)) / largest
-    assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.1e} {what}"
-
-
-def randomize(layer, seed=11, scale=0.5):
-    """Gives every weight random values: ones and zeros would hide mistakes."""
-    rng = np.random.default_rng(seed)
-    for variable in layer.variables:
-        noise = scale * rng.normal(size=variable.shape)
-        if variable.path.endswith("moving_variance"):
-            # Small ones, so that batch norms spread what they see.
-            noise = 0.01 * (1 + np.abs(noise))
-        variable.assign(noise)
-
-
-def make_images(data_format="channels_last", dtype="float32"):
-    images = np.moveaxis(IMAGES, -1, 1) if data_format == "channels_first" else IMAGES
-    return ops.convert_to_tensor(images, dtype=dtype)
-
-
-def channels_last(outputs, data_format):
-    outputs = ops.convert_to_numpy(outputs)
-    return np.moveaxis(outputs, 1, -1) if data_format == "channels_first" else outputs
-
-
-# The static layer against Keras's Conv2D.
-
-
-def compare_with_plain(similarity="diagonal", **options):
-    # More filters than any width: where they are equal, Keras's own Conv2D adds the bias
-    # along the width with channels first on TensorFlow (3.15).
-    layer = NeuralSimilarityConv2D(
-        12, bias_initializer="random_normal", similarity=similarity, **options
-    )
-    images = make_images(options.get("data_format"))
-    outputs = layer(images)
-    plain = keras.layers.Conv2D(12, **options)
-    plain.build(images.shape)
-    plain.kernel.assign(layer.kernel)
-    if layer.bias is not None:
+@each_dtype_and_format
+@each_layer
+def test_static_layer_starts_as_the_plain_layer(name, dtype, data_format):
+    member = FAMILY[name]
+    inputs = member.tensor(data_format=data_format)
+    slow = member.rank == 3 and data_format == "channels_first"
+    for geometry in SOME_GEOMETRIES if slow else member.geometries():
+        options = {**geometry, "data_format": data_format, "dtype": dtype}
+        layer = member.make(bias_initializer="random_normal", **options)
+        outputs = layer(inputs)
+        plain = member.plain(**member.options(**options))
+        plain.build(inputs.shape)
+        plain.kernel.assign(layer.kernel)
         plain.bias.assign(layer.bias)
-    assert_close(outputs, plain(images), 1e-6, options)
-    assert layer.compute_output_shape(images.shape) == tuple(outputs.shape)
+        assert_equal(outputs, plain(inputs))
+        assert layer.compute_output_shape(inputs.shape) == tuple(outputs.shape)
+        assert outputs.dtype == plain(inputs).dtype
 
 
-@pytest.mark.parametrize("data_format", DATA_FORMATS)
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=name_of)
-@pytest.mark.parametrize("kernel_size", [1, (2, 3), 3, (4, 4)], ids=str)
-def test_static_layer_starts_as_conv2d(kernel_size, geometry, data_format):
-    for padding in ("valid", "same"):
-        compare_with_plain(
-            kernel_size=kernel_size, padding=padding, data_format=data_format, **geometry
-        )
-
-
-@pytest.mark.parametrize("data_format", DATA_FORMATS)
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=name_of)
-def test_static_layer_with_groups_starts_as_conv2d(geometry, data_format):
-    for padding in ("valid", "same"):
-        compare_with_plain(
-            kernel_size=(2, 3),
-            padding=padding,
-            groups=2,
-            data_format=data_format,
-            **geometry,
-        )
-
-
-@pytest.mark.parametrize("data_format", DATA_FORMATS)
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_static_layer_starts_as_conv2d_with_activation_and_bias(similarity, data_format):
-    for activation in (None, "relu", "softmax"):
-        for use_bias in (True, False):
-            compare_with_plain(
-                kernel_size=3,
-                similarity=similarity,
-                activation=activation,
-                use_bias=use_bias,
-                data_format=data_format,
-            )
-
-
-def test_bias_goes_along_the_channels_where_the_width_equals_the_filters():
-    layer = NeuralSimilarityConv2D(
-        6, 3, padding="same", data_format="channels_first", bias_initializer="normal"
+@pytest.mark.parametrize("dtype", DTYPES)
+@each_layer_and_similarity
+def test_every_similarity_starts_from_the_plain_kernel(name, similarity, dtype):
+    member = FAMILY[name]
+    layer = member.make(
+        kernel_size=(2, 3, 2), similarity=SIMILARITIES[similarity], dtype=dtype
     )
-    images = ops.convert_to_tensor(RNG.normal(size=(2, 4, 5, 6)), dtype="float32")
-    with_bias = ops.convert_to_numpy(layer(images))
+    layer.build(member.inputs.shape)
+    size = layer.similarity_matrix.shape[0]
+    nonzeros = getattr(layer.similarity, "nonzeros", None) or size
+    matrix = ops.convert_to_numpy(layer.similarity_matrix)
+    if nonzeros >= size:
+        assert_equal(matrix, np.eye(size))
+        assert_equal(layer.equivalent_kernel, layer.kernel)
+    else:
+        # Fewer entries than the identity has: those nearest to the centre.
+        assert np.count_nonzero(matrix) == nonzeros
+        assert np.trace(matrix) == nonzeros
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@each_layer
+def test_static_layer_starts_as_the_plain_layer_with_activation(name, data_format):
+    member = FAMILY[name]
+    inputs = member.tensor(data_format=data_format)
+    for activation, use_bias in (("relu", True), ("softmax", False)):
+        options = {
+            "kernel_size": 3,
+            "activation": activation,
+            "use_bias": use_bias,
+            "data_format": data_format,
+        }
+        layer = member.make(**options)
+        outputs = layer(inputs)
+        plain = member.plain(**member.options(**options))
+        plain.build(inputs.shape)
+        plain.kernel.assign(layer.kernel)
+        assert (layer.bias is None) is not use_bias
+        assert_equal(outputs, plain(inputs))
+
+
+@each_layer
+def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
+    member = FAMILY[name]
+    shape = (2, 4, *[FILTERS] * member.rank)
+    layer = member.make(
+        kernel_size=3,
+        padding="same",
+        data_format="channels_first",
+        bias_initializer="normal",
+    )
+    inputs = ops.convert_to_tensor(RNG.normal(size=shape), dtype="float32")
+    with_bias = ops.convert_to_numpy(layer(inputs))
     bias = np.array(ops.convert_to_numpy(layer.bias))
-    layer.bias.assign(np.zeros(6))
-    without = ops.convert_to_numpy(layer(images))
-    assert_close(
-        with_bias - without, np.broadcast_to(bias[:, None, None], (2, 6, 5, 6)), 1e-5
-    )
+    layer.bias.assign(np.zeros(FILTERS))
+    without = ops.convert_to_numpy(layer(inputs))
+    expected = bias.reshape(-1, *[1] * member.rank)
+    assert_close(with_bias - without, np.broadcast_to(expected, with_bias.shape), 1e-5)
 
 
-# The formula of the design, in float64 loops.
+# The formula of the docstrings, in float64 loops.
 
 
-def expected_outputs(layer, matrix, options):
-    patches = numpy_reference.patches(
-        IMAGES, **{name: value for name, value in options.items() if name != "groups"}
-    )
-    return numpy_reference.similarity_convolution(
-        patches,
-        ops.convert_to_numpy(layer.kernel),
-        matrix,
-        ops.convert_to_numpy(layer.bias),
-        options.get("groups", 1),
-    )
-
-
-def to_matrix(similarity, parameters):
-    """`M` of a similarity's parameters, without the package."""
-    parameters = np.asarray(parameters, "float64")
-    if similarity == "unconstrained":
-        return parameters
-    return parameters[..., None] * np.eye(parameters.shape[-1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=name_of)
-def test_static_layer_follows_the_formula(geometry, similarity, dtype):
-    for padding in ("valid", "same"):
-        options = {"kernel_size": (2, 3), "padding": padding, **geometry}
-        layer = NeuralSimilarityConv2D(6, similarity=similarity, dtype=dtype, **options)
-        layer.build(IMAGES.shape)
-        randomize(layer)
-        parameters = ops.convert_to_numpy(layer.similarity_parameters)
-        expected = expected_outputs(layer, to_matrix(similarity, parameters), options)
-        outputs = layer(make_images(dtype=dtype))
+@each_layer_and_similarity
+def test_static_layer_follows_the_formula(name, similarity):
+    member, dtype = FAMILY[name], DTYPES[0]
+    inputs = member.tensor(dtype)
+    groups = similarity in ("unconstrained", "full")
+    for geometry in member.geometries(groups=groups):
+        if similarity == "sparse_of_3" and geometry["kernel_size"] == 1:
+            continue
+        layer = member.make_built(
+            similarity=SIMILARITIES[similarity], dtype=dtype, **geometry
+        )
+        outputs = layer(inputs)
         assert keras.backend.standardize_dtype(outputs.dtype) == dtype
-        assert_close(outputs, expected, TOLERANCES[dtype], options)
+        assert tuple(outputs.shape) == layer.compute_output_shape(inputs.shape)
+        expected = member.expected(layer, static_matrix(layer))
+        assert_close(outputs, expected, TOLERANCES[dtype], geometry)
 
 
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-@pytest.mark.parametrize(
-    "options",
-    [{"groups": 2}, {"groups": 2, "padding": "same", "strides": 2}, {"padding": "same"}],
-    ids=name_of,
+@pytest.mark.parametrize("similarity", ["unconstrained", "sparse_of_3", "full"])
+@each_layer
+def test_static_layer_with_channels_first_follows_the_formula(name, similarity):
+    member = FAMILY[name]
+    if similarity not in member.similarities():
+        similarity = "symmetric"
+    inputs = member.tensor(data_format="channels_first")
+    for geometry in [
+        *SOME_GEOMETRIES,
+        *([] if member.depthwise else [{"kernel_size": 2, "groups": 2}]),
+    ]:
+        layer = member.make_built(
+            similarity=SIMILARITIES[similarity], data_format="channels_first", **geometry
+        )
+        outputs = channels_last(layer(inputs), "channels_first")
+        expected = member.expected(layer, static_matrix(layer))
+        assert_close(outputs, expected, TOLERANCES["float32"], geometry)
+
+
+def make_predictor(kind, member, similarity, dtype, geometry):
+    """A predictor of a kind, with the layer's geometry and few hidden filters."""
+    geometry = {
+        key: value[: member.rank] if isinstance(value, tuple) else value
+        for key, value in geometry.items()
+    }
+    kernel_size = geometry["kernel_size"]
+    if isinstance(kernel_size, int):
+        geometry["kernel_size"] = kernel_size = (kernel_size,) * member.rank
+    options = {"similarity": similarity, "hidden_filters": 5, "dtype": dtype}
+    if kind in ("sphere", "full_sphere", "cnn"):
+        return SimilarityPredictor(kind=kind, **geometry, **options)
+    if kind == "pooled":
+        return SimilarityPredictor(pooled=True, **geometry, **options)
+    if kind.startswith("shared"):
+        causal = geometry.get("padding") == "causal"
+        return SharedSimilarityPredictor(
+            kernel_size,
+            adapted_filters=3,
+            pooled=kind == "shared_pooled",
+            padding="causal" if causal else "same",
+            data_format=geometry.get("data_format"),
+            **options,
+        )
+    outputs = identity_parameters(similarity, int(np.prod(kernel_size))).size
+    if kind == "own":
+        convolution = (
+            keras.layers.Conv1D,
+            keras.layers.Conv2D,
+            keras.layers.Conv3D,
+        )[member.rank - 1]
+        return convolution(outputs, activation="tanh", dtype=dtype, **geometry)
+    assert kind == "own_per_example"
+    return keras.Sequential(
+        [
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(outputs, "tanh", dtype=dtype),
+        ]
+    )
+
+
+KINDS = (
+    "sphere",
+    "full_sphere",
+    "cnn",
+    "pooled",
+    "shared",
+    "shared_pooled",
+    "own",
+    "own_per_example",
 )
-def test_static_layer_with_channels_first_follows_the_formula(options, similarity):
-    options = {"kernel_size": (2, 3), **options}
-    layer = NeuralSimilarityConv2D(
-        6, similarity=similarity, data_format="channels_first", **options
-    )
-    images = make_images("channels_first")
-    layer.build(images.shape)
-    randomize(layer)
-    parameters = ops.convert_to_numpy(layer.similarity_parameters)
-    expected = expected_outputs(layer, to_matrix(similarity, parameters), options)
-    outputs = channels_last(layer(images), "channels_first")
-    assert_close(outputs, expected, TOLERANCES["float32"])
 
 
-def dynamic_layer(similarity, predictor, dtype, **options):
-    """A dynamic layer with random weights, and its `M` at every position."""
-    layer = NeuralSimilarityConv2D(
-        6, similarity=similarity, predictor=predictor, dtype=dtype, **options
-    )
-    images = make_images(options.get("data_format"), dtype)
-    layer.build(images.shape)
-    randomize(layer)
-    prediction = channels_last(layer.predictor(images), options.get("data_format"))
-    taps = np.prod(numpy_reference.pair(options["kernel_size"]))
-    if similarity == "unconstrained":
-        prediction = prediction.reshape(*prediction.shape[:-1], taps, taps)
-    matrix = np.eye(taps) + to_matrix(similarity, prediction)
-    # A prediction that hardly varies would not show which position it belongs to.
-    assert np.std(matrix, axis=(1, 2)).max() > 0.1
-    return layer, images, matrix
+def predicted_matrix(layer, inputs):
+    """`M`, channels last, from what the predictor itself returns."""
+    if layer.adaptation is not None:
+        inputs = layer.adaptation(inputs)
+    prediction = ops.convert_to_numpy(layer.predictor(inputs)).astype("float64")
+    if prediction.ndim == 2:
+        prediction = prediction.reshape(len(prediction), *[1] * layer.rank, -1)
+    else:
+        prediction = channels_last(prediction, layer.data_format)
+    identity = identity_parameters(layer.similarity, layer.taps)
+    prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
+    matrix = to_matrix(layer.similarity, identity + prediction)
+    # A prediction that hardly varies would not show where it belongs.
+    assert np.std(matrix, axis=tuple(range(layer.rank + 1))).max() > 0.01
+    return matrix
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=name_of)
-def test_dynamic_layer_follows_the_formula(geometry, similarity, dtype):
-    for padding, predictor in (("valid", "cnn"), ("same", "sphere")):
-        options = {"kernel_size": (2, 3), "padding": padding, **geometry}
-        layer, images, matrix = dynamic_layer(similarity, predictor, dtype, **options)
-        expected = expected_outputs(layer, matrix, options)
-        outputs = layer(images)
+def check_dynamic(name, similarity, kind, geometries, data_format="channels_last"):
+    member = FAMILY[name]
+    dtype = DTYPES[0] if data_format == "channels_last" else "float32"
+    inputs = member.tensor(dtype, data_format)
+    for geometry in geometries:
+        options = {**geometry, "data_format": data_format}
+        predictor = make_predictor(kind, member, similarity, dtype, options)
+        layer = member.make_built(
+            similarity=similarity, predictor=predictor, dtype=dtype, **options
+        )
+        outputs = layer(inputs)
         assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+        assert tuple(outputs.shape) == layer.compute_output_shape(inputs.shape)
+        expected = member.expected(layer, predicted_matrix(layer, inputs))
+        outputs = channels_last(outputs, data_format)
         assert_close(outputs, expected, TOLERANCES[dtype], options)
-        assert layer.compute_output_shape(images.shape) == tuple(outputs.shape)
 
 
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_dynamic_layer_with_channels_first_follows_the_formula(similarity):
-    options = {"kernel_size": (2, 3), "padding": "same", "strides": 2}
-    layer, images, matrix = dynamic_layer(
-        similarity, "full_sphere", "float32", data_format="channels_first", **options
-    )
-    expected = expected_outputs(layer, matrix, options)
-    assert_close(channels_last(layer(images), "channels_first"), expected, 1e-5)
+@pytest.mark.parametrize("similarity", DYNAMIC_SIMILARITIES)
+@each_layer
+def test_dynamic_layer_follows_the_formula(name, similarity):
+    geometries = FAMILY[name].geometries(dynamic=True)
+    check_dynamic(name, SIMILARITIES[similarity], "sphere", geometries)
 
 
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_dynamic_layer_with_a_constant_prediction_is_the_static_layer(similarity):
-    static = NeuralSimilarityConv2D(6, 3, similarity=similarity)
-    static.build(IMAGES.shape)
-    randomize(static)
-    parameters = ops.convert_to_numpy(static.similarity_parameters)
-    identity = np.ones(9) if similarity == "diagonal" else np.eye(9)
-    constant = keras.layers.Conv2D(
-        parameters.size,
-        3,
-        kernel_initializer="zeros",
-        bias_initializer=keras.initializers.Constant((parameters - identity).reshape(-1)),
-    )
-    dynamic = NeuralSimilarityConv2D(6, 3, similarity=similarity, predictor=constant)
-    dynamic.build(IMAGES.shape)
+@pytest.mark.parametrize("kind", KINDS[1:])
+@each_layer
+def test_dynamic_layer_follows_the_formula_with_every_predictor(name, kind):
+    similarity = DYNAMIC_SIMILARITIES[KINDS.index(kind) % len(DYNAMIC_SIMILARITIES)]
+    check_dynamic(name, SIMILARITIES[similarity], kind, SOME_GEOMETRIES)
+
+
+@pytest.mark.parametrize("kind", ["full_sphere", "shared", "own_per_example"])
+@each_layer
+def test_dynamic_layer_with_channels_first_follows_the_formula(name, kind):
+    similarity = SIMILARITIES["unconstrained"]
+    check_dynamic(name, similarity, kind, SOME_GEOMETRIES, "channels_first")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_layer
+def test_dynamic_layer_with_a_prediction_of_zeros_is_the_plain_layer(name, kind):
+    member = FAMILY[name]
+    similarity = SIMILARITIES["positive_semidefinite"]
+    geometry = {"kernel_size": (2, 3, 2), "padding": "same", "strides": 2}
+    predictor = make_predictor(kind, member, similarity, "float32", geometry)
+    layer = member.make_built(similarity=similarity, predictor=predictor, **geometry)
+    last = getattr(layer.predictor, "output_convolution", layer.predictor)
+    last = last.layers[-1] if isinstance(last, keras.Sequential) else last
+    last.kernel.assign(np.zeros(last.kernel.shape))
+    if last.bias is not None:
+        last.bias.assign(np.zeros(last.bias.shape))
+    normalization = getattr(layer.predictor, "output_normalization", None)
+    if normalization is not None:
+        for variable in (normalization.beta, normalization.moving_mean):
+            variable.assign(np.zeros(variable.shape))
+    plain = member.plain(**member.options(**geometry))
+    plain.build(member.inputs.shape)
+    plain.kernel.assign(layer.kernel)
+    plain.bias.assign(layer.bias)
+    assert_close(layer(member.tensor()), plain(member.tensor()), 1e-5)
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+@pytest.mark.parametrize("similarity", DYNAMIC_SIMILARITIES)
+@each_layer
+def test_dynamic_layer_with_a_constant_prediction_is_the_static_layer(
+    name, similarity, per_example
+):
+    member, similarity = FAMILY[name], SIMILARITIES[similarity]
+    geometry = {"kernel_size": (2, 3, 2), "strides": 2}
+    static = member.make_built(similarity=similarity, **geometry)
+    constant = ops.convert_to_numpy(static.similarity_parameters)
+    constant = constant - identity_parameters(similarity, static.taps)
+    kind = "own_per_example" if per_example else "own"
+    predictor = make_predictor(kind, member, similarity, "float32", geometry)
+    dynamic = member.make(similarity=similarity, predictor=predictor, **geometry)
+    dynamic.build(member.inputs.shape)
+    last = predictor.layers[-1] if per_example else predictor
+    last.activation = keras.activations.linear
+    last.kernel.assign(np.zeros(last.kernel.shape))
+    last.bias.assign(constant.reshape(-1))
     dynamic.kernel.assign(static.kernel)
     dynamic.bias.assign(static.bias)
-    assert_close(dynamic(make_images()), static(make_images()), 1e-5)
+    assert_close(dynamic(member.tensor()), static(member.tensor()), 1e-5)
 
 
-def test_predictor_runs_in_the_mode_of_the_layer():
-    layer = NeuralSimilarityConv2D(6, 3, predictor="sphere")
-    layer.build(IMAGES.shape)
-    randomize(layer)
-    images = make_images()
-    inference = ops.convert_to_numpy(layer(images))
+@each_layer
+def test_predictor_runs_in_the_mode_of_the_layer(name):
+    member = FAMILY[name]
+    layer = member.make_built(kernel_size=(2, 3, 2), predictor="sphere")
+    inference = ops.convert_to_numpy(layer(member.tensor()))
     with keras.StatelessScope():
-        training = ops.convert_to_numpy(layer(images, training=True))
+        training = ops.convert_to_numpy(layer(member.tensor(), training=True))
     assert np.max(np.abs(training - inference)) > 0.01
+
+
+# Causality.
+
+
+@pytest.mark.parametrize("kind", [None, "sphere", "full_sphere", "cnn", "shared", "own"])
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_causal_layer_never_looks_ahead(kind, data_format):
+    member = FAMILY["conv1d"]
+    first = data_format == "channels_first"
+    for options in ({}, {"dilation_rate": 2}, {"strides": 2}):
+        geometry = {
+            "kernel_size": 3,
+            "padding": "causal",
+            "data_format": data_format,
+            **options,
+        }
+        similarity = SIMILARITIES["unconstrained"]
+        predictor = None
+        if kind is not None:
+            predictor = make_predictor(kind, member, similarity, "float32", geometry)
+        layer = member.make_built(similarity=similarity, predictor=predictor, **geometry)
+        inputs = member.tensor(data_format=data_format)
+        before = channels_last(layer(inputs), data_format)
+        changed = np.array(ops.convert_to_numpy(inputs))
+        changed[(slice(None), slice(None), 6) if first else (slice(None), 6)] += 1.0
+        after = channels_last(layer(ops.convert_to_tensor(changed)), data_format)
+        # Position p stands at step p * strides.
+        earlier = 6 // options.get("strides", 1)
+        assert_close(after[:, :earlier], before[:, :earlier], 1e-6, geometry)
+        assert np.max(np.abs(after - before)[:, earlier:]) > 0.01
+
+
+def test_errors_of_predictors_that_look_ahead():
+    message = r"`predictor` must have padding='causal'.*predictor.padding='same'"
+    for predictor in (
+        SimilarityPredictor((3,), padding="same"),
+        SharedSimilarityPredictor((3,)),
+    ):
+        layer = NeuralSimilarityConv1D(6, 3, padding="causal", predictor=predictor)
+        with pytest.raises(ValueError, match=message):
+            layer.build((None, 11, 4))
+    message = r"`predictor` must not be pooled in a causal layer.*predictor.pooled=True"
+    for predictor in (
+        SimilarityPredictor((3,), padding="causal", pooled=True),
+        SharedSimilarityPredictor((3,), padding="causal", pooled=True),
+    ):
+        layer = NeuralSimilarityConv1D(6, 3, padding="causal", predictor=predictor)
+        with pytest.raises(ValueError, match=message):
+            layer.build((None, 11, 4))
 
 
 # Gradients.
 
 
-def check_gradients(layer, images, dtype, step, tolerance, training=None):
+def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):
     """Central differences of a scalar of the output, along random directions."""
-    cotangent = RNG.normal(size=layer.compute_output_shape(images.shape))
+    cotangent = ops.cast(RNG.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
 
-    def scalar(images):
-        return ops.sum(layer(images, training=training) * ops.cast(cotangent, dtype))
+    def scalar(inputs):
+        return ops.sum(layer(inputs, training=training) * cotangent)
 
-    variables = layer.trainable_variables
-    found = gradients(scalar, [images], variables)
-    points = [images, *(ops.convert_to_tensor(v) for v in variables)]
+    variables = [v for v in layer.trainable_variables if v.name not in skip]
+    found = gradients(scalar, [inputs], variables)
+    points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
 
     def value(at):
         mapping = list(zip(variables, at[1:], strict=True))
@@ -288,55 +412,66 @@ def check_gradients(layer, images, dtype, step, tolerance, training=None):
 
     for index, (point, gradient) in enumerate(zip(points, found, strict=True)):
         name = "input" if index == 0 else variables[index - 1].path
+        gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
         expected, received = [], []
-        for _ in range(3):
+        for _ in range(2):
             direction = RNG.normal(size=point.shape)
             shift = ops.cast(step * direction, dtype)
             above, below = list(points), list(points)
             above[index], below[index] = point + shift, point - shift
             expected.append((value(above) - value(below)) / (2 * step))
-            gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
             received.append(np.sum(gradient * direction))
         assert_close(received, expected, tolerance, name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-@pytest.mark.parametrize(
-    "options",
-    [{"padding": "same"}, {"strides": 2}, {"dilation_rate": 2, "padding": "same"}],
-    ids=name_of,
-)
-def test_gradients_of_the_static_layer(options, similarity, dtype):
-    layer = NeuralSimilarityConv2D(6, (2, 3), similarity=similarity, dtype=dtype, **options)
-    images = make_images(dtype=dtype)
-    layer.build(images.shape)
-    randomize(layer)
-    assert len(layer.trainable_variables) == 3
-    # Linear in each of them, so that differences are exact at any step.
-    check_gradients(layer, images, dtype, 0.5, {"float64": 1e-10, "float32": 1e-4}[dtype])
+@each_layer_and_similarity
+def test_gradients_of_the_static_layer(name, similarity):
+    member, dtype = FAMILY[name], DTYPES[0]
+    for geometry in SOME_GEOMETRIES:
+        layer = member.make_built(
+            similarity=SIMILARITIES[similarity], dtype=dtype, **geometry
+        )
+        assert [v.name for v in layer.trainable_variables] == [
+            "kernel",
+            "bias",
+            "similarity",
+        ]
+        # Of the second degree in each of them at most, so that central differences are
+        # exact at any step; but a sparse matrix jumps, see tests/similarity/test_matrices.
+        skip = ["similarity"] if similarity.startswith("sparse") else []
+        tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
+        check_gradients(layer, member.tensor(dtype), dtype, 0.5, tolerance, skip=skip)
 
 
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
 @pytest.mark.parametrize(
-    ("kind", "options", "training"),
+    ("name", "similarity", "kind", "options", "training"),
     [
-        ("sphere", {"padding": "same"}, True),
-        ("sphere", {"strides": 2, "padding": "same"}, False),
-        ("full_sphere", {"padding": "same"}, True),
-        ("cnn", {"dilation_rate": 2}, True),
+        ("conv2d", "diagonal", "sphere", {"padding": "same"}, True),
+        ("conv2d", "unconstrained", "full_sphere", {"padding": "same"}, True),
+        ("conv2d", "symmetric", "cnn", {"dilation_rate": 2}, True),
+        ("conv2d", "unconstrained", "sphere", {"strides": 2, "padding": "same"}, False),
+        ("conv2d", "positive_semidefinite", "shared", {"padding": "same"}, False),
+        ("conv1d", "positive_semidefinite", "sphere", {"padding": "causal"}, False),
+        ("conv1d", "diagonal", "cnn", {"strides": 2}, True),
+        ("conv3d", "symmetric", "sphere", {}, False),
+        ("conv3d", "diagonal", "pooled", {"strides": 2}, True),
+        ("depthwise_conv2d", "diagonal", "sphere", {"strides": (2, 1)}, True),
+        ("depthwise_conv2d", "positive_semidefinite", "own", {"padding": "same"}, False),
     ],
     ids=str,
 )
-def test_gradients_of_the_dynamic_layer(kind, options, training, similarity):
-    layer = NeuralSimilarityConv2D(
-        3, (2, 3), similarity=similarity, predictor=kind, dtype="float64", **options
+def test_gradients_of_the_dynamic_layer(name, similarity, kind, options, training):
+    member, similarity = FAMILY[name], SIMILARITIES[similarity]
+    geometry = {"kernel_size": (2, 3, 2), **options}
+    predictor = make_predictor(kind, member, similarity, "float64", geometry)
+    layer = member.make_built(
+        similarity=similarity, predictor=predictor, dtype="float64", **geometry
     )
-    images = make_images(dtype="float64")[:, :5, :6, :3]
-    layer.build(images.shape)
-    randomize(layer)
-    check_gradients(layer, images, "float64", 1e-6, 1e-5, training)
+    if training:
+        # In inference mode no batch norm spreads what the second convolution sees.
+        assert layer.predictor.non_trainable_variables
+    check_gradients(layer, member.tensor("float64"), "float64", 1e-6, 1e-5, training)
 
 
 @pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
@@ -345,7 +480,6 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, kind):
     layer = NeuralSimilarityConv2D(3, 3, padding="same", predictor=kind)
     images = value * ops.ones((2, 5, 4, 3))
     layer.build(images.shape)
-    variables = layer.trainable_variables
 
     def squared_slope(images):
         slopes = gradients(
@@ -356,167 +490,174 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, kind):
         return sum(ops.sum(ops.square(slope)) for slope in slopes)
 
     assert np.all(np.isfinite(ops.convert_to_numpy(layer(images))))
-    for gradient in gradients(squared_slope, [images], variables):
+    for gradient in gradients(squared_slope, [images], layer.trainable_variables):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
 # Folding.
 
 
-# TensorFlow has no float64 convolution with channels first on the CPU.
-FOLD_CASES = [
-    (dtype, data_format)
-    for dtype in (*DTYPES, "mixed_bfloat16")
-    for data_format in DATA_FORMATS
-    if not (IS_TENSORFLOW and dtype == "float64" and data_format == "channels_first")
-]
-
-
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-@pytest.mark.parametrize(("dtype", "data_format"), FOLD_CASES)
 @pytest.mark.parametrize(
-    "options",
+    ("name", "similarity", "dtype", "data_format"),
     [
-        {"padding": "same"},
-        {"padding": "same", "strides": 2},
-        {"padding": "valid", "strides": (3, 1), "groups": 2},
-        {"padding": "valid", "dilation_rate": (1, 2)},
+        *((*each, DTYPES[0], "channels_last") for each in LAYERS_AND_SIMILARITIES),
+        *((name, "symmetric", *each) for name in FAMILY for each in DTYPES_AND_FORMATS[1:]),
     ],
-    ids=name_of,
 )
-def test_fold_computes_the_same(options, dtype, data_format, similarity):
-    layer = NeuralSimilarityConv2D(
-        12,
-        (2, 3),
-        similarity=similarity,
-        data_format=data_format,
-        activation="tanh",
-        dtype=dtype,
-        **options,
-    )
-    images = make_images(data_format)
-    layer.build(images.shape)
-    randomize(layer)
-    before = [ops.convert_to_numpy(v.value) for v in layer.variables]
-    plain = layer.fold()
-    assert type(plain) is keras.layers.Conv2D
-    # Far below the rounding of bfloat16: the equivalent kernel is rounded once, as the
-    # plain layer rounds its own.
-    assert_close(plain(images), layer(images), 1e-6)
-    for old, variable in zip(before, layer.variables, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable.value), old)
+def test_fold_computes_the_same(name, similarity, dtype, data_format):
+    member = FAMILY[name]
+    inputs = member.tensor(data_format=data_format)
+    groups = not member.depthwise and similarity in ("unconstrained", "full")
+    for geometry in [
+        *SOME_GEOMETRIES,
+        *([{"kernel_size": 2, "groups": 2}] if groups else []),
+        *([{"kernel_size": 4, "padding": "causal"}] if member.rank == 1 else []),
+    ]:
+        # A kernel of one live entry would live or die with its tap.
+        learn_shape = "strides" in geometry and similarity != "sparse_of_1"
+        layer = member.make_built(
+            similarity=SIMILARITIES[similarity],
+            data_format=data_format,
+            activation="tanh",
+            learn_shape=learn_shape,
+            dtype=dtype,
+            **geometry,
+        )
+        if learn_shape:
+            layer.shape_parameters.assign(np.linspace(0.8, 0.3, layer.taps))
+        before = values(layer.variables)
+        outputs = layer(inputs)
+        plain = layer.fold()
+        assert type(plain) is member.plain
+        # Far below the rounding of bfloat16: the equivalent kernel is rounded once, as
+        # the plain layer rounds its own.
+        tolerance = 1e-12 if dtype == "float64" else 1e-6
+        assert_close(plain(inputs), outputs, tolerance, geometry)
+        for old, new in zip(before, values(layer.variables), strict=True):
+            np.testing.assert_array_equal(new, old)
+        # A comparison that another `M` passes would show nothing.
+        layer.similarity_parameters.assign(layer.similarity_parameters * 1.5 + 0.1)
+        with pytest.raises(AssertionError, match="relative error"):
+            assert_close(plain(inputs), layer(inputs), 0.01)
 
 
 def test_fold_keeps_what_the_layer_is():
-    layer = NeuralSimilarityConv2D(
-        6,
-        3,
-        strides=2,
-        padding="same",
-        activation="relu",
-        use_bias=False,
-        kernel_regularizer=keras.regularizers.L2(0.1),
-        kernel_constraint="non_neg",
-        activity_regularizer=keras.regularizers.L1(0.1),
-        name="third",
-        dtype="mixed_bfloat16",
-        trainable=False,
-    )
-    layer.build(IMAGES.shape)
-    plain = layer.fold()
-    assert plain.name == "third"
-    assert plain.dtype_policy.name == "mixed_bfloat16"
-    assert plain.trainable is False
-    assert plain.trainable_variables == []
-    assert plain.activation is keras.activations.relu
-    assert plain.use_bias is False
-    assert plain.bias is None
-    assert plain.strides == (2, 2)
-    assert float(plain.kernel_regularizer.l2) == pytest.approx(0.1)
-    assert float(plain.activity_regularizer.l1) == pytest.approx(0.1)
-    assert isinstance(plain.kernel_constraint, keras.constraints.NonNeg)
-    assert plain.kernel.dtype == "float32"
+    options = {
+        "strides": 2,
+        "padding": "same",
+        "activation": "relu",
+        "use_bias": False,
+        "activity_regularizer": keras.regularizers.L1(0.1),
+        "name": "third",
+        "dtype": "mixed_bfloat16",
+        "trainable": False,
+    }
+    for name, member in FAMILY.items():
+        kernel = "depthwise" if member.depthwise else "kernel"
+        layer = member.make(
+            kernel_size=3,
+            **options,
+            **{
+                f"{kernel}_regularizer": keras.regularizers.L2(0.1),
+                f"{kernel}_constraint": "non_neg",
+            },
+        )
+        layer.build(member.inputs.shape)
+        plain = layer.fold()
+        assert plain.name == "third", name
+        assert plain.dtype_policy.name == "mixed_bfloat16"
+        assert plain.trainable is False
+        assert plain.trainable_variables == []
+        assert plain.activation is keras.activations.relu
+        assert plain.use_bias is False
+        assert plain.bias is None
+        assert plain.strides == (2,) * member.rank
+        assert float(plain.kernel.regularizer.l2) == pytest.approx(0.1)
+        assert float(plain.activity_regularizer.l1) == pytest.approx(0.1)
+        assert isinstance(plain.kernel.constraint, keras.constraints.NonNeg)
+        assert plain.kernel.dtype == "float32"
 
 
-def built_layer(similarity="diagonal"):
-    layer = NeuralSimilarityConv2D(6, 3, similarity=similarity)
-    layer.build(IMAGES.shape)
-    randomize(layer)
-    return layer
-
-
-def train(layer):
+def train(layer, inputs):
     """A step of `fit`; every weight of the layer has moved afterwards."""
-    before = [np.array(ops.convert_to_numpy(v.value)) for v in layer.trainable_variables]
-    images = ops.convert_to_numpy(make_images())
-    targets = np.zeros(layer.compute_output_shape(images.shape))
+    before = values(layer.trainable_variables)
+    inputs = ops.convert_to_numpy(inputs)
+    targets = np.zeros(layer.compute_output_shape(inputs.shape))
     model = keras.Sequential([layer])
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    model.fit(images, targets, verbose=0)
-    for old, variable in zip(before, layer.trainable_variables, strict=True):
-        assert np.all(old != ops.convert_to_numpy(variable.value))
+    model.fit(inputs, targets, verbose=0)
+    for old, new in zip(before, values(layer.trainable_variables), strict=True):
+        assert np.mean(old != new) > 0.9
 
 
-def test_fold_and_layer_are_independent_in_training():
-    layer = built_layer()
+@each_layer
+def test_fold_and_layer_are_independent_in_training(name):
+    member = FAMILY[name]
+    layer = member.make_built(kernel_size=2)
     plain = layer.fold()
-    images = make_images()
-    common = ops.convert_to_numpy(layer(images))
-    train(plain)
-    np.testing.assert_array_equal(ops.convert_to_numpy(layer(images)), common)
+    inputs = member.tensor()
+    common = ops.convert_to_numpy(layer(inputs))
+    train(plain, inputs)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(inputs)), common)
     plain = layer.fold()
-    train(layer)
-    assert_close(plain(images), common, 1e-6)
+    train(layer, inputs)
+    assert_close(plain(inputs), common, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["kernel", "similarity_parameters", "bias"])
-def test_fold_is_a_snapshot(name):
-    layer = built_layer("unconstrained")
+@pytest.mark.parametrize(
+    "attribute", ["kernel", "similarity_parameters", "shape_parameters", "bias"]
+)
+@each_layer
+def test_fold_is_a_snapshot(name, attribute):
+    member = FAMILY[name]
+    layer = member.make_built(similarity="symmetric", learn_shape=True, kernel_size=2)
+    layer.shape_parameters.assign(np.ones(layer.taps))
     plain = layer.fold()
-    images = make_images()
-    common = ops.convert_to_numpy(plain(images))
-    variable = getattr(layer, name)
-    variable.assign(variable + 0.1)
-    np.testing.assert_array_equal(ops.convert_to_numpy(plain(images)), common)
-    assert np.max(np.abs(ops.convert_to_numpy(layer(images)) - common)) > 0.01
+    inputs = member.tensor()
+    common = ops.convert_to_numpy(plain(inputs))
+    variable = getattr(layer, attribute)
+    variable.assign(variable * np.linspace(0.4, 1.5, variable.shape[0])[-1] - 0.6)
+    np.testing.assert_array_equal(ops.convert_to_numpy(plain(inputs)), common)
+    if attribute == "shape_parameters":
+        variable.assign(np.arange(layer.taps) % 2)
+    assert np.max(np.abs(ops.convert_to_numpy(layer(inputs)) - common)) > 0.01
     # Folding anew catches up.
-    assert_close(layer.fold()(images), layer(images), 1e-6)
-
-
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_equivalent_kernel(similarity):
-    layer = built_layer(similarity)
-    kernel = ops.convert_to_numpy(layer.kernel).astype("float64")
-    matrix = to_matrix(similarity, ops.convert_to_numpy(layer.similarity_parameters))
-    expected = np.einsum("tco,tu->uco", kernel.reshape(9, 4, 6), matrix)
-    assert_close(layer.equivalent_kernel, expected.reshape(3, 3, 4, 6), 1e-6)
+    assert_close(layer.fold()(inputs), layer(inputs), 1e-6)
 
 
 # Errors.
 
 
+@pytest.mark.parametrize("value", [0, -3, 3.0, "3", "33", (3, 3, 3, 3), (3, 0), True])
+@each_layer
+def test_errors_of_the_kernel_size(name, value):
+    message = rf"`kernel_size` must be a positive integer or {FAMILY[name].rank} of them"
+    with pytest.raises(ValueError, match=message):
+        FAMILY[name].layer(**{**FAMILY[name].options(), "kernel_size": value})
+
+
+@pytest.mark.parametrize("value", [0, 6.0, "6", None, True])
+@each_layer
+def test_errors_of_the_number_of_filters(name, value):
+    (argument,) = FAMILY[name].options()
+    message = rf"`{argument}` must be a positive integer.*{argument}="
+    with pytest.raises(ValueError, match=message):
+        FAMILY[name].layer(**{"kernel_size": 3, argument: value})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            ({"kernel_size": value}, r"`kernel_size` must be a positive integer or 2 of")
-            for value in (0, -3, 3.0, "3", "33", (3,), (3, 3, 3), (3, 0), (3, 2.0), True)
-        ),
-        *(
-            ({"filters": value}, r"`filters` must be a positive integer.*filters=")
-            for value in (0, 6.0, "6", None, True)
-        ),
         ({"strides": 0}, r"`strides` must be a positive integer.*strides=0"),
-        ({"strides": (1, 1.5)}, r"`strides` must be .*strides=\(1, 1.5\)"),
+        ({"strides": 1.5}, r"`strides` must be .*strides=1.5"),
         ({"dilation_rate": 0}, r"`dilation_rate` must be .*dilation_rate=0"),
         (
-            {"strides": 2, "dilation_rate": (1, 2)},
-            r"`strides` and `dilation_rate` .*strides=2, dilation_rate=\(1, 2\)",
+            {"strides": 2, "dilation_rate": 2},
+            r"`strides` and `dilation_rate` .*strides=2, dilation_rate=2",
         ),
-        ({"groups": 0}, r"`groups` must be a positive integer.*groups=0"),
-        ({"groups": 4}, r"`filters` must be divisible by `groups`.*filters=6, groups=4"),
-        ({"padding": "causal"}, r"`padding` must be one of 'valid', 'same'.*'causal'"),
+        ({"padding": "full"}, r"`padding` must be one of 'valid', 'same'.*'full'"),
         ({"padding": 1}, r"`padding` must be one of 'valid', 'same'.*padding=1"),
+        ({"padding": np.ones(3)}, r"`padding` must be one of 'valid', 'same'.*array"),
         (
             {"data_format": "NCHW"},
             r"`data_format` must be one of 'channels_last', 'channels_first'.*'NCHW'",
@@ -526,15 +667,14 @@ def test_equivalent_kernel(similarity):
             r"`similarity` must be one of 'diagonal', 'unconstrained'.*'diag'",
         ),
         ({"similarity": None}, r"`similarity` must be one of .*similarity=None"),
+        ({"similarity": np.eye(9)}, r"`similarity` must be one of .*similarity=array"),
         (
             {"predictor": "mlp"},
             r"`predictor` must be None, one of 'sphere', 'full_sphere', 'cnn'.*'mlp'",
         ),
         ({"predictor": 3}, r"`predictor` must be None, one of .*predictor=3"),
-        (
-            {"groups": 2, "predictor": "sphere"},
-            r"`groups` must be 1 with a predictor.*groups=2, predictor='sphere'",
-        ),
+        ({"predictor": np.ones(3)}, r"`predictor` must be None, .*predictor=array"),
+        ({"predictor": {"a": 1}}, r"`predictor` must be None, .*predictor=\{'a': 1\}"),
         (
             {"similarity_regularizer": "l1", "predictor": "sphere"},
             r"`similarity_regularizer` and .* must be None with a predictor.*L1",
@@ -543,88 +683,115 @@ def test_equivalent_kernel(similarity):
             {"similarity_constraint": "non_neg", "predictor": "sphere"},
             r"`similarity_constraint` .* must be None with a predictor.*NonNeg",
         ),
+        (
+            {"similarity_initializer": "glorot_uniform", "predictor": "sphere"},
+            r"`similarity_initializer` .* must be 'identity' with a predictor.*Glorot",
+        ),
+        (
+            {"similarity": "sparse", "predictor": "sphere"},
+            r"`similarity` 'Sparse' is static and takes no predictor.*'sphere'",
+        ),
+        (
+            {"similarity": "full", "predictor": "sphere"},
+            r"`similarity` 'Full' is static and takes no predictor.*'sphere'",
+        ),
+        *(
+            (
+                {"learn_shape": True, "shape_threshold": value},
+                r"`shape_threshold` must be a number in \[0, 1\).*shape_threshold=",
+            )
+            for value in (1.0, -0.1, "0.5", None)
+        ),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else "",
 )
-def test_errors_at_construction(options, message):
+@each_layer
+def test_errors_at_construction(name, options, message):
     with pytest.raises(ValueError, match=message):
-        NeuralSimilarityConv2D(**{"filters": 6, "kernel_size": 3, **options})
+        FAMILY[name].make(**{"kernel_size": 3, **options})
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY if name != "conv1d"])
+def test_error_of_causal_padding_along_several_axes(name):
+    message = r"`padding` must be one of 'valid', 'same'\. .*'causal'"
+    with pytest.raises(ValueError, match=message):
+        FAMILY[name].make(kernel_size=3, padding="causal")
 
 
 @pytest.mark.parametrize(
-    ("options", "input_shape", "message"),
+    ("options", "message"),
     [
-        ({}, (None, 9, 8, None), r"channel axis .* must be known.*\(None, 9, 8, None\)"),
+        ({"groups": 0}, r"`groups` must be a positive integer.*groups=0"),
+        ({"groups": 8}, r"`filters` must be divisible by `groups`.*filters=12, groups=8"),
         (
-            {"data_format": "channels_first"},
-            (None, None, 9, 8),
-            r"channel axis .* must be known.*\(None, None, 9, 8\)",
-        ),
-        ({"groups": 3}, (None, 9, 8, 4), r"divisible by `groups`.*8, 4\), groups=3"),
-        (
-            {"kernel_size": (4, 3)},
-            (None, 3, 3, 4),
-            r"`kernel_size` .* must not exceed the spatial size.*kernel_size=\(4, 3\)",
-        ),
-        (
-            {"dilation_rate": 4},
-            (None, 9, 8, 4),
-            r"must not exceed the spatial size.*dilation_rate=\(4, 4\)",
-        ),
-        (
-            {"kernel_size": 4, "predictor": "sphere"},
-            (None, 3, 3, 4),
-            r"must not exceed the spatial size.*input_shape=\(None, 3, 3, 4\)",
+            {"groups": 2, "predictor": "sphere"},
+            r"`groups` must be 1 with a predictor.*groups=2, predictor='sphere'",
         ),
     ],
-    ids=lambda value: name_of(value) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_errors_at_build(options, input_shape, message):
-    layer = NeuralSimilarityConv2D(**{"filters": 6, "kernel_size": 3, **options})
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_errors_of_groups(name, options, message):
     with pytest.raises(ValueError, match=message):
-        layer.build(input_shape)
+        FAMILY[name].make(kernel_size=3, **options)
+    layer = FAMILY[name].make(kernel_size=3, groups=3)
+    with pytest.raises(ValueError, match=r"divisible by `groups`.*, 4\), groups=3"):
+        layer.build(FAMILY[name].inputs.shape)
 
 
-def test_kernel_above_the_image_is_fine_with_same_padding():
-    layer = NeuralSimilarityConv2D(6, 5, padding="same")
-    assert tuple(layer(ops.ones((1, 2, 3, 4))).shape) == (1, 2, 3, 6)
-
-
-@pytest.mark.parametrize("predictor", [None, "sphere"])
-@pytest.mark.parametrize("shape", [(9, 8, 4), (2, 3, 9, 8, 4)])
-def test_error_of_a_wrong_rank(shape, predictor):
-    layer = NeuralSimilarityConv2D(6, 3, predictor=predictor)
-    with pytest.raises(ValueError, match=rf"expected ndim=4, found ndim={len(shape)}"):
-        layer(ops.ones(shape))
-
-
-@pytest.mark.parametrize("shape", [(None, 9, 8), (None, 3, 9, 8, 4)])
-def test_error_of_a_wrong_rank_at_build(shape):
-    layer = NeuralSimilarityConv2D(6, 3)
-    with pytest.raises(ValueError, match=r"input_shape|ndim|rank"):
-        layer.build(shape)
-
-
-@pytest.mark.parametrize("predictor", [None, "sphere"])
-@pytest.mark.parametrize(
-    ("data_format", "axis"), [("channels_last", -1), ("channels_first", 1)]
-)
-def test_error_of_another_number_of_channels(data_format, axis, predictor):
-    layer = NeuralSimilarityConv2D(6, 3, data_format=data_format, predictor=predictor)
-    images = make_images(data_format)
-    layer(images)
-    with pytest.raises(
-        ValueError, match=rf"expected axis {axis} of input shape .* value 4"
+@each_layer
+def test_errors_at_build(name):
+    member = FAMILY[name]
+    sizes = [7] * member.rank
+    unknown = r"channel axis of the input must be known.*None"
+    with pytest.raises(ValueError, match=unknown):
+        member.make(kernel_size=3).build((None, *sizes, None))
+    with pytest.raises(ValueError, match=unknown):
+        member.make(kernel_size=3, data_format="channels_first").build(
+            (None, None, *sizes)
+        )
+    small = r"`kernel_size` .* must not exceed the spatial size.*{}=\({}.*input_shape=\(N"
+    for options, argument, value in (
+        ({"kernel_size": 8}, "kernel_size", 8),
+        ({"kernel_size": 3, "dilation_rate": 4}, "dilation_rate", 4),
+        ({"kernel_size": 8, "predictor": "cnn"}, "kernel_size", 8),
     ):
-        layer(ops.concatenate([images, images], axis=axis))
+        with pytest.raises(ValueError, match=small.format(argument, value)):
+            member.make(**options).build((None, *sizes, 4))
+    for rank in (member.rank - 1, member.rank + 1):
+        with pytest.raises(ValueError, match=rf"must have rank {member.rank + 2}"):
+            member.make(kernel_size=3).build((None, *[7] * rank, 4))
+
+
+@each_layer
+def test_kernel_above_the_input_is_fine_with_same_padding(name):
+    member = FAMILY[name]
+    sizes = (2, 3, 1)[: member.rank]
+    for predictor in (None, "sphere"):
+        layer = member.make(kernel_size=3, padding="same", predictor=predictor)
+        assert tuple(layer(ops.ones((1, *sizes, 4))).shape) == (1, *sizes, FILTERS)
 
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])
-def test_error_of_a_smaller_image_after_build(predictor):
-    layer = NeuralSimilarityConv2D(4, 5, predictor=predictor)
-    layer(make_images())
-    with pytest.raises(ValueError, match=r"exceed the spatial size|empty output"):
-        layer(make_images()[:, :4])
+@each_layer
+def test_errors_of_inputs(name, predictor):
+    member = FAMILY[name]
+    layer = member.make(kernel_size=3, predictor=predictor)
+    for rank in (member.rank + 1, member.rank + 3):
+        message = rf"expected ndim={member.rank + 2}, found ndim={rank}"
+        with pytest.raises(ValueError, match=message):
+            layer(ops.ones((5,) * rank))
+    for data_format, axis in (("channels_last", -1), ("channels_first", 1)):
+        layer = member.make(kernel_size=2, predictor=predictor, data_format=data_format)
+        inputs = member.tensor(data_format=data_format)
+        layer(inputs)
+        message = rf"expected axis {axis} of input shape .* value 4"
+        with pytest.raises(ValueError, match=message):
+            layer(ops.concatenate([inputs, inputs], axis=axis))
+    layer = member.make(kernel_size=3, predictor=predictor)
+    layer(member.tensor())
+    with pytest.raises(ValueError, match=r"must not exceed the spatial size"):
+        layer(member.tensor()[:, :2])
 
 
 @pytest.mark.parametrize(
@@ -634,194 +801,38 @@ def test_error_of_a_smaller_image_after_build(predictor):
         (lambda: keras.layers.Conv2D(81, 3), r"\(2, 7, 9, 81\)"),
         (lambda: keras.layers.Conv2D(9, 3, padding="same"), r"\(2, 9, 11, 9\)"),
         (lambda: keras.layers.Flatten(), r"\(2, 396\)"),
+        (lambda: SimilarityPredictor(2), r"\(2, 8, 10, 4\)"),
+        (lambda: SimilarityPredictor(2, pooled=True), r"\(2, 4\)"),
+        (lambda: SimilarityPredictor(3, strides=2), r"\(2, 4, 5, 9\)"),
+        (lambda: SimilarityPredictor(3, similarity="unconstrained"), r"\(2, 7, 9, 81\)"),
+        (lambda: SharedSimilarityPredictor(2), r"\(2, 7, 9, 4\)"),
     ],
-    ids=["too_few", "too_many", "other_positions", "other_rank"],
+    ids=[
+        "too_few",
+        "too_many",
+        "other_positions",
+        "other_rank",
+        "other_taps",
+        "other_taps_pooled",
+        "other_strides",
+        "other_similarity",
+        "other_taps_shared",
+    ],
 )
-def test_error_of_a_predictor_with_another_output_shape(predictor, received):
-    layer = NeuralSimilarityConv2D(6, 3, predictor=predictor())
-    expected = r"`predictor` must map .* of shape \(2, 7, 9, 9\)"
+@pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
+def test_error_of_a_predictor_with_another_output_shape(name, predictor, received):
+    layer = FAMILY[name].make(kernel_size=3, predictor=predictor())
+    expected = r"`predictor` must map .* of shape \(2, 7, 9, 9\) .* of shape \(2, 9\)"
     with pytest.raises(ValueError, match=rf"{expected}.*Received: .* {received}"):
-        layer(make_images())
+        layer(FAMILY[name].tensor())
 
 
-@pytest.mark.parametrize("what", ["fold", "equivalent_kernel"])
-def test_errors_of_folding(what):
-    def use(layer):
-        attribute = getattr(layer, what)
-        return attribute() if callable(attribute) else attribute
-
-    with pytest.raises(ValueError, match=rf"`{what}` needs a built layer.*'early'"):
-        use(NeuralSimilarityConv2D(6, 3, name="early"))
-    dynamic = NeuralSimilarityConv2D(6, 3, predictor="sphere", name="moving")
-    dynamic.build(IMAGES.shape)
-    with pytest.raises(ValueError, match=rf"`{what}` needs a static similarity.*'moving'"):
-        use(dynamic)
-
-
-def test_error_of_a_similarity_initializer_with_a_predictor():
-    with pytest.raises(ValueError, match="similarity_initializer"):
-        NeuralSimilarityConv2D(
-            6, 3, predictor="sphere", similarity_initializer="glorot_uniform"
-        )
-
-
-# What the similarity starts from, and what holds it.
-
-
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_similarity_initializer_is_the_matrix(similarity):
-    matrix = RNG.normal(size=(6, 6)).astype("float32")
-    layer = NeuralSimilarityConv2D(
-        6,
-        (2, 3),
-        similarity=similarity,
-        similarity_initializer=keras.initializers.Constant(matrix),
-    )
-    layer.build(IMAGES.shape)
-    expected = np.diag(matrix) if similarity == "diagonal" else matrix
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(layer.similarity_parameters), expected
-    )
-
-
-def test_similarity_initializer_by_name_and_as_a_function():
-    layer = NeuralSimilarityConv2D(
-        6, 3, similarity="unconstrained", similarity_initializer="orthogonal"
-    )
-    layer.build(IMAGES.shape)
-    matrix = ops.convert_to_numpy(layer.similarity_parameters)
-    np.testing.assert_allclose(matrix @ matrix.T, np.eye(9), atol=1e-5)
-    # The authors' start: only the taps on the kernel's own diagonal are live.
-    layer = NeuralSimilarityConv2D(
-        6,
-        3,
-        similarity_initializer=lambda shape, dtype: ops.diag(
-            ops.reshape(ops.eye(3, dtype=dtype), (-1,))
-        ),
-    )
-    layer.build(IMAGES.shape)
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(layer.similarity_parameters), np.eye(3).reshape(-1)
-    )
-
-
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_similarity_regularizer_adds_a_loss(similarity):
-    layer = NeuralSimilarityConv2D(
-        6, 3, similarity=similarity, similarity_regularizer=keras.regularizers.L1(0.3)
-    )
-    layer.build(IMAGES.shape)
-    randomize(layer)
-    parameters = ops.convert_to_numpy(layer.similarity_parameters)
-    (loss,) = layer.losses
-    assert_close(loss, 0.3 * np.abs(parameters).sum(), 1e-5)
-
-
-def test_kernel_regularizer_of_a_dynamic_layer_counts_the_predictor():
-    layer = NeuralSimilarityConv2D(6, 3, predictor="sphere", kernel_regularizer="l2")
-    layer.build(IMAGES.shape)
-    assert len(layer.losses) == 3
-
-
-def test_similarity_constraint_holds_in_fit():
-    layer = NeuralSimilarityConv2D(
-        6,
-        3,
-        similarity="unconstrained",
-        similarity_initializer="random_normal",
-        similarity_constraint="non_neg",
-    )
-    layer.build(IMAGES.shape)
-    assert np.min(ops.convert_to_numpy(layer.similarity_parameters)) < 0
-    model = keras.Sequential([layer])
-    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
-    images = ops.convert_to_numpy(make_images())
-    model.fit(images, np.ones((2, 7, 9, 6)), verbose=0)
-    parameters = ops.convert_to_numpy(layer.similarity_parameters)
-    assert np.min(parameters) == 0
-    assert np.max(parameters) > 0
-
-
-# Similarities of the user's own.
-
-
-@keras.saving.register_keras_serializable("tests")
-class Blend(similarities.Similarity):
-    """`M = a I + b J / T`, `J` all ones: a mean filter mixed in, by two parameters."""
-
-    def __init__(self, taps):
-        self.taps = taps
-
-    def parameter_shape(self, taps):
-        return (2,)
-
-    def parameters_from(self, matrix):
-        mean = matrix[0, 1] * self.taps
-        return ops.stack([matrix[0, 0] - matrix[0, 1], mean])
-
-    def matrix(self, parameters):
-        own, mean = parameters[..., :1, None], parameters[..., 1:, None]
-        return own * ops.eye(self.taps, dtype=parameters.dtype) + mean / self.taps
-
-    def get_config(self):
-        return {"taps": self.taps}
-
-
-def blend(parameters):
-    parameters = np.asarray(parameters, "float64")
-    return parameters[..., :1, None] * np.eye(6) + parameters[..., 1:, None] / 6
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("predictor", [None, "cnn"])
-def test_own_similarity(predictor, dtype):
-    options = {"kernel_size": (2, 3), "padding": "same"}
-    layer = NeuralSimilarityConv2D(
-        6, similarity=Blend(6), predictor=predictor, dtype=dtype, **options
-    )
-    config = keras.saving.serialize_keras_object(layer)
-    layer = keras.saving.deserialize_keras_object(config)
-    assert layer.similarity.taps == 6
-    images = make_images(dtype=dtype)
-    layer.build(images.shape)
-    randomize(layer)
-    if predictor is None:
-        matrix = blend(ops.convert_to_numpy(layer.similarity_parameters))
-        assert_close(layer.fold()(images), layer(images), TOLERANCES[dtype])
-    else:
-        matrix = np.eye(6) + blend(ops.convert_to_numpy(layer.predictor(images)))
-    expected = expected_outputs(layer, matrix, options)
-    assert_close(layer(images), expected, TOLERANCES[dtype])
-
-
-def test_own_similarity_starts_as_the_plain_convolution():
-    layer = NeuralSimilarityConv2D(6, (2, 3), similarity=Blend(6))
-    layer.build(IMAGES.shape)
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(layer.similarity_parameters), [1.0, 0.0]
-    )
-
-
-class TransposedParameters(similarities.Diagonal):
-    """Breaks its own promise: a column of parameters instead of a row."""
-
-    def parameters_from(self, matrix):
-        return super().parameters_from(matrix)[:, None]
-
-    def matrix(self, parameters):
-        return super().matrix(parameters[..., 0])
-
-
-class TooManyParameters(similarities.Diagonal):
-    """Breaks its own promise: the whole matrix."""
-
-    def parameters_from(self, matrix):
-        return matrix
-
-
-@pytest.mark.parametrize("predictor", [None, "cnn"], ids=["static", "dynamic"])
-@pytest.mark.parametrize("similarity", [TransposedParameters, TooManyParameters])
-def test_error_of_parameters_of_another_shape(similarity, predictor):
-    layer = NeuralSimilarityConv2D(6, 3, similarity=similarity(), predictor=predictor)
-    with pytest.raises(ValueError, match=r"parameters_from` must return .*\(9,\)"):
-        layer(make_images())
+def test_error_of_a_predictor_with_another_data_format():
+    for predictor in (
+        SimilarityPredictor(3, data_format="channels_first"),
+        SharedSimilarityPredictor(3, data_format="channels_first"),
+    ):
+        layer = NeuralSimilarityConv2D(6, 3, predictor=predictor)
+        message = r"must have data_format='channels_last'.*data_format='channels_first'"
+        with pytest.raises(ValueError, match=message):
+            layer.build((None, 9, 8, 4))
