@@ -7,6 +7,8 @@ import pathlib
 
 import numpy as np
 
+_PARTS = ("train", "validation", "test")
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -102,3 +104,76 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
         read("test"),
         list(builder.info.features["label"].names),
     )
+
+
+def load_file(path: str, train_examples: int | None = None) -> ImageData:
+    """Loads a file that `save_file` wrote, or one like it; needs NumPy alone.
+
+    Args:
+        path: An .npz file with `train_images`, `train_labels`, `validation_images`,
+            `validation_labels`, `test_images` and `test_labels`; images are uint8, of
+            shape `(n, height, width, channels)`. `class_names` may be left out.
+        train_examples: Number of training images used; `None` is all of them.
+
+    Raises:
+        ValueError: If an array is missing.
+    """
+    with np.load(pathlib.Path(path).expanduser()) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    wanted = [f"{part}_{kind}" for part in _PARTS for kind in ("images", "labels")]
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise ValueError(
+            f"`data_file` must hold {', '.join(wanted)}. Received: {path} without "
+            f"{', '.join(missing)}"
+        )
+
+    def split(part: str) -> Split:
+        images = arrays[f"{part}_images"].astype("float32") / 255
+        return Split(images, arrays[f"{part}_labels"].astype("int64"))
+
+    classes = 1 + max(int(arrays[f"{part}_labels"].max()) for part in ("train", "test"))
+    names = arrays.get("class_names", np.arange(classes)).tolist()
+    return ImageData(
+        split("train").take(train_examples),
+        split("validation"),
+        split("test"),
+        [str(name) for name in names],
+    )
+
+
+def save_file(data: ImageData, path: str) -> None:
+    """Writes the images to an .npz file, as uint8, for `load_file`."""
+    arrays = {"class_names": np.array(data.class_names)}
+    for part in _PARTS:
+        split = getattr(data, part)
+        arrays[f"{part}_images"] = np.round(255 * split.images).astype("uint8")
+        arrays[f"{part}_labels"] = split.labels
+    np.savez_compressed(pathlib.Path(path).expanduser(), **arrays)
+
+
+def resized(data: ImageData, size: int) -> ImageData:
+    """The same data with images of `size` by `size` pixels (bilinear, antialiased)."""
+    import keras
+
+    def images(split: Split) -> Split:
+        parts = [
+            keras.ops.convert_to_numpy(
+                keras.ops.image.resize(
+                    part, (size, size), antialias=True, data_format="channels_last"
+                )
+            )
+            for part in np.array_split(split.images, max(1, len(split.images) // 1000))
+        ]
+        return Split(np.concatenate(parts), split.labels)
+
+    return ImageData(*(images(getattr(data, part)) for part in _PARTS), data.class_names)
+
+
+def without_validation(data: ImageData) -> ImageData:
+    """The same data with the validation images among those for training."""
+    train = Split(
+        np.concatenate([data.train.images, data.validation.images]),
+        np.concatenate([data.train.labels, data.validation.labels]),
+    )
+    return ImageData(train, data.validation.take(0), data.test, data.class_names)

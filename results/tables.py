@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 
+from examples import neural_similarity_table, similarity_methods
 from examples.classification_table import table
 
 FOLDER = pathlib.Path(__file__).parent
@@ -70,6 +71,18 @@ def tuning_section(dataset: str) -> str:
     )
 
 
+def neural_similarity_sections() -> list[str]:
+    """One section a setting of `examples.neural_similarity`, then what was not run."""
+    found = sorted(FOLDER.glob("neural_similarity_*.json"))
+    ran = {number for path in found for number in neural_similarity_table.tables_of(path)}
+    rest = [number for number in similarity_methods.TABLES if number not in ran]
+    return [
+        "## Neural Similarity Learning, Tables 1 to 5 and 8",
+        *(neural_similarity_table.section(path) for path in found),
+        neural_similarity_table.not_run(rest) if rest else "",
+    ]
+
+
 def benchmark_section(group: str) -> str:
     content = read(f"benchmarks/benchmarks_{group}.json")
     if content is None:
@@ -100,6 +113,7 @@ def results_readme() -> str:
     ]
     for dataset in DATASETS:
         parts += [classification_section(dataset), tuning_section(dataset)]
+    parts += neural_similarity_sections()
     parts += [
         "## Step times",
         "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "

@@ -1,0 +1,369 @@
+"""Training the networks of Neural Similarity Learning, in small: recipe, resume, tables."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+from keras import ops
+
+import nsl_keras
+from examples import (
+    image_data,
+    image_recipe,
+    neural_similarity,
+    neural_similarity_table,
+    run_records,
+    similarity_methods,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(folder, *arguments):
+    """The example in this process, with flags as on the command line."""
+    with flagsaver.flagsaver():
+        neural_similarity.FLAGS.unparse_flags()
+        neural_similarity.FLAGS(["test", f"--output_dir={folder}", *arguments])
+        neural_similarity.main(["test"])
+
+
+SMALL = ("--train_size=64", "--batch_size=16", "--iterations=4", "--verbose=0")
+
+
+def test_digits_end_to_end(tmp_path, capsys):
+    run(tmp_path, *SMALL, "--method=cnn", "--method=static_dns")
+    path = tmp_path / "results" / "neural_similarity_cnn9_digits_64_4.json"
+    content = json.loads(path.read_text())
+    assert content["setting"]["train_examples"] == 64
+    assert content["setting"]["recipe"]["rate_drops"] == [2, 3]
+    assert content["setting"]["recipe"]["batch_normalization_momentum"] == 0.9
+    plain, static = content["runs"]
+    assert (plain["method"], static["method"]) == ("cnn", "static_dns")
+    for record in content["runs"]:
+        assert record["seed"] == 0
+        assert 0 <= record["validation_accuracy"] <= 1
+        assert 0 <= record["test_accuracy"] <= record["test_top_5"] <= 1
+        assert record["images_per_second"] > 0
+        assert "examples.neural_similarity" in record["command"]
+        assert keras.__version__ == record["versions"]["keras"]
+    assert static["parameters"] == plain["parameters"] + 9 * 9
+    output = capsys.readouterr().out
+    assert "| static NSN, DNS | 7.15 |" in output
+    assert "| dynamic NSN, DNS | 6.85 | not run |" in output
+
+    # What is finished is not run again, for another table of the same setting neither.
+    run(tmp_path, *SMALL, "--table=3", "--method=cnn", "--method=dynamic_dns")
+    assert "CNN, seed 0: finished before" in capsys.readouterr().out
+    again = json.loads(path.read_text())
+    assert again["runs"][:2] == content["runs"]
+    assert [record["method"] for record in again["runs"][2:]] == ["dynamic_dns"]
+    assert neural_similarity_table.tables_of(path) == ["1", "2", "3", "4"]
+    assert "Table 3. Shared" in neural_similarity_table.section(path, ["3"])
+
+    with pytest.raises(ValueError, match=r"runs of another setting.*'learning_rate': 0.1"):
+        run(tmp_path, *SMALL, "--method=cnn", "--learning_rate=0.5")
+
+
+def test_jax_from_a_file_without_tensorflow(tmp_path, capsys):
+    file = f"{tmp_path}/digits.npz"
+    run(tmp_path, "--train_size=64", f"--write_data_file={file}")
+    assert f"Wrote {file}" in capsys.readouterr().out
+    script = (
+        "import runpy, sys\n"
+        "sys.modules['tensorflow'] = None\n"
+        "runpy.run_module('examples.neural_similarity', run_name='__main__')\n"
+    )
+    arguments = ("--iterations=2", "--batch_size=8", "--method=cnn", "--verbose=0")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-c", script, f"--data_file={file}"),
+            *(f"--output_dir={tmp_path}", *arguments),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    path = tmp_path / "results" / "neural_similarity_cnn9_digits_all_2.json"
+    (record,) = json.loads(path.read_text())["runs"]
+    assert record["versions"]["backend"].startswith("jax ")
+    assert "--data_file=DATA_FILE" in record["command"]
+
+
+TINY = dataclasses.replace(
+    image_recipe.RECIPES["paper"].scaled(6),
+    batch_size=8,
+    batch_normalization_momentum=0.9,
+)
+
+
+def tiny_data(count=40):
+    rng = np.random.default_rng(0)
+    images = rng.random((count, 8, 8, 3)).astype("float32")
+    return image_data.Split(images, rng.integers(0, 4, count))
+
+
+def tiny_model(recipe=TINY, **options):
+    keras.utils.set_random_seed(3)
+    backbone = nsl_keras.backbones.cnn9((8, 8, 3), 4, filters=(4, 4, 4), **options)
+    return image_recipe.trainable(backbone, recipe)
+
+
+class Interruption(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_recipe, "chunk_steps", lambda iterations: 2)
+    whole = tiny_model(similarity="diagonal")
+    record = image_recipe.fit(whole, tiny_data(), TINY, 0, tmp_path / "whole")
+    assert np.isfinite(record["training_loss"])
+    assert not (tmp_path / "whole" / "seconds.json").exists()
+
+    folder = tmp_path / "interrupted"
+    first = tiny_model(similarity="diagonal")
+    with pytest.raises(KeyboardInterrupt):
+        image_recipe.fit(first, tiny_data(), TINY, 0, folder, [Interruption(1)])
+    assert len(json.loads((folder / "seconds.json").read_text())) == 2
+    second = tiny_model(similarity="diagonal")
+    image_recipe.fit(second, tiny_data(), TINY, 0, folder)
+    assert int(second.optimizer.iterations) == 6
+    differs = False
+    for ours, other, stopped in zip(
+        second.variables, whole.variables, first.variables, strict=True
+    ):
+        ours, other, stopped = map(ops.convert_to_numpy, (ours, other, stopped))
+        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5)
+        differs |= bool(np.max(np.abs(stopped - other)) > 1e-3)
+    assert differs
+
+
+def test_a_diverging_run_is_named(tmp_path):
+    recipe = dataclasses.replace(TINY, learning_rate=1e30)
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="loss is nan"):
+        image_recipe.fit(tiny_model(recipe), tiny_data(), recipe, 0, tmp_path)
+
+
+def test_published_recipes():
+    recipes = image_recipe.RECIPES
+    paper = recipes["paper"]
+    rate = image_recipe.optimizer(paper)._learning_rate
+    rates = [float(rate(step)) for step in (0, 34_000, 34_001, 54_001)]
+    np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
+    assert image_recipe.optimizer(paper).momentum == 0.9
+    assert not image_recipe.optimizer(paper).nesterov
+    assert (recipes["code"].rate_drops, recipes["code"].iterations) == (
+        (20_000, 30_000, 37_500),
+        42_500,
+    )
+    short = paper.scaled(640)
+    assert (short.iterations, short.rate_drops) == (640, (340, 540))
+    adam = image_recipe.optimizer(recipes["attention"])
+    assert isinstance(adam, keras.optimizers.Adam)
+    assert adam.epsilon == 1e-8
+
+
+@pytest.mark.parametrize(
+    ("options", "decayed_similarity"),
+    [
+        ({"similarity": "diagonal"}, None),
+        ({"similarity": "unconstrained"}, 2.5e-3),
+        ({"similarity": "unconstrained", "predictor": "sphere"}, None),
+    ],
+    ids=str,
+)
+def test_decay_is_that_of_the_authors(options, decayed_similarity):
+    model = tiny_model(**options)
+    expected = 0.0
+    for variable in model.trainable_variables:
+        value = ops.convert_to_numpy(variable).astype("float64")
+        if variable.name in ("kernel", "gamma", "beta"):
+            expected += 2.5e-4 * np.sum(value**2)
+        elif decayed_similarity is not None and variable.name == "similarity":
+            expected += decayed_similarity * np.sum(value**2)
+    np.testing.assert_allclose(float(sum(model.losses)), expected, rtol=1e-5)
+
+
+def test_inputs_are_scaled_as_published():
+    for name, expected in (("paper", (0, 255)), ("attention", (-0.996094, 0.996094))):
+        recipe = image_recipe.RECIPES[name]
+        backbone = keras.Sequential([keras.Input((2,)), keras.layers.Identity()])
+        model = image_recipe.trainable(backbone, recipe)
+        found = ops.convert_to_numpy(model(np.array([[0.0, 1.0]], "float32")))
+        np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+def test_batches_are_passes_over_all_images():
+    split = image_data.Split(np.arange(20.0).reshape(20, 1, 1, 1), np.arange(20))
+    recipe = dataclasses.replace(TINY, batch_size=8, augmentation="none")
+    batches = image_recipe.Batches(split, recipe, steps=5, seed=0)
+    seen = np.concatenate([batches[index][1] for index in range(5)])
+    for start in (0, 20):
+        assert sorted(seen[start : start + 20]) == list(range(20))
+    assert list(seen[:20]) != list(seen[20:])
+    again = image_recipe.Batches(split, recipe, steps=1, seed=0)
+    again.epoch = 3
+    np.testing.assert_array_equal(again[0][1], seen[24:32])
+    other = image_recipe.Batches(split, recipe, steps=5, seed=1)
+    assert list(other[0][1]) != list(seen[:8])
+
+
+@pytest.mark.parametrize("augmentation", image_recipe.AUGMENTATIONS)
+def test_augmentation(augmentation):
+    rng = np.random.default_rng(0)
+    images = rng.random((200, 6, 6, 2)).astype("float32")
+    found = image_recipe.augmented(images, augmentation, np.random.default_rng(1))
+    assert found.shape == images.shape
+    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="symmetric")
+    shifts = range(9) if augmentation == "crop_flip" else [4]
+    mirrors = (1,) if augmentation == "none" else (1, -1)
+    seen = set()
+    for image, source in zip(found, padded, strict=True):
+        places = [
+            (row, column, mirror)
+            for row in shifts
+            for column in shifts
+            for mirror in mirrors
+            if np.array_equal(
+                image, source[row : row + 6, column : column + 6][:, ::mirror]
+            )
+        ]
+        assert places, "not a shifted, mirrored copy of its image"
+        seen.update(places)
+    # Of 162 places 200 images find most.
+    assert len(seen) > 0.6 * len(shifts) ** 2 * len(mirrors)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "steps"), [(64_000, 500), (42_500, 500), (60, 60), (997, 997)]
+)
+def test_state_is_saved_at_whole_parts_of_the_training(iterations, steps):
+    assert image_recipe.chunk_steps(iterations) == steps
+
+
+def test_every_row_of_every_table_can_be_built():
+    sizes = {"cnn9": 8, "cnn10": 32, "spherenet": 32}
+    for table in similarity_methods.TABLES.values():
+        counts = {}
+        for name, method in table.methods.items():
+            size = sizes[table.network]
+            model = similarity_methods.build(
+                table.network, method, (size, size, 3), 10, momentum=0.9
+            )
+            assert model.output_shape == (None, 10)
+            # Predictors of different kinds have the same parameters.
+            counts[name] = (
+                sum(int(np.prod(v.shape)) for v in model.trainable_variables),
+                method.options.get("predictor"),
+                method.options.get("sphere"),
+            )
+        assert len(set(counts.values())) == len(counts), counts
+        assert table.baseline in table.methods
+
+
+def record(method, seed, accuracy, **others):
+    return {
+        "method": method,
+        "seed": seed,
+        "command": "python -m examples.neural_similarity",
+        "parameters": 1234,
+        "images_per_second": 100.0,
+        "test_accuracy": accuracy,
+        **others,
+    }
+
+
+SETTING = {
+    "network": "cnn9",
+    "variant": "code",
+    "dataset": "cifar10",
+    "train_examples": 45_000,
+    "test_examples": 10_000,
+    "recipe": dataclasses.asdict(image_recipe.RECIPES["paper"]),
+}
+
+
+def test_table_of_runs(tmp_path):
+    records = run_records.RunRecords(tmp_path / "runs.json", SETTING)
+    for seed, accuracy in ((0, 0.92), (1, 0.90)):
+        records.add(record("cnn", seed, accuracy))
+        records.add(record("static_dns", seed, accuracy + 0.01 + 0.01 * seed))
+    diverged = record("dynamic_dns_cnn", 0, None, diverged="The training loss is nan.")
+    del diverged["test_accuracy"], diverged["images_per_second"]
+    records.add(diverged)
+    text = neural_similarity_table.section(records.path)
+    assert "### cnn9 (code variant) on cifar10: 45,000 images, 64,000 iterations" in text
+    assert "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 | 100 |" in text
+    row = "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 | 100 |"
+    assert row in text
+    assert "| CNN++ | 7.29 | not run |  |  |  |  |" in text
+    assert "plain convolutions | 7.04 | diverged in 1 of 1 |" in text
+    assert "Table 3." not in text
+    again = run_records.RunRecords(records.path, SETTING)
+    assert again.holds("cnn", 1)
+    assert not again.holds("cnn", 2)
+
+
+def test_top_5_errors_of_imagenet(tmp_path):
+    setting = {**SETTING, "network": "cnn10", "dataset": "imagenet2012", "variant": None}
+    records = run_records.RunRecords(tmp_path / "runs.json", setting)
+    records.add(record("dynamic_dns", 0, 0.6, test_top_5=0.8))
+    text = neural_similarity_table.section(records.path)
+    assert "| dynamic NSN, DNS | 40.61 | 40.00 |  | 0 | 18.04 | 20.00 | 1,234 |" in text
+
+
+def test_tables_of_which_nothing_was_run():
+    text = neural_similarity_table.not_run(["4", "8"])
+    assert "| method | cifar10 | cifar100 | here |" in text
+    assert "| CNN++ | 7.29 | 28.70 | not run |" in text
+    assert "| SphereNet, self-attention | 8.24 | not run |" in text
+
+
+def test_resized_and_merged_data(tmp_path):
+    rng = np.random.default_rng(0)
+    image = np.linspace(0, 1, 8, dtype="float32")
+    images = np.broadcast_to(image[None, :, None, None], (4, 8, 8, 1))
+    split = image_data.Split(images, rng.integers(0, 2, 4))
+    data = image_data.ImageData(split, split.take(2), split.take(3), ["a", "b"])
+    larger = image_data.resized(data, 16)
+    assert larger.validation.images.shape == (2, 16, 16, 1)
+    assert np.all(np.diff(larger.train.images[0, :, 0, 0]) >= 0)
+    merged = image_data.without_validation(data)
+    assert len(merged.train.images) == len(merged.train.labels) == 6
+    assert len(merged.validation.images) == 0
+    image_data.save_file(data, tmp_path / "data.npz")
+    again = image_data.load_file(tmp_path / "data.npz", 3)
+    assert again.class_names == ["a", "b"]
+    np.testing.assert_allclose(again.train.images, images[:3], atol=0.5 / 255)
+    np.savez(tmp_path / "other.npz", train_images=images)
+    with pytest.raises(ValueError, match=r"`data_file` must hold .*without train_labels"):
+        image_data.load_file(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
+        (("--iterations=5", "--budget=0.1"), "`iterations` and `budget` exclude"),
+        (("--budget=0.000001",), "must leave at least one iteration"),
+    ],
+    ids=str,
+)
+def test_errors(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, *arguments)
