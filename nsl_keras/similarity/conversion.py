@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ from nsl_keras.similarity.recurrent import SimilarityCell
 from nsl_keras.similarity.shift import shifted
 from nsl_keras.similarity.similarity_window import SimilarityWindow
 
-Layer = keras.layers.Layer
+Layer: TypeAlias = keras.layers.Layer
 
 #: By exact type: of a class derived from these nobody knows what it computes.
 _CONVERTIBLE: dict[type[Layer], type[SimilarityWindow]] = {
@@ -89,8 +89,9 @@ def add_similarity(
             convertible.
         freeze_backbone: bool, whether the similarities and predictors alone are trained.
             Everything else is frozen then, the classifier too, and batch norms run in
-            inference mode. To finetune the whole network later, set `trainable = True` on
-            the new model.
+            inference mode. To train the classifier besides, set `trainable` of its layers.
+            To finetune the whole network later, set `trainable` of the model to `False`
+            and then to `True`: TensorFlow passes over a value that is set already.
         similarity_regularizer: Regularizer of the static similarities' parameters.
         similarity_constraint: Constraint on the static similarities' parameters.
         learn_shape: bool, whether to learn the kernels' shapes too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
@@ -20,7 +20,7 @@ from nsl_keras.similarity.recurrent import CellSimilarity, SimilarityCell
 from nsl_keras.similarity.similarity_vector import SimilarityVector
 from nsl_keras.similarity.similarity_window import SimilarityWindow
 
-Layer = keras.layers.Layer
+Layer: TypeAlias = keras.layers.Layer
 #: Sizes of a tensor, `None` where not known.
 Shape = tuple[int | None, ...]
 

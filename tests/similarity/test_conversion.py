@@ -1,0 +1,792 @@
+"""Plain models with neural similarities added, and folded into plain models again."""
+
+import collections
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras import layers, predictors, rewiring, similarities
+from nsl_keras.convert import add_similarity, fold
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+RNG = np.random.default_rng(4)
+IMAGES = RNG.normal(size=(4, 8, 9, 3)).astype("float32")
+
+
+def as_numpy(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor)).astype("float32")
+
+
+def difference(model, other, inputs):
+    """Largest difference of the outputs, relative to their largest entry."""
+    expected = keras.tree.flatten(model(inputs))
+    received = keras.tree.flatten(other(inputs))
+    assert len(expected) == len(received)
+    worst = 0.0
+    for one, two in zip(map(as_numpy, expected), map(as_numpy, received), strict=True):
+        assert one.shape == two.shape
+        assert np.all(np.isfinite(one)) and np.all(np.isfinite(two))
+        assert np.max(np.abs(one)) > 0
+        worst = max(worst, np.max(np.abs(one - two)) / np.max(np.abs(one)))
+    return worst
+
+
+def randomize(variables, scale=0.3, seed=6):
+    rng = np.random.default_rng(seed)
+    for variable in variables:
+        noise = scale * rng.normal(size=variable.shape)
+        if variable.path.endswith("moving_variance"):
+            noise = np.abs(noise)
+        variable.assign(as_numpy(variable.value) + noise)
+
+
+def similarity_layers(model):
+    return [each for each in rewiring.layers(model) if isinstance(each, NeuralSimilarity)]
+
+
+def classes_of(model):
+    return {type(layer) for layer in rewiring.layers(model)}
+
+
+def graph_of(model):
+    return [type(op).__name__ for op in model.operations]
+
+
+def convolutional():
+    """A small network of several kinds of convolutions, with random weights."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 9, 3)),
+            keras.layers.Conv2D(6, 3, padding="same", strides=2, name="first"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.ReLU(),
+            keras.layers.DepthwiseConv2D((3, 2), padding="same", name="depthwise"),
+            keras.layers.Conv2D(5, 1, activation="relu", name="pointwise"),
+            keras.layers.Conv2D(4, 2, use_bias=False, name="second"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3, name="classes"),
+        ],
+        name="small",
+    )
+    randomize(model.weights)
+    return model
+
+
+# The published networks.
+
+
+def set_statistics(model, images):
+    """Sets batch norms to the statistics of the images."""
+    norms = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    for layer in norms:
+        layer.momentum = 0.0
+    model(images, training=True)
+
+
+def operations_of(model):
+    """Counts the operations of the traced model, by type."""
+    import tensorflow as tf
+
+    spec = tf.TensorSpec((None, *model.input_shape[1:]), tf.float32)
+    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(spec)
+    return collections.Counter(op.type for op in traced.graph.get_operations())
+
+
+def number_to_train(model):
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="too slow without a graph mode")
+@pytest.mark.parametrize(
+    ("name", "eligible", "entries"),
+    [
+        ("ResNet50", 17, 193),
+        ("MobileNetV2", 18, 162),
+        ("DenseNet121", 59, 571),
+        ("EfficientNetB0", 17, 297),
+    ],
+)
+def test_published_networks(name, eligible, entries):
+    make = getattr(keras.applications, name)
+    plain = make(weights=None, include_top=False, input_shape=(32, 32, 3), pooling="avg")
+    images = (50 + 20 * RNG.normal(size=(4, 32, 32, 3))).astype("float32")
+    set_statistics(plain, images)
+    model = add_similarity(plain)
+    assert len(similarity_layers(model)) == eligible
+    assert number_to_train(model) == entries
+    if name == "ResNet50":
+        assert number_to_train(add_similarity(plain, "unconstrained")) == 3697
+    assert difference(plain, model, images) <= 1e-5
+    # The check sees a single perturbed M, in the middle of the network.
+    perturbed = similarity_layers(model)[eligible // 2].similarity_parameters
+    before = as_numpy(perturbed.value)
+    perturbed.assign(before + 0.3 * RNG.normal(size=before.shape))
+    assert difference(plain, model, images) > 1e-3
+    perturbed.assign(before)
+
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="mse", run_eagerly=True)
+    model.fit(images, np.zeros(model(images).shape), batch_size=4, epochs=2, verbose=0)
+    assert difference(plain, model, images) > 1e-3
+    folded = fold(model)
+    assert difference(model, folded, images) <= 1e-5
+    assert classes_of(folded) == classes_of(plain)
+    assert graph_of(folded) == graph_of(plain)
+    assert [layer.name for layer in folded.layers] == [layer.name for layer in plain.layers]
+    assert operations_of(folded) == operations_of(plain)
+
+
+# At the start.
+
+STATIC = ["diagonal", "unconstrained", "symmetric", "positive_semidefinite", "sparse"]
+
+
+@pytest.mark.parametrize("similarity", STATIC)
+def test_static_models_start_where_the_plain_model_is(similarity):
+    plain = convolutional()
+    model = add_similarity(plain, similarity, learn_shape=True)
+    assert [layer.name for layer in similarity_layers(model)] == [
+        "first",
+        "depthwise",
+        "second",
+    ]
+    assert difference(plain, model, IMAGES) <= 1e-6
+    randomize(model.trainable_variables)
+    assert difference(plain, model, IMAGES) > 1e-2
+    assert difference(model, fold(model), IMAGES) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
+@pytest.mark.parametrize("similarity", STATIC[:-1])
+def test_dynamic_models_start_where_the_plain_model_is(kind, similarity):
+    plain = convolutional()
+    model = add_similarity(plain, similarity, predictor=kind)
+    assert len(similarity_layers(model)) == 3
+    assert difference(plain, model, IMAGES) <= 1e-5
+    randomize(model.trainable_variables, scale=0.02)
+    assert difference(plain, model, IMAGES) > 1e-3
+
+
+def test_dynamic_models_train_from_the_start():
+    model = add_similarity(convolutional(), predictor="sphere")
+    before = [as_numpy(v.value) for v in model.trainable_variables]
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    model.fit(IMAGES, np.zeros((4, 3)), epochs=3, verbose=0)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        new = as_numpy(variable.value)
+        assert np.all(np.isfinite(new)) and np.any(new != old), variable.path
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("predictor", [None, "sphere"])
+def test_sequences_and_volumes(rank, predictor):
+    convolution = {1: keras.layers.Conv1D, 3: keras.layers.Conv3D}[rank]
+    padding = "causal" if rank == 1 else "same"
+    plain = keras.Sequential(
+        [keras.Input((*[6] * rank, 2)), convolution(3, 3, padding=padding)]
+    )
+    inputs = RNG.normal(size=(2, *[6] * rank, 2)).astype("float32")
+    model = add_similarity(plain, predictor=predictor)
+    assert difference(plain, model, inputs) <= 1e-5
+    if predictor is None:
+        randomize(model.trainable_variables)
+        folded = fold(model)
+        assert difference(model, folded, inputs) <= 1e-5
+        assert classes_of(folded) == {convolution}
+
+
+def test_the_start_in_half_precision():
+    inputs = keras.Input((8, 9, 3), dtype="float32")
+    x = keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16", name="half")(inputs)
+    plain = keras.Model(inputs, keras.layers.Conv2D(4, 3, dtype="float32", name="full")(x))
+    model = add_similarity(plain, "unconstrained")
+    assert model.get_layer("half").dtype_policy.name == "mixed_bfloat16"
+    assert model.get_layer("half").similarity_parameters.dtype == "float32"
+    assert model.get_layer("full").dtype_policy.name == "float32"
+    assert difference(plain, model, IMAGES) == 0
+    randomize(model.trainable_variables)
+    assert difference(model, fold(model), IMAGES) == 0
+
+
+def test_arguments_of_the_convolutions_are_kept():
+    images = keras.Input((3, 8, 9))
+    options = {
+        "strides": (1, 2),
+        "padding": "same",
+        "data_format": "channels_first",
+        "activation": "tanh",
+        "kernel_regularizer": keras.regularizers.L2(0.1),
+        "bias_constraint": "non_neg",
+        "name": "convolution",
+    }
+    plain = keras.Model(images, keras.layers.Conv2D(16, 3, **options)(images))
+    layer = add_similarity(plain, freeze_backbone=False).get_layer("convolution")
+    config, expected = layer.get_config(), plain.layers[1].get_config()
+    assert {name: config[name] for name in expected} == expected
+
+
+# What is converted.
+
+
+def converted(model):
+    return [layer.name for layer in similarity_layers(model)]
+
+
+def test_layers_by_name_and_by_predicate():
+    plain = convolutional()
+    assert converted(add_similarity(plain, layers=["second", "pointwise"])) == [
+        "pointwise",
+        "second",
+    ]
+    by_predicate = add_similarity(plain, layers=lambda layer: layer.name == "depthwise")
+    assert converted(by_predicate) == ["depthwise"]
+
+
+def test_layers_that_are_left_alone():
+    class Own(keras.layers.Conv2D):
+        pass
+
+    plain = keras.Sequential(
+        [
+            keras.Input((8, 9, 3)),
+            Own(4, 3, name="own"),
+            keras.layers.SeparableConv2D(4, 3, name="separable"),
+            keras.layers.Conv2DTranspose(4, 3, name="transposed"),
+            keras.layers.Conv2D(4, 3, name="plain"),
+        ]
+    )
+    model = add_similarity(plain)
+    assert converted(model) == ["plain"]
+    assert type(model.get_layer("own")) is Own
+    assert difference(plain, model, IMAGES) == 0
+    with pytest.raises(
+        ValueError, match=r"`layers` must name.*: 'plain'\. Received: 'own'"
+    ):
+        add_similarity(plain, layers=["own"])
+    with pytest.raises(ValueError, match=r"'nowhere', 'own'"):
+        add_similarity(plain, layers=["own", "plain", "nowhere"])
+
+
+def test_layers_of_other_forms():
+    plain = convolutional()
+    for wrong in ("first", 3, [plain.layers[0]]):
+        with pytest.raises(ValueError, match="`layers` must be None, a list of names"):
+            add_similarity(plain, layers=wrong)
+    with pytest.raises(ValueError, match=r"at least one.*'first', 'depthwise', 'second'"):
+        add_similarity(plain, layers=lambda layer: False)
+    dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="convertible are none"):
+        add_similarity(dense)
+
+
+def test_grouped_convolutions():
+    plain = keras.Sequential(
+        [
+            keras.Input((8, 9, 3)),
+            keras.layers.Conv2D(4, 3, name="one_group"),
+            keras.layers.Conv2D(4, 3, groups=2, name="two_groups"),
+        ]
+    )
+    static = add_similarity(plain, "unconstrained")
+    assert converted(static) == ["one_group", "two_groups"]
+    assert difference(plain, static, IMAGES) <= 1e-6
+    dynamic = add_similarity(plain, predictor="sphere")
+    assert converted(dynamic) == ["one_group"]
+    with pytest.raises(ValueError, match=r"grouped convolutions take no predictor: 'two_g"):
+        add_similarity(plain, predictor="sphere", layers=["two_groups"])
+
+
+def nested():
+    """Two inputs, a shared convolution, a nested model called twice, frames."""
+    left, right = keras.Input((8, 9, 3), name="left"), keras.Input((8, 9, 3), name="right")
+    inner_input = keras.Input((None, None, 4))
+    inner = keras.Model(
+        inner_input, keras.layers.Conv2D(4, 3, name="inside")(inner_input), name="inner"
+    )
+    shared = keras.layers.Conv2D(4, 3, padding="same", name="shared")
+    one, two = inner(shared(left)), inner(shared(right))
+    frames = ops.stack([one, two], axis=1)
+    frames = keras.layers.TimeDistributed(
+        keras.Sequential(
+            [keras.Input((6, 7, 4)), keras.layers.Conv2D(2, 2, name="frame")],
+            name="encoder",
+        ),
+        name="frames",
+    )(frames)
+    model = keras.Model({"left": left, "right": right}, [one + two, frames])
+    randomize(model.weights)
+    return model
+
+
+@pytest.mark.parametrize("predictor", [None, "sphere"])
+def test_nested_and_shared_layers(predictor, tmp_path):
+    plain = nested()
+    inputs = {"left": IMAGES, "right": 2 * IMAGES}
+    model = add_similarity(plain, "unconstrained", predictor)
+    assert sorted(converted(model)) == ["frame", "inside", "shared"]
+    assert difference(plain, model, inputs) <= 1e-5
+    assert len(model.operations) == len(plain.operations)
+    randomize(model.trainable_variables, scale=0.1)
+    assert difference(plain, model, inputs) > 1e-2
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert difference(model, again, inputs) == 0
+    if predictor is None:
+        folded = fold(again)
+        assert difference(model, folded, inputs) <= 1e-5
+        assert graph_of(folded) == graph_of(plain)
+        assert classes_of(folded) == classes_of(plain)
+
+
+def test_a_shared_predictor_serves_all_layers():
+    plain = convolutional()
+    shared = predictors.SharedSimilarityPredictor(
+        3, "cnn", adapted_filters=4, output_kernel_initializer="zeros"
+    )
+    model = add_similarity(plain, predictor=shared, layers=["first"])
+    assert difference(plain, model, IMAGES) <= 1e-5
+    with pytest.raises(ValueError, match=r"as many taps as its own, 9;.*'depthwise', 'sec"):
+        add_similarity(plain, predictor=shared)
+    two = keras.Sequential(
+        [keras.Input((8, 9, 3)), keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 3)]
+    )
+    model = add_similarity(two, predictor=shared)
+    assert model.layers[0].predictor is model.layers[1].predictor is shared
+
+
+def test_predictors_of_ones_own():
+    def predictor(layer, **options):
+        return predictors.SimilarityPredictor(
+            layer.kernel_size,
+            hidden_filters=2,
+            strides=layer.strides,
+            padding=layer.padding,
+            pooled=True,
+            **options,
+        )
+
+    plain = convolutional()
+    zeros = {"output_kernel_initializer": "zeros"}
+    model = add_similarity(plain, predictor=lambda layer: predictor(layer, **zeros))
+    assert difference(plain, model, IMAGES) <= 1e-5
+    assert {layer.predictor.hidden_filters for layer in similarity_layers(model)} == {2}
+    with pytest.warns(UserWarning, match="does not start at zero"):
+        add_similarity(plain, predictor=predictor, layers=["first"])
+
+
+@pytest.mark.parametrize("wrong", ["mlp", 3, keras.layers.Dense(3)])
+def test_wrong_predictors(wrong):
+    with pytest.raises(ValueError, match="`predictor` must be"):
+        add_similarity(convolutional(), predictor=wrong)
+
+
+def test_few_nonzeros_are_warned_about():
+    plain = convolutional()
+    similarity = similarities.Sparse(6)
+    with pytest.warns(UserWarning, match=r"nonzeros=6.*outputs.*change.*'first'\.$"):
+        model = add_similarity(plain, similarity)
+    assert difference(plain, model, IMAGES) > 1e-2
+    assert (
+        difference(plain, add_similarity(plain, similarity, layers=["second"]), IMAGES) == 0
+    )
+
+
+def test_the_source_stays_as_it_is():
+    plain = convolutional()
+    before = plain.get_weights()
+    model = add_similarity(plain)
+    assert not {id(v) for v in plain.variables} & {id(v) for v in model.variables}
+    randomize(model.weights)
+    for old, new in zip(before, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert all(layer.trainable for layer in plain.layers)
+    assert not similarity_layers(plain)
+    folded = fold(model)
+    randomize(folded.weights)
+    assert difference(folded, model, IMAGES) > 1e-2
+    assert not {id(v) for v in folded.variables} & {id(v) for v in model.variables}
+
+
+# What is trained.
+
+
+def trainable_names(model):
+    return sorted(variable.name for variable in model.trainable_variables)
+
+
+def test_a_frozen_backbone(tmp_path):
+    plain = nested()
+    model = add_similarity(plain)
+    assert trainable_names(model) == ["similarity"] * 3
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert trainable_names(again) == ["similarity"] * 3
+    # Keras on TensorFlow passes over a value that is set already.
+    again.trainable = False
+    again.trainable = True
+    assert len(again.trainable_variables) == len(plain.trainable_variables) + 3
+
+
+def test_frozen_batch_norms_keep_their_statistics():
+    plain = convolutional()
+    model = add_similarity(plain)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    model.fit(IMAGES, np.zeros((4, 3)), epochs=2, verbose=0)
+    for name in ("norm", "classes", "pointwise"):
+        old, new = plain.get_layer(name).get_weights(), model.get_layer(name).get_weights()
+        for one, two in zip(old, new, strict=True):
+            np.testing.assert_array_equal(one, two)
+    first, trained = plain.get_layer("first"), model.get_layer("first")
+    np.testing.assert_array_equal(as_numpy(first.kernel), as_numpy(trained.kernel))
+    assert np.any(as_numpy(trained.similarity_parameters) != 1)
+
+
+def test_a_backbone_that_is_not_frozen():
+    plain = convolutional()
+    plain.get_layer("first").trainable = False
+    model = add_similarity(plain, freeze_backbone=False)
+    # The kernel stays frozen; its similarity is there to be trained.
+    assert trainable_names(model) == sorted(trainable_names(plain) + ["similarity"] * 3)
+    assert not model.get_layer("first").kernel.trainable
+    assert model.get_layer("second").kernel.trainable
+
+
+def test_a_frozen_nested_model():
+    images = keras.Input((8, 9, 3))
+    base = convolutional()
+    base.trainable = False
+    plain = keras.Model(images, keras.layers.Dense(2, name="head")(base(images)))
+    model = add_similarity(plain, freeze_backbone=False)
+    assert trainable_names(model) == ["bias", "kernel"] + ["similarity"] * 3
+
+
+def test_regularizers_reach_the_similarities():
+    model = add_similarity(
+        convolutional(),
+        similarity_regularizer=keras.regularizers.L1(0.5),
+        similarity_constraint="non_neg",
+    )
+    assert sum(float(loss) for loss in model.losses) == pytest.approx(0.5 * (9 + 6 + 4))
+
+
+# Models that cannot be converted.
+
+
+class Block(keras.Model):
+    def __init__(self, layer):
+        super().__init__(name="block")
+        self.inside = [layer]
+
+    def call(self, inputs):
+        return self.inside[0](inputs)
+
+    def get_config(self):
+        return {"layer": keras.saving.serialize_keras_object(self.inside[0])}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["layer"]))
+
+
+def test_subclassed_models():
+    block = Block(keras.layers.Conv2D(3, 3, name="hidden"))
+    block(IMAGES)
+    for function in (add_similarity, fold):
+        with pytest.raises(ValueError, match="functional or Sequential"):
+            function(block)
+    model = keras.Sequential([keras.Input((8, 9, 3)), keras.layers.Conv2D(3, 3), block])
+    with pytest.raises(
+        ValueError, match=r"subclassed model 'block'.*'Block', with 'hidden'"
+    ):
+        add_similarity(model)
+    dense = Block(keras.layers.Dense(3))
+    model = keras.Sequential([keras.Input((8, 9, 3)), keras.layers.Conv2D(3, 3), dense])
+    assert difference(model, add_similarity(model), IMAGES) == 0
+
+
+def test_models_with_similarities_already():
+    model = add_similarity(convolutional())
+    with pytest.raises(
+        ValueError, match=r"no neural similarities yet.*'first', 'depthwise'"
+    ):
+        add_similarity(model)
+    assert len(similarity_layers(add_similarity(fold(model)))) == 3
+
+
+def test_unbuilt_models():
+    with pytest.raises(ValueError, match="must be built"):
+        add_similarity(keras.Sequential([keras.layers.Conv2D(3, 3)]))
+
+
+# Folding.
+
+
+def test_fold_keeps_names_and_needs_keras_alone(tmp_path):
+    model = add_similarity(convolutional(), "unconstrained")
+    randomize(model.trainable_variables)
+    folded = fold(model)
+    assert folded.name == "small"
+    assert [layer.name for layer in folded.layers] == [layer.name for layer in model.layers]
+    folded.save(tmp_path / "folded.keras")
+    np.savez(tmp_path / "numbers.npz", images=IMAGES, outputs=as_numpy(model(IMAGES)))
+    program = (
+        "import sys, keras, numpy as np\n"
+        "model = keras.saving.load_model('folded.keras')\n"
+        "numbers = np.load('numbers.npz')\n"
+        "outputs = np.asarray(model(numbers['images']))\n"
+        "assert np.allclose(outputs, numbers['outputs'], atol=1e-5)\n"
+        "assert 'nsl_keras' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_fold_of_a_plain_model_is_a_copy():
+    plain = convolutional()
+    assert difference(plain, fold(plain), IMAGES) == 0
+
+
+def test_fold_of_dense_and_dynamic_layers():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 9, 3)),
+            layers.NeuralSimilarityConv2D(4, 3, name="static"),
+            layers.NeuralSimilarityDense(6, similarity="unconstrained", name="dense"),
+            layers.NeuralSimilarityConv2D(4, 3, predictor="sphere", name="dynamic"),
+            layers.NeuralSimilarityDense(6, predictor="sphere", name="dynamic_dense"),
+        ]
+    )
+    with pytest.raises(
+        ValueError, match=r"static.*Received: 'dynamic', 'dynamic_dense' with a predictor"
+    ):
+        fold(model)
+    static = keras.Sequential([keras.Input((8, 9, 3)), *model.layers[:2]])
+    randomize(static.weights)
+    folded = fold(static)
+    assert classes_of(folded) == {keras.layers.Conv2D, keras.layers.Dense}
+    assert difference(static, folded, IMAGES) <= 1e-5
+
+
+def test_fold_of_other_layers_of_the_package():
+    class Own(layers.NeuralSimilarityConv2D):
+        def call(self, inputs, training=None):
+            return 2 * super().call(inputs, training=training)
+
+    model = keras.Sequential(
+        [
+            keras.Input((8, 9, 3)),
+            layers.NeuralSimilarityConv2D(4, 3),
+            layers.SphereConv2D(4, 3, name="sphere"),
+            Own(4, 3, name="own"),
+            Block(layers.CosineDense(3)),
+        ]
+    )
+    expected = r"'sphere' \(SphereConv2D\), 'own' \(Own\), 'block' \(Block\)"
+    with pytest.raises(ValueError, match=expected):
+        fold(model)
+
+
+CELLS = [
+    layers.NeuralSimilaritySimpleRNNCell,
+    layers.NeuralSimilarityGRUCell,
+    layers.NeuralSimilarityLSTMCell,
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_fold_of_recurrent_cells(cell, tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((5, 4)),
+            keras.layers.Bidirectional(
+                keras.layers.RNN(
+                    cell(3, similarity="unconstrained"), return_sequences=True
+                ),
+                merge_mode="sum",
+                name="both",
+            ),
+            keras.layers.RNN([keras.layers.GRUCell(4), cell(5)], name="stacked"),
+        ]
+    )
+    randomize(model.weights)
+    sequences = RNG.normal(size=(2, 5, 4)).astype("float32")
+    folded = fold(model)
+    assert difference(model, folded, sequences) <= 1e-5
+    assert [layer.name for layer in folded.layers] == ["both", "stacked"]
+    kinds = {
+        type(each).__module__
+        for layer in folded.layers
+        for each in rewiring.sublayers(layer)
+    }
+    assert not any(kind.startswith("nsl_keras") for kind in kinds)
+    folded.save(tmp_path / "folded.keras")
+    again = keras.saving.load_model(tmp_path / "folded.keras")
+    assert difference(folded, again, sequences) == 0
+    dynamic = keras.Sequential(
+        [keras.Input((5, 4)), keras.layers.RNN(cell(3, predictor="sphere"), name="dynamic")]
+    )
+    with pytest.raises(ValueError, match="'dynamic' with a predictor"):
+        fold(dynamic)
+
+
+# One non-zero entry: a shift and one tap.
+
+SHIFTS = [
+    {"padding": "valid"},
+    {"padding": "valid", "strides": 2},
+    {"padding": "valid", "dilation_rate": 2},
+    {"padding": "same"},
+    {"padding": "same", "strides": 2},
+    {"padding": "same", "strides": 3},
+    {"padding": "same", "dilation_rate": 3},
+]
+PLAIN = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
+LAYERS = {
+    1: layers.NeuralSimilarityConv1D,
+    2: layers.NeuralSimilarityConv2D,
+    3: layers.NeuralSimilarityConv3D,
+}
+
+
+def shift_model(rank, kernel_size, sizes, tap, layer=None, **options):
+    """One layer whose M has one entry, that reads the input under `tap`."""
+    layer = layer or LAYERS[rank](
+        4, kernel_size[:rank], similarity=similarities.Sparse(1), name="shifted", **options
+    )
+    inputs = keras.Input((*sizes, 2))
+    model = keras.Model(inputs, layer(inputs))
+    randomize(model.weights)
+    taps = int(np.prod(layer.kernel_size))
+    parameters = np.zeros((taps, taps))
+    parameters[taps // 2, np.ravel_multi_index(tap[:rank], layer.kernel_size)] = 1.5
+    layer.similarity_parameters.assign(parameters)
+    return model
+
+
+@pytest.mark.parametrize("options", SHIFTS, ids=str)
+@pytest.mark.parametrize("kernel_size", [(3, 3, 2), (4, 2, 3)])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_shifts_of_known_sizes(rank, kernel_size, options):
+    inputs = RNG.normal(size=(2, 9, 8, 7, 2)[: rank + 1] + (2,)).astype("float32")
+    for tap in ((0, 0, 0), (1, 1, 1), tuple(size - 1 for size in kernel_size)):
+        model = shift_model(rank, kernel_size, inputs.shape[1:-1], tap, **options)
+        folded = fold(model)
+        assert folded.get_layer("shifted").kernel_size == (1,) * rank
+        assert difference(model, folded, inputs) <= 1e-6
+
+
+@pytest.mark.parametrize("options", SHIFTS, ids=str)
+def test_shifts_of_unknown_sizes(options):
+    for tap in ((0, 2), (3, 0)):
+        model = shift_model(2, (4, 3), (None, None), tap, **options)
+        folded = fold(model)
+        exact = not ("strides" in options and options["padding"] == "same")
+        assert (folded.get_layer("shifted").kernel_size == (1, 1)) == exact
+        for sizes in ((12, 13), (13, 11), (10, 10)):
+            inputs = RNG.normal(size=(2, *sizes, 2)).astype("float32")
+            assert difference(model, folded, inputs) <= 1e-6
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_causal_shifts(strides):
+    inputs = RNG.normal(size=(2, 9, 2)).astype("float32")
+    for tap in ((0,), (2,)):
+        model = shift_model(1, (3,), (None,), tap, padding="causal", strides=strides)
+        folded = fold(model)
+        assert folded.get_layer("shifted").kernel_size == (1,)
+        assert difference(model, folded, inputs) <= 1e-6
+
+
+def test_small_images_are_shifted_out_of_sight():
+    inputs = RNG.normal(size=(2, 2, 2, 2)).astype("float32")
+    options = {"padding": "same", "dilation_rate": 3, "bias_initializer": "ones"}
+    model = shift_model(2, (3, 3), (None, None), (2, 0), **options)
+    assert difference(model, fold(model), inputs) <= 1e-6
+
+
+def test_a_centre_tap_is_nothing_but_a_one_tap_convolution():
+    model = shift_model(2, (3, 3), (8, 8), (1, 1), padding="same")
+    folded = fold(model)
+    assert graph_of(folded) == ["InputLayer", "Conv2D"]
+    assert folded.count_params() == 4 * 2 + 4
+    corner = fold(shift_model(2, (3, 3), (8, 8), (0, 2), padding="same"))
+    assert graph_of(corner) == ["InputLayer", "ZeroPadding2D", "Cropping2D", "Conv2D"]
+
+
+def test_shifts_of_depthwise_and_grouped_convolutions():
+    inputs = RNG.normal(size=(2, 8, 8, 2)).astype("float32")
+    for layer in (
+        layers.NeuralSimilarityDepthwiseConv2D(
+            3,
+            strides=2,
+            padding="same",
+            depth_multiplier=2,
+            similarity=similarities.Sparse(1),
+            name="shifted",
+        ),
+        layers.NeuralSimilarityConv2D(
+            4,
+            3,
+            groups=2,
+            similarity=similarities.Sparse(1),
+            learn_shape=True,
+            name="shifted",
+        ),
+    ):
+        model = shift_model(2, (3, 3), (8, 8), (0, 1), layer=layer)
+        folded = fold(model)
+        assert type(folded.get_layer("shifted")) is layer.plain
+        assert folded.get_layer("shifted").kernel_size == (1, 1)
+        assert difference(model, folded, inputs) <= 1e-6
+
+
+@pytest.mark.skipif(IS_TENSORFLOW, reason="TensorFlow on a CPU has no channels-first 1D")
+def test_channels_first_sequences_that_would_be_cropped_stay_convolutions():
+    layer = layers.NeuralSimilarityConv1D(
+        4, 3, similarity=similarities.Sparse(1), data_format="channels_first", name="c"
+    )
+    inputs = keras.Input((2, 9))
+    model = keras.Model(inputs, layer(inputs))
+    folded = fold(model)
+    assert folded.get_layer("c").kernel_size == (3,)
+
+
+def test_a_shared_layer_on_two_sizes_stays_a_convolution():
+    layer = layers.NeuralSimilarityConv2D(
+        4, 3, strides=2, padding="same", similarity=similarities.Sparse(1), name="shared"
+    )
+    small, large = keras.Input((8, 8, 2)), keras.Input((9, 9, 2))
+    model = keras.Model([small, large], [layer(small), layer(large)])
+    randomize(model.weights)
+    inputs = [RNG.normal(size=(2, n, n, 2)).astype("float32") for n in (8, 9)]
+    folded = fold(model)
+    assert folded.get_layer("shared").kernel_size == (3, 3)
+    assert difference(model, folded, inputs) <= 1e-6
+
+
+def test_shifts_inside_nested_models():
+    image = keras.Input((8, 8, 2))
+    layer = layers.NeuralSimilarityConv2D(
+        4, 3, similarity=similarities.Sparse(1), name="inside"
+    )
+    nested_model = keras.Sequential([keras.Input((8, 8, 2)), layer], name="nested")
+    frames = keras.Input((3, 8, 8, 2))
+    model = keras.Model(
+        [image, frames],
+        [nested_model(image), keras.layers.TimeDistributed(layer, name="each")(frames)],
+    )
+    randomize(model.weights)
+    folded = fold(model)
+    inputs = [
+        RNG.normal(size=shape).astype("float32")
+        for shape in ((2, 8, 8, 2), (2, 3, 8, 8, 2))
+    ]
+    assert folded.get_layer("nested").layers[-1].kernel_size == (1, 1)
+    assert difference(model, folded, inputs) <= 1e-6

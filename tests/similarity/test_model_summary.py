@@ -1,0 +1,259 @@
+"""Figures of models with similarities, against counts by hand and by TensorFlow."""
+
+import keras
+import pytest
+
+from nsl_keras import layers, predictors
+from nsl_keras.convert import add_similarity, fold, summary
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def figures_of(layer, shape):
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, layer(inputs))
+    (row,) = summary(model).layers
+    return row
+
+
+# One layer, by hand. 9 taps, 4 channels in, 6 filters; 8x8 positions, or 4x4.
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"padding": "same"}, 64 * 9 * 4 * 6),
+        ({"padding": "same", "strides": 2}, 16 * 9 * 4 * 6),
+        ({"dilation_rate": 2}, 16 * 9 * 4 * 6),
+        ({"padding": "same", "groups": 2}, 64 * 9 * 2 * 6),
+        ({"padding": "same", "similarity": "unconstrained"}, 64 * 9 * 4 * 6),
+    ],
+)
+def test_static_convolutions_cost_what_plain_ones_cost(options, expected):
+    row = figures_of(layers.NeuralSimilarityConv2D(6, 3, **options), (8, 8, 4))
+    assert row.multiply_adds == row.plain_multiply_adds == expected
+    assert row.folds and row.predictor is None
+    assert row.kind == "Conv2D"
+
+
+@pytest.mark.parametrize(
+    ("similarity", "outputs", "hidden", "compared", "made"),
+    [
+        ("diagonal", 9, 64, 9 * 4, 0),
+        ("unconstrained", 81, 128, 81 * 4, 0),
+        ("symmetric", 81, 128, 81 * 4, 0),
+        ("positive_semidefinite", 45, 128, 81 * 4, 9**3),
+    ],
+)
+@pytest.mark.parametrize("strides", [1, 2])
+def test_dynamic_convolutions(similarity, outputs, hidden, compared, made, strides):
+    layer = layers.NeuralSimilarityConv2D(
+        6, 3, strides=strides, padding="same", similarity=similarity, predictor="sphere"
+    )
+    row = figures_of(layer, (8, 8, 4))
+    positions = (8 // strides) ** 2
+    predicted = 9 * 4 * hidden + 9 * hidden * outputs
+    assert row.plain_multiply_adds == positions * 9 * 4 * 6
+    added = row.multiply_adds - row.plain_multiply_adds
+    assert added == positions * (predicted + compared + made)
+    assert (row.predictor, row.folds) == ("sphere", False)
+    assert row.parameters - row.similarity_parameters == 9 * 4 * 6 + 6
+
+
+def test_one_matrix_an_example_is_made_once():
+    predictor = predictors.SimilarityPredictor(
+        3, similarity="positive_semidefinite", hidden_filters=5, pooled=True
+    )
+    layer = layers.NeuralSimilarityConv2D(
+        6, 3, similarity="positive_semidefinite", predictor=predictor
+    )
+    row = figures_of(layer, (8, 8, 4))
+    predicted = 9 * 4 * 5 + 9 * 5 * 45
+    added = row.multiply_adds - row.plain_multiply_adds
+    assert added == 36 * (predicted + 81 * 4) + 9**3
+
+
+def test_depthwise_convolutions():
+    layer = layers.NeuralSimilarityDepthwiseConv2D(
+        3, padding="same", depth_multiplier=2, predictor="cnn"
+    )
+    row = figures_of(layer, (8, 8, 4))
+    assert row.plain_multiply_adds == 64 * 9 * 8
+    added = row.multiply_adds - row.plain_multiply_adds
+    assert added == 64 * (9 * 4 * 64 + 9 * 64 * 9 + 9 * 4)
+    assert row.kind == "DepthwiseConv2D"
+
+
+def test_channels_first():
+    layer = layers.NeuralSimilarityConv2D(
+        6, 3, data_format="channels_first", predictor="sphere"
+    )
+    row = figures_of(layer, (4, 8, 7))
+    assert row.plain_multiply_adds == 6 * 5 * 9 * 4 * 6
+
+
+def test_dense_layers():
+    static = layers.NeuralSimilarityDense(6, similarity="unconstrained", block_size=4)
+    row = figures_of(static, (5, 12))
+    assert row.multiply_adds == row.plain_multiply_adds == 5 * 12 * 6
+    assert row.similarity_parameters == 16
+    dynamic = layers.NeuralSimilarityDense(
+        6, similarity="unconstrained", block_size=4, predictor="mlp"
+    )
+    row = figures_of(dynamic, (5, 12))
+    added = row.multiply_adds - row.plain_multiply_adds
+    assert added == 5 * (12 * 128 + 128 * 16 + 3 * 16)
+
+
+def test_recurrent_cells():
+    cell = layers.NeuralSimilarityLSTMCell(6, similarity="unconstrained")
+    row = figures_of(keras.layers.Bidirectional(keras.layers.RNN(cell)), (7, 4))
+    assert row.plain_multiply_adds == 2 * 7 * (4 * 24 + 6 * 24)
+    assert row.multiply_adds - row.plain_multiply_adds == 2 * 7 * (16 + 36)
+    assert row.similarity_parameters == 2 * (16 + 36)
+    assert (row.kind, row.folds) == ("Bidirectional", True)
+
+
+# Whole models.
+
+
+def test_resnet50_on_its_usual_images():
+    base = keras.applications.ResNet50(weights=None)
+    # The figure that goes with this network everywhere: 3.86 G.
+    whole = summary(base)
+    assert whole.layers == ()
+    assert whole.multiply_adds == whole.plain_multiply_adds == 3_857_973_248
+    assert whole.similarity_parameters == 0
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="TensorFlow's profiler")
+def test_plain_models_against_the_profiler():
+    import tensorflow as tf
+
+    model = keras.Sequential(
+        [
+            keras.Input((12, 12, 4)),
+            keras.layers.Conv2D(6, 3, strides=2, padding="same", use_bias=False),
+            keras.layers.DepthwiseConv2D(3, use_bias=False),
+            keras.layers.SeparableConv2D(8, 3, use_bias=False),
+            keras.layers.Conv2D(8, 1, use_bias=False),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, use_bias=False),
+        ]
+    )
+    traced = tf.function(model).get_concrete_function(tf.TensorSpec((1, 12, 12, 4)))
+    options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
+    options["output"] = "none"
+    profile = tf.compat.v1.profiler.profile(traced.graph, options=options)
+    assert summary(model).multiply_adds == profile.total_float_ops // 2
+
+
+def test_transposed_convolutions_count_at_their_inputs():
+    model = keras.Sequential(
+        [keras.Input((4, 5, 2)), keras.layers.Conv2DTranspose(3, 3, strides=2)]
+    )
+    assert summary(model).multiply_adds == 20 * 9 * 2 * 3
+
+
+def test_shared_layers_count_at_each_call_and_predictors_once():
+    predictor = predictors.SharedSimilarityPredictor(3, adapted_filters=5)
+    one = layers.NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
+    two = layers.NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
+    inputs = keras.Input((8, 8, 4))
+    model = keras.Model(inputs, two(one(one(inputs))))
+    result = summary(model)
+    positions = 64 * (9 * 4 * 5 + 9 * 5 * 64 + 9 * 64 * 9 + 9 * 4)
+    plain = 64 * 9 * 4 * 4
+    assert [row.plain_multiply_adds for row in result.layers] == [2 * plain, plain]
+    assert result.multiply_adds == 3 * (plain + positions)
+    shared = predictor.count_params()
+    added = sum(row.similarity_parameters for row in result.layers)
+    assert result.similarity_parameters == added - shared
+    assert result.parameters == model.count_params()
+    assert {row.predictor for row in result.layers} == {"shared sphere"}
+
+
+def test_totals_are_those_of_the_plain_network():
+    plain = keras.Sequential(
+        [
+            keras.Input((9, 9, 3)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.BatchNormalization(),
+            keras.layers.TimeDistributed(keras.layers.Conv1D(5, 3)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5),
+        ]
+    )
+    expected = summary(plain)
+    model = add_similarity(plain, "unconstrained", learn_shape=True)
+    result = summary(model)
+    assert result.multiply_adds == expected.multiply_adds == expected.plain_multiply_adds
+    assert result.parameters - result.similarity_parameters == expected.parameters
+    assert result.similarity_parameters == (81 + 9) + (9 + 3)
+    folded = summary(fold(model))
+    assert (folded.multiply_adds, folded.parameters, folded.layers) == (
+        expected.multiply_adds,
+        expected.parameters,
+        (),
+    )
+
+
+def test_unknown_sizes_and_kinds():
+    inputs = keras.Input((None, None, 3))
+    outputs = layers.NeuralSimilarityConv2D(4, 3, name="open")(inputs)
+    result = summary(keras.Model(inputs, outputs))
+    assert result.multiply_adds is None
+    assert "?" in str(result)
+    inputs = keras.Input((5, 4))
+    outputs = layers.NeuralSimilarityDense(4)(inputs)
+    attention = keras.layers.MultiHeadAttention(2, 2)(outputs, outputs)
+    result = summary(keras.Model(inputs, attention))
+    assert result.layers[0].multiply_adds == 5 * 16
+    assert result.multiply_adds is None
+
+
+def test_a_predictor_of_ones_own_is_not_counted():
+    predictor = keras.Sequential(
+        [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(9)], name="own"
+    )
+    row = figures_of(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor), (8, 8, 3))
+    assert row.multiply_adds is None
+    assert row.plain_multiply_adds == 36 * 9 * 3 * 4
+    assert row.predictor == "Sequential"
+
+
+# The table.
+
+
+def test_the_table():
+    model = keras.Sequential(
+        [
+            keras.Input((64, 64, 3)),
+            layers.NeuralSimilarityConv2D(64, 3, padding="same", name="static"),
+            layers.NeuralSimilarityConv2D(
+                64, 3, similarity="unconstrained", predictor="sphere", name="dynamic"
+            ),
+            keras.layers.ReLU(),
+        ],
+        name="table",
+    )
+    lines = []
+    result = summary(model, print_fn=lines.append)
+    assert "\n".join(lines) == str(result) == repr(result)
+    assert lines[0] == "Model 'table': 2 of 3 layers have a neural similarity"
+    head, static, dynamic = (" ".join(lines[row].split()) for row in (2, 4, 5))
+    assert head == "Layer Kind Similarity M Parameters Added Multiply-adds Plain Folds"
+    assert static == "static Conv2D diagonal static 1,801 9 7.08 M 7.08 M yes"
+    assert dynamic.startswith("dynamic Conv2D unconstrained dynamic (sphere) ")
+    assert dynamic.endswith(" no")
+    assert lines[-1].startswith("Whole model")
+    # Numbers stand right under their heads.
+    for head in ("Parameters", "Added", "Multiply-adds", "Plain"):
+        end = lines[2].index(head) + len(head)
+        assert all(line[end - 1].strip() for line in lines[4:6] + lines[7:])
+        assert all(line[end : end + 2] == "  " for line in lines[4:6] + lines[7:])
+
+
+def test_models_that_cannot_be_summarized():
+    with pytest.raises(ValueError, match="must be built"):
+        summary(keras.Sequential([keras.layers.Dense(1)]))

@@ -1,0 +1,269 @@
+"""Walking and rebuilding of functional and Sequential models."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras import rewiring
+
+RNG = np.random.default_rng(2)
+IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
+
+
+def shared_and_nested():
+    """Two inputs, two outputs, a shared convolution, a nested model, operations."""
+    first = keras.Input((8, 8, 2), name="first")
+    second = keras.Input((8, 8, 2), name="second")
+    convolution = keras.layers.Conv2D(4, 3, padding="same", name="shared")
+    inner_input = keras.Input((None, None, 4))
+    inner = keras.Model(
+        inner_input,
+        keras.layers.Conv2D(5, 3, name="inner_convolution")(inner_input),
+        name="inner",
+    )
+    left, right = convolution(first), convolution(second)
+    joined = ops.relu(left) + 2 * right
+    normalized = keras.layers.BatchNormalization(name="norm")(joined, training=False)
+    outputs = {"deep": inner(normalized), "flat": keras.layers.Flatten()(joined)}
+    return keras.Model({"first": first, "second": second}, outputs, name="both")
+
+
+def randomize(model):
+    for variable in model.weights:
+        variable.assign(0.5 + 0.2 * RNG.normal(size=variable.shape))
+
+
+def assert_same_outputs(model, other, inputs):
+    expected, received = model(inputs), other(inputs)
+    keras.tree.assert_same_structure(expected, received)
+    for one, two in zip(
+        keras.tree.flatten(expected), keras.tree.flatten(received), strict=True
+    ):
+        assert np.max(np.abs(ops.convert_to_numpy(one))) > 0
+        np.testing.assert_array_equal(ops.convert_to_numpy(one), ops.convert_to_numpy(two))
+
+
+# Walking.
+
+
+def test_calls_in_order_with_shared_and_nested_layers():
+    found = rewiring.calls(shared_and_nested())
+    names = [call.layer.name for call in found]
+    assert names.count("shared") == 2
+    assert names.count("inner_convolution") == names.count("norm") == 1
+    assert names.index("norm") < names.index("inner_convolution")
+    shapes = {call.layer.name: (call.input_shapes, call.output_shapes) for call in found}
+    assert shapes["shared"] == (((None, 8, 8, 2),), ((None, 8, 8, 4),))
+    # The nested model knows no sizes of its own: those of its call count.
+    assert shapes["inner_convolution"] == (((None, 8, 8, 4),), ((None, 6, 6, 5),))
+    assert all(call.repeats == 1 for call in found)
+
+
+def test_layers_come_once():
+    names = [layer.name for layer in rewiring.layers(shared_and_nested())]
+    assert sorted(names) == ["flatten", "inner_convolution", "norm", "shared"]
+
+
+def test_calls_inside_time_distributed():
+    frames = keras.Input((7, 8, 8, 2))
+    encoder = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            keras.layers.Conv2D(3, 3, name="frame"),
+            keras.layers.ReLU(),
+        ]
+    )
+    model = keras.Model(frames, keras.layers.TimeDistributed(encoder)(frames))
+    first = rewiring.calls(model)[0]
+    assert (first.layer.name, first.repeats) == ("frame", 7)
+    assert first.output_shapes == ((None, 6, 6, 3),)
+
+
+def test_sublayers_are_found_at_any_depth():
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inside = {"branches": [keras.layers.Dense(2, name="a")]}
+            self.other = keras.Sequential([keras.layers.Dense(3, name="b")])
+
+    names = [layer.name for layer in rewiring.sublayers(Block())]
+    assert sorted(names) == ["a", "b", "sequential"]
+
+
+# Copies.
+
+
+def test_copy_of_a_graph():
+    model = shared_and_nested()
+    randomize(model)
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert_same_outputs(model, copy, {"first": IMAGES, "second": 2 * IMAGES})
+    assert [op.name for op in copy.operations] == [op.name for op in model.operations]
+    assert copy.name == "both" and type(copy) is type(model)
+    assert len(copy.get_layer("inner").layers) == 2
+
+
+def test_the_source_stays_as_it_is():
+    model = shared_and_nested()
+    before = model.get_weights()
+    copy = rewiring.rebuild(model, lambda layer: None)
+    for variable in copy.weights:
+        variable.assign(np.zeros(variable.shape))
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    # A layer that were called once more would have no single output any longer.
+    assert model.get_layer("norm").output.shape == (None, 8, 8, 4)
+    assert not {id(v) for v in model.variables} & {id(v) for v in copy.variables}
+
+
+def test_copy_of_a_sequential_model():
+    base = keras.Sequential(
+        [keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)], name="base"
+    )
+    model = keras.Sequential([base, keras.layers.Flatten(), keras.layers.Dense(2)])
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert type(copy) is keras.Sequential
+    assert type(copy.layers[0]) is keras.Sequential
+    assert_same_outputs(model, copy, IMAGES)
+
+
+def test_copy_of_a_sequential_model_built_by_a_call():
+    model = keras.Sequential([keras.layers.Conv2D(3, 3), keras.layers.ReLU()])
+    model(IMAGES)
+    assert_same_outputs(model, rewiring.rebuild(model, lambda layer: None), IMAGES)
+
+
+def test_a_copy_keeps_policies_flags_and_derived_state():
+    normalization = keras.layers.Normalization()
+    normalization.adapt(IMAGES)
+    inputs = keras.Input((8, 8, 2), dtype="float32")
+    x = normalization(inputs)
+    x = keras.layers.Conv2D(3, 3, dtype="mixed_bfloat16", name="half")(x)
+    x = keras.layers.Dense(2, trainable=False, name="frozen")(x)
+    scale = 3.0
+    x = keras.layers.Lambda(lambda t: scale * t)(x)
+    model = keras.Model(inputs, x)
+    model.compile(optimizer="adam", loss=lambda y, p: y - p)
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert_same_outputs(model, copy, IMAGES)
+    assert copy.get_layer("half").dtype_policy.name == "mixed_bfloat16"
+    assert not copy.get_layer("frozen").trainable
+    assert copy.trainable and len(copy.trainable_variables) == 2
+    assert not copy.compiled
+
+
+def test_derived_classes_come_back_plain():
+    class Own(keras.Model):
+        def train_step(self, data):
+            raise NotImplementedError
+
+    inputs = keras.Input((8, 8, 2))
+    model = Own(inputs, keras.layers.Conv2D(2, 3)(inputs))
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert_same_outputs(model, copy, IMAGES)
+
+
+# Replacements.
+
+
+def doubled(layer):
+    """Puts two new layers behind each convolution."""
+    if not isinstance(layer, keras.layers.Conv2D):
+        return None
+    return [
+        layer,
+        keras.layers.Rescaling(4.0, name=f"{layer.name}_four"),
+        keras.layers.Rescaling(0.5, name=f"{layer.name}_half"),
+    ]
+
+
+def test_layers_behind_a_layer_in_a_graph():
+    model = shared_and_nested()
+    new = rewiring.rebuild(model, doubled)
+    # One set of new layers for both calls of the shared convolution.
+    assert len(new.operations) == len(model.operations) + 2
+    assert len(new.get_layer("inner").layers) == 4
+    inputs = {"first": IMAGES, "second": IMAGES}
+    np.testing.assert_allclose(new(inputs)["flat"], 2 * model(inputs)["flat"], rtol=1e-6)
+    names = [call.layer.name for call in rewiring.calls(new)]
+    assert names.count("shared_half") == names.count("shared") == 2
+
+
+def test_layers_behind_a_layer_in_a_sequential_model():
+    inner = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
+    frames = keras.Sequential(
+        [keras.Input((4, 8, 8, 2)), keras.layers.TimeDistributed(inner)]
+    )
+    new = rewiring.rebuild(frames, doubled)
+    videos = np.stack([IMAGES] * 4, axis=1)
+    np.testing.assert_allclose(new(videos), 2 * frames(videos), rtol=1e-6)
+    assert len(new.layers[0].layer.layers) == 3
+
+
+def test_layers_around_a_time_distributed_layer():
+    videos = np.stack([IMAGES] * 4, axis=1)
+    convolution = keras.layers.TimeDistributed(keras.layers.Conv2D(3, 3), name="frames")
+    model = keras.Sequential([keras.Input((4, 8, 8, 2)), convolution])
+    new = rewiring.rebuild(model, doubled)
+    assert len(new.layers) == 3
+    np.testing.assert_allclose(new(videos), 2 * model(videos), rtol=1e-6)
+
+
+class Scale(keras.layers.Layer):
+    def call(self, inputs, factor=1.0):
+        return inputs * factor
+
+
+def test_the_first_layer_takes_the_arguments_of_the_call():
+    inputs = keras.Input((8, 8, 2))
+    model = keras.Model(inputs, Scale()(inputs, factor=3.0))
+    new = rewiring.rebuild(
+        model, lambda layer: [layer, Scale()] if isinstance(layer, Scale) else None
+    )
+    np.testing.assert_allclose(new(IMAGES), 3 * IMAGES, rtol=1e-6)
+    assert len(new.layers) == 3
+
+
+# Errors.
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class OwnCall(keras.Model):
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+@pytest.mark.parametrize("use", [rewiring.calls, lambda m: rewiring.rebuild(m, len)])
+def test_models_without_a_known_graph(use):
+    with pytest.raises(ValueError, match=r"functional or Sequential.*'Subclassed'"):
+        use(Subclassed())
+    inputs = keras.Input((2,))
+    with pytest.raises(ValueError, match=r"functional or Sequential.*'OwnCall'"):
+        use(OwnCall(inputs, keras.layers.Dense(1)(inputs)))
+    with pytest.raises(ValueError, match=r"functional or Sequential.*'Dense'"):
+        use(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match=r"must be built.*'unbuilt'"):
+        use(keras.Sequential([keras.layers.Dense(1)], name="unbuilt"))
+
+
+def test_layers_that_cannot_be_made_again():
+    class NoConfig(keras.layers.Layer):
+        def __init__(self, size):
+            super().__init__(name="no_config")
+            self.size = size
+
+        def call(self, inputs):
+            return inputs * self.size
+
+    model = keras.Sequential([keras.Input((2,)), NoConfig(3)])
+    with pytest.raises(ValueError, match=r"from_config.*'no_config'.*TypeError"):
+        rewiring.rebuild(model, lambda layer: None)
