@@ -5,14 +5,80 @@ import numpy as np
 from golden_files import gradients, recipe_weights
 from keras import ops
 
+from nsl_keras.layers import InstanceFiLM
+
+#: Their rate, one minus the decay of 0.9, is a float32 in the float64 arrays too.
+AUTHORS_DECAY = 1 - float(np.float32(0.1))
+TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
+
 
 def normalization_variables(name, layer):
     return {
-        f"{name}.bn.gamma": layer.gamma,
-        f"{name}.bn.beta": layer.beta,
-        f"{name}.bn.moving_mean": layer.moving_mean,
-        f"{name}.bn.moving_variance": layer.moving_variance,
+        f"{name}.gamma": layer.gamma,
+        f"{name}.beta": layer.beta,
+        f"{name}.moving_mean": layer.moving_mean,
+        f"{name}.moving_variance": layer.moving_variance,
     }
+
+
+def film_variables(name, layer):
+    return {
+        f"{name}.gamma": layer.scales,
+        f"{name}.beta": layer.shifts,
+        f"{name}.k": layer.keys,
+        f"{name}.temp": layer.learned_temperature,
+    }
+
+
+def supershallownet(input_shape, film=None):
+    """The authors' smallest network, of public layers: the package has no use for it."""
+
+    def normalize(outputs, name):
+        layer = keras.layers.BatchNormalization(momentum=0.9, name=f"{name}_normalization")
+        outputs = layer(outputs)
+        return outputs if film is None else InstanceFiLM(film, name=f"{name}_film")(outputs)
+
+    def convolve(outputs, name):
+        return keras.layers.Conv2D(
+            64, 3, padding="same", use_bias=False, name=f"{name}_convolution"
+        )(outputs)
+
+    inputs = keras.Input(input_shape)
+    outputs = normalize(convolve(inputs, "conv0"), "conv0")
+    outputs = keras.layers.MaxPooling2D(3, strides=2)(keras.layers.ReLU()(outputs))
+    outputs = normalize(convolve(outputs, "conv1"), "conv1")
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(outputs))
+
+
+def authors_variables(model, rename=lambda name: name):
+    """Our variables by the authors' names, of layers named after their unit and role.
+
+    Args:
+        model: A model of layers `{unit}_convolution`, `{unit}_normalization`,
+            `{unit}_film` and others without weights.
+        rename: Makes their unit's name of ours.
+    """
+    variables = {}
+    for layer in model.layers:
+        name, _, role = layer.name.rpartition("_")
+        if role == "convolution":
+            variables[f"{rename(name)}.W"] = layer.kernel
+        elif role == "normalization":
+            variables |= normalization_variables(f"{rename(name)}.bn", layer)
+        elif role == "film":
+            variables |= film_variables(f"{rename(name)}.film", layer)
+    return variables
+
+
+def authors_units(model, rename=lambda name: name):
+    """Our convolutions' and iFiLMs' outputs by the authors' names of units."""
+    suffixes = {"convolution": "", "film": ".film"}
+    units = {}
+    for layer in model.layers:
+        name, _, role = layer.name.rpartition("_")
+        if role in suffixes:
+            units[rename(name) + suffixes[role]] = layer.output
+    return units
 
 
 def build_in(dtype, build):
@@ -22,8 +88,8 @@ def build_in(dtype, build):
     return build()
 
 
-def check_backbone(golden, model, variables, dtype):
-    """Features in both modes, and the norm of every gradient.
+def check_backbone(golden, model, variables, dtype, units=None, unused=0):
+    """All that the file of a network holds.
 
     Args:
         golden: The `Golden` file of the network.
@@ -31,11 +97,18 @@ def check_backbone(golden, model, variables, dtype):
         variables: Our variables by the authors' names; where a shape differs, ours is
             the transpose of theirs.
         dtype: Dtype of the network.
+        units: Outputs in our network by the names of the authors' units, of which the
+            file has shapes, means and root mean squares.
+        unused: Number of parameters that the authors create and nothing uses.
     """
-    weights = recipe_weights(golden.meta)
+    weights = {
+        name: value
+        for name, value in recipe_weights(golden.meta).items()
+        if name in variables
+    }
     assert set(variables) == set(weights)
-    assert len(model.variables) == len(variables)
-    assert golden.meta["trainable_params"] == sum(
+    assert len(model.weights) == len(variables)
+    assert golden.meta["trainable_params"] - unused == sum(
         int(np.prod(variable.shape)) for variable in model.trainable_variables
     )
     for name, value in weights.items():
@@ -43,16 +116,50 @@ def check_backbone(golden, model, variables, dtype):
         variables[name].assign(value if shape == value.shape else value.T)
 
     images = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
-    tolerances = {"tolerance32": 1e-4, "tolerance64": 1e-8}
     features = model(images, training=False)
     assert keras.backend.standardize_dtype(features.dtype) == dtype
-    golden.check("out64.features_infer", features, dtype, **tolerances)
+    golden.check("out64.features_infer", features, dtype, **TOLERANCES)
+    if units is not None:
+        _check_units(golden, model, units, images, dtype)
+    if "ct.features" in golden:
+        _check_training(golden, model, variables, images, dtype)
+
+
+def _check_units(golden, model, units, images, dtype):
+    recorded = [key for key in golden.arrays if key.startswith("act64.infer.")]
+    assert len(recorded) == len(golden.meta["activation_shapes"]) > 0
+    assert {key.removeprefix("act64.infer.") for key in recorded} >= set(units)
+    outputs = keras.Model(model.input, units)(images, training=False)
+    for name, output in outputs.items():
+        assert list(output.shape) == golden.meta["activation_shapes"][name], name
+        output = np.asarray(ops.convert_to_numpy(output), "float64")
+        statistics = [np.mean(output), np.sqrt(np.mean(output**2))]
+        golden.check(f"act64.infer.{name}", statistics, dtype, **TOLERANCES)
+
+
+def _check_training(golden, model, variables, images, dtype):
+    """Features in training mode, moving statistics, and the norm of every gradient."""
     # The moving statistics stay as they are: the gradients are taken at the same point.
-    with keras.StatelessScope():
+    with keras.StatelessScope() as scope:
         features = model(images, training=True)
-    golden.check("out64.features_train", features, dtype, **tolerances)
+    golden.check("out64.features_train", features, dtype, **TOLERANCES)
+    suffix = "_after_one_train_step"
+    changed = [key for key in golden.arrays if key.endswith(f"moving_mean{suffix}")]
+    changed = [key for key in changed if key.startswith("out64.")]
+    assert changed
+    for key in changed:
+        name = key.removeprefix("out64.").removesuffix(f".moving_mean{suffix}")
+        layer = next(
+            layer
+            for layer in model.layers
+            if getattr(layer, "moving_mean", None) is variables[f"{name}.moving_mean"]
+        )
+        mean, variance = authors_statistics(layer, scope, len(images))
+        golden.check(key, mean, dtype, **TOLERANCES)
+        golden.check(f"out64.{name}.moving_variance{suffix}", variance, dtype, **TOLERANCES)
+
     cotangent = ops.cast(golden["ct.features"], dtype)
-    names = [name for name in weights if f"gradnorm64.{name}" in golden]
+    names = [name for name in variables if f"gradnorm64.{name}" in golden]
     assert len(names) == len(model.trainable_variables)
     found = gradients(
         lambda images: ops.sum(model(images, training=True) * cotangent),
@@ -61,4 +168,24 @@ def check_backbone(golden, model, variables, dtype):
     )
     for name, gradient in zip(["x", *names], found, strict=True):
         norm = np.linalg.norm(np.asarray(ops.convert_to_numpy(gradient), "float64"))
-        golden.check(f"gradnorm64.{name}", norm, dtype, **tolerances)
+        golden.check(f"gradnorm64.{name}", norm, dtype, **TOLERANCES)
+
+
+def authors_statistics(layer, scope, batch):
+    """What the authors' batch norm keeps after a first pass, from what Keras's keeps.
+
+    Theirs has the mean of the batch, whatever stood there before, and averages the
+    unbiased variance; Keras averages the mean and the biased variance.
+    """
+
+    def old_and_seen(variable):
+        old = np.asarray(ops.convert_to_numpy(variable.value), "float64")
+        new = scope.get_current_value(variable)
+        new = np.asarray(ops.convert_to_numpy(new), "float64")
+        return old, (new - layer.momentum * old) / (1 - layer.momentum)
+
+    _, mean = old_and_seen(layer.moving_mean)
+    old, variance = old_and_seen(layer.moving_variance)
+    count = batch * int(np.prod(layer.input.shape[1:-1]))
+    unbiased = variance * count / (count - 1)
+    return mean, AUTHORS_DECAY * old + (1 - AUTHORS_DECAY) * unbiased

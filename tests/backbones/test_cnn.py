@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from golden_backbones import build_in, check_backbone, normalization_variables
+from golden_backbones import authors_variables, build_in, check_backbone
 from golden_files import DTYPES, Golden
 from keras import ops
 
@@ -11,22 +11,8 @@ from nsl_keras import backbones
 from nsl_keras.layers import InstanceFiLM, NeuralSimilarityConv2D
 
 
-def authors_variables(model):
-    variables = {}
-    for index in range(4):
-        ours, theirs = f"convolution_{index}", f"conv{index}"
-        variables[f"{theirs}.W"] = model.get_layer(ours).kernel
-        normalization = model.get_layer(f"{ours}_normalization")
-        variables |= normalization_variables(theirs, normalization)
-        if any(layer.name == f"{ours}_film" for layer in model.layers):
-            film = model.get_layer(f"{ours}_film")
-            variables |= {
-                f"{theirs}.film.gamma": film.scales,
-                f"{theirs}.film.beta": film.shifts,
-                f"{theirs}.film.k": film.keys,
-                f"{theirs}.film.temp": film.learned_temperature,
-            }
-    return variables
+def authors_name(name):
+    return name.replace("convolution_", "conv")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -35,7 +21,17 @@ def authors_variables(model):
 )
 def test_authors_numbers(name, film, dtype):
     model = build_in(dtype, lambda: backbones.convnet4(film=film))
-    check_backbone(Golden(name), model, authors_variables(model), dtype)
+    # Its convolutions are named `convolution_0` where others have `..._convolution`.
+    variables = authors_variables(model, authors_name)
+    for index in range(4):
+        kernel = model.get_layer(f"convolution_{index}").kernel
+        variables[f"conv{index}.W"] = kernel
+    units = {
+        f"film{layer.name[-6]}": layer.output
+        for layer in model.layers
+        if isinstance(layer, InstanceFiLM)
+    }
+    check_backbone(Golden(name), model, variables, dtype, units or None)
 
 
 def count(model):
