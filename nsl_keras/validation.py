@@ -141,17 +141,12 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
         )
     finite(values, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
-        wrong = (values < 0).any(axis=1) | (
-            np.abs(values.sum(axis=1, dtype="float64") - 1) > 1e-3
+        _probability_rows(
+            values,
+            f"Each row of `{name}` must be a probability distribution over the "
+            f"{num_classes} classes (one-hot or soft labels); multi-label targets "
+            "are not supported.",
         )
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise ValueError(
-                f"Each row of `{name}` must be a probability distribution over the "
-                f"{num_classes} classes (one-hot or soft labels); multi-label targets "
-                f"are not supported. Received: {int(wrong.sum())} other rows, the "
-                f"first at index {row}: {values[row].tolist()}"
-            )
         return
     if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] != 1):
         raise ValueError(
@@ -166,6 +161,58 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
             f"{int(wrong.sum())} labels outside, the first at index {index}: "
             f"{values.reshape(-1)[index].item()}"
         )
+
+
+def probabilities(array: Any, name: str) -> None:
+    """Raises unless each row of a matrix is a probability distribution."""
+    values = _as_numpy(array)
+    finite(values, name)
+    _probability_rows(
+        values,
+        f"Each row of `{name}` must be a probability distribution: numbers of at least 0 "
+        "that sum to 1.",
+    )
+
+
+def _probability_rows(values: np.ndarray, demand: str) -> None:
+    wrong = (values < 0).any(axis=1) | (
+        np.abs(values.sum(axis=1, dtype="float64") - 1) > 1e-3
+    )
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{demand} Received: {int(wrong.sum())} other rows, the first at index "
+            f"{row}: {values[row].tolist()}"
+        )
+
+
+def targets(array: Any, num_outputs: int, name: str = "y") -> None:
+    """Raises unless an array holds finite targets of a regression.
+
+    Args:
+        array: Array of shape `(n, num_outputs)`, or `(n,)` for one output.
+        num_outputs: Number of outputs.
+        name: Name of the argument, for the message.
+    """
+    values = _as_numpy(array)
+    target_shape(values.shape, num_outputs, name)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
+        )
+    finite(values, name)
+
+
+def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y") -> None:
+    """Raises unless targets have the shape of a regression's outputs."""
+    shape = tuple(shape)
+    if shape[1:] == (num_outputs,) or (len(shape) == 1 and num_outputs == 1):
+        return
+    allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
+    raise ValueError(
+        f"`{name}` must have the shape of the head's outputs, {allowed}. "
+        f"Received: {name}.shape={shape}"
+    )
 
 
 def _as_numpy(data: Any) -> np.ndarray:

@@ -7,16 +7,21 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.neighborhoods import initialization, inner_loss
 from nsl_keras.neighborhoods.unit_norm import unit_norm
 
 Tensor = Any
 
 #: Multipliers stay small enough for products of two indices to fit an int32.
 _LARGEST_PRODUCT = 2**31 - 1
+
+#: The least probability that `assign` can store as a logit.
+_LEAST_PROBABILITY = 1e-7
 
 METRICS = ("cosine", "euclidean")
 DROPOUT_SCOPES = ("example", "batch")
@@ -31,27 +36,29 @@ class NeighborDictionary(keras.layers.Layer):
         w_j(z) = softmax_j(sim(z, k_j) / temperature)
 
     with the cosine, or minus the squared Euclidean distance, as `sim`. The values are
-    class probabilities, `v = softmax(value_scale * logits)`, or fixed one-hot rows; they
-    are read through `values`. Attention is computed in float32.
+    class probabilities, `v = softmax(value_scale * logits)`, or free targets of a
+    regression, or fixed; they are read through `values`. Attention is computed in float32.
 
     In training, `floor(S * dropout)` entries are left out, drawn uniformly for every
     example or once per batch, and the softmax runs over the rest.
 
     Args:
         num_neighbors: int, the number of entries `S`.
-        num_values: int, the length of a value (classes).
+        num_values: int, the length of a value (classes, or outputs of a regression).
         metric: `"cosine"` or `"euclidean"`.
         temperature: float above 0; small values look at few neighbours. Not trained, as
             in the paper, which finds that a learned temperature shrinks and overfits.
         value_scale: float above 0, the factor inside the values' softmax.
-        fixed_values: bool; if true, values are one-hot rows that are not trained, the
-            classes in equal, contiguous shares.
+        fixed_values: bool, or the values themselves, of shape `(num_neighbors,
+            num_values)`, which then are not trained. `True` stands for one-hot rows, the
+            classes in equal, contiguous shares; a regression has no such values.
         dropout: float in [0, 1), the share of entries left out in training.
         dropout_scope: `"example"` or `"batch"`.
         key_initializer: Initializer of the keys; `None` is a normal distribution of
             standard deviation 0.05.
-        value_initializer: Initializer of the value logits; `None` is a truncated normal
-            distribution of standard deviation 0.01.
+        value_initializer: Initializer of the value logits, or of a regression's values;
+            `None` is a truncated normal distribution of standard deviation 0.01.
+        task: `"classification"` or `"regression"`, what the values are.
         seed: int or `None`, the seed of dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
@@ -67,7 +74,8 @@ class NeighborDictionary(keras.layers.Layer):
 
     Raises:
         ValueError: For arguments outside the ranges above, among them a dictionary of
-            less than one entry, and a dropout that keeps no entry.
+            less than one entry, a dropout that keeps no entry, and fixed values that are
+            no probabilities.
 
     Example:
 
@@ -91,11 +99,12 @@ class NeighborDictionary(keras.layers.Layer):
         metric: str = "cosine",
         temperature: float = 0.2,
         value_scale: float = 10.0,
-        fixed_values: bool = False,
+        fixed_values: Any = False,
         dropout: float = 0.5,
         dropout_scope: str = "example",
         key_initializer: Any = None,
         value_initializer: Any = None,
+        task: str = "classification",
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -105,7 +114,8 @@ class NeighborDictionary(keras.layers.Layer):
         self.metric = validation.one_of(metric, METRICS, "metric")
         self.temperature = validation.positive_number(temperature, "temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
-        self.fixed_values = fixed_values
+        self.task = validation.one_of(task, inner_loss.LOSSES, "task")
+        self.fixed_values = self._checked_fixed_values(fixed_values)
         self.dropout = validation.fraction(dropout, "dropout")
         self.dropout_scope = validation.one_of(
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
@@ -119,6 +129,31 @@ class NeighborDictionary(keras.layers.Layer):
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.input_spec = keras.layers.InputSpec(ndim=2)
+
+    def _checked_fixed_values(self, fixed_values: Any) -> bool | list[list[float]]:
+        if isinstance(fixed_values, bool):
+            if fixed_values and self.task == "regression":
+                raise ValueError(
+                    '`fixed_values` must be the values themselves with task="regression", '
+                    f"of shape ({self.num_neighbors}, {self.num_values}). "
+                    "Received: fixed_values=True"
+                )
+            return fixed_values
+        return self._checked_values(fixed_values, "fixed_values").tolist()
+
+    def _checked_values(self, values: Any, name: str) -> np.ndarray:
+        values = np.asarray(values)
+        expected = (self.num_neighbors, self.num_values)
+        if values.dtype.kind not in "biuf" or values.shape != expected:
+            raise ValueError(
+                f"`{name}` must be numbers of shape {expected}, (entries, outputs). "
+                f"Received: {name} of shape {values.shape} and dtype {values.dtype}"
+            )
+        if self.task == "classification":
+            validation.probabilities(values, name)
+        else:
+            validation.finite(values, name)
+        return values
 
     @property
     def num_dropped(self) -> int:
@@ -134,26 +169,113 @@ class NeighborDictionary(keras.layers.Layer):
             initializer=self.key_initializer,
             autocast=False,
         )
-        self.value_logits = (
-            None
-            if self.fixed_values
-            else self.add_weight(
-                name="value_logits",
+        #: What the values are made of, if they are trained: logits, or the targets.
+        self.value_logits = self.value_targets = None
+        if self.fixed_values is False:
+            name = "value_logits" if self.task == "classification" else "value_targets"
+            weight = self.add_weight(
+                name=name,
                 shape=(self.num_neighbors, self.num_values),
                 initializer=self.value_initializer,
                 autocast=False,
             )
-        )
+            setattr(self, name, weight)
 
     @property
     def values(self) -> Tensor:
-        """The values, of shape `(num_neighbors, num_values)`; rows sum to 1."""
-        if self.value_logits is None:
-            # Entry s belongs to class floor(s * C / S): equal, contiguous shares.
-            entries = ops.arange(self.num_neighbors, dtype="int32")
-            classes = (entries * self.num_values) // self.num_neighbors
-            return ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
-        return ops.softmax(self.value_scale * ops.convert_to_tensor(self.value_logits))
+        """The values, of shape `(num_neighbors, num_values)`.
+
+        In classification rows sum to 1.
+        """
+        if self.value_logits is not None:
+            return ops.softmax(self.value_scale * ops.convert_to_tensor(self.value_logits))
+        if self.value_targets is not None:
+            return ops.convert_to_tensor(self.value_targets)
+        if self.fixed_values is True:
+            return ops.one_hot(
+                self.fixed_classes(), self.num_values, dtype=self.variable_dtype
+            )
+        return ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
+
+    def fixed_classes(self) -> np.ndarray:
+        """Entry s belongs to class floor(s * C / S): equal, contiguous shares."""
+        return np.arange(self.num_neighbors) * self.num_values // self.num_neighbors
+
+    def assign(self, keys: Any = None, values: Any = None) -> None:
+        """Sets the keys, the values, or both.
+
+        Args:
+            keys: Array of shape `(num_neighbors, features)`, or `None`.
+            values: Array of shape `(num_neighbors, num_values)`, or `None`: class
+                probabilities (those below 1e-7 are raised to it), or targets.
+
+        Raises:
+            ValueError: For arrays of another shape, for NaN, infinities, and all-zero
+                keys under the cosine metric; for values that are no probabilities; and
+                for values of a dictionary where they are fixed.
+        """
+        if keys is not None:
+            keys = self.checked_keys(keys)
+        if values is not None:
+            if self.fixed_values is not False:
+                raise ValueError(
+                    "`values` must be None where the dictionary has fixed values. "
+                    f"Received: values of shape {np.shape(values)}"
+                )
+            values = self._checked_values(values, "values")
+        if keys is not None:
+            self.keys.assign(keys)
+        if values is not None and self.value_logits is None:
+            self.value_targets.assign(values)
+        elif values is not None:
+            logits = np.log(np.maximum(values, _LEAST_PROBABILITY))
+            self.value_logits.assign(logits / self.value_scale)
+
+    def checked_keys(self, keys: Any, name: str = "keys") -> np.ndarray:
+        """Returns an array if it can be the keys; raises a `ValueError` otherwise."""
+        keys = np.asarray(keys)
+        expected = tuple(self.keys.shape)
+        if keys.shape != expected:
+            raise ValueError(
+                f"`{name}` must have shape {expected}, (entries, features). "
+                f"Received: {name}.shape={keys.shape}"
+            )
+        validation.finite(keys, name)
+        zero = ~np.any(keys, axis=1)
+        if self.metric == "cosine" and zero.any():
+            raise ValueError(
+                f"`{name}` must not be all zero under the cosine metric: a zero vector "
+                f"has no direction. Received: {int(zero.sum())} such rows, the first at "
+                f"index {int(np.argmax(zero))}"
+            )
+        return keys
+
+    def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
+        """Sets the entries to examples, drawn at random without replacement.
+
+        Keys become the features; values become the labels, with 1 % of all classes alike
+        mixed in so that they can still learn, or a regression's targets. The classes come
+        in equal shares (where one has too few examples, the others fill up), or as fixed
+        one-hot values have them.
+
+        Args:
+            features: Array of shape `(n, features)`.
+            y: Class numbers, of shape `(n,)` or `(n, 1)`; class probabilities, of shape
+                `(n, num_values)`; or targets, of that shape (or `(n,)` for one output).
+            seed: int or `None`, the seed of the draw.
+
+        Raises:
+            ValueError: For fewer examples than entries, labels outside the classes,
+                classes without an example, NaN, infinities, all-zero features under
+                the cosine metric, and where given values are fixed.
+        """
+        features = ops.convert_to_numpy(features)
+        y = np.asarray(y)
+        initialization.require_same_length(features, y, "features")
+        if not self.built:
+            self.build((None, *features.shape[1:]))
+        drawn = initialization.draw_examples(self, y, seed)
+        initialization.assign_examples(self, features[drawn], y[drawn])
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         weights = self.attention(inputs, self.draw_kept(inputs, training))
@@ -240,6 +362,7 @@ class NeighborDictionary(keras.layers.Layer):
             "dropout_scope": self.dropout_scope,
             "key_initializer": keras.initializers.serialize(self.key_initializer),
             "value_initializer": keras.initializers.serialize(self.value_initializer),
+            "task": self.task,
             "seed": self.seed,
         }
 

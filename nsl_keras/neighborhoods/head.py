@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from absl import logging
 from keras import ops
 
@@ -25,7 +26,8 @@ class Neighbors(NamedTuple):
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`.
         weights: Attention weights, of that shape.
-        values: Class probabilities of the entries, of shape `(batch, k, classes)`.
+        values: Class probabilities (targets, in regression) of the entries, of shape
+            `(batch, k, outputs)`.
     """
 
     indices: Any
@@ -43,21 +45,22 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)    (inner_steps times)
         outputs = f_{phi_z}(z)
 
-    where `L` is the cross-entropy of the head's logits. The result is differentiable,
+    where `L` is the cross-entropy of the head's logits, or in regression the squared
+    error, summed over the outputs. The result is differentiable,
     second-order terms included, with respect to features, head, keys, values and rate.
     It can stand behind any features in a functional model. Under a mixed-precision policy
     it computes in, and returns, float32.
 
     Args:
-        head: A Keras layer or model from features to logits, without non-trainable
-            variables. `Dense`, `CosineDense` and `Sequential` stacks of them adapt in
-            the dual form; everything else on a nested tape. A `CosineDense` layer's
-            scale is trained, but not adapted.
+        head: A Keras layer or model from features to logits, or to a regression's
+            outputs, without non-trainable variables. `Dense`, `CosineDense` and
+            `Sequential` stacks of them adapt in the dual form; everything else on a
+            nested tape. A `CosineDense` layer's scale is trained, but not adapted.
         num_neighbors: int, the number of dictionary entries `S`.
         metric: `"cosine"` or `"euclidean"`, see `NeighborDictionary`.
         temperature: float above 0, see `NeighborDictionary`.
         value_scale: float above 0, see `NeighborDictionary`.
-        fixed_values: bool, see `NeighborDictionary`.
+        fixed_values: bool, or an array, see `NeighborDictionary`.
         inner_steps: int, the number of inner steps. Attention is computed once for all.
             Memory grows with the steps: from the second on every example has weights.
         inner_learning_rate: float above 0, the start value of the rate.
@@ -66,6 +69,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             enter through their absolute value.
         dictionary_dropout: float in [0, 1), the share of entries left out in training.
         dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`.
+        task: `"classification"` or `"regression"`: the inner loss, and what values are.
         inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
             heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
             dual where the head allows it. The two agree to rounding; `active_inner_loop`
@@ -82,13 +86,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         `(batch, features)`.
 
     Output shape:
-        `(batch, classes)`, logits.
+        `(batch, classes)`, logits; or `(batch, outputs)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; at build, if the head ends in
-            a softmax or sigmoid or has fewer than two outputs, holds non-trainable
-            variables, computes in half precision on the tape, or cannot be treated by
-            `inner_loop="dual"` (the error names the layer).
+        ValueError: For arguments outside the ranges above; at build, if a classifier's
+            head ends in a softmax or sigmoid or has fewer than two outputs; if the head
+            holds non-trainable variables, computes in half precision on the tape, or
+            cannot be treated by `inner_loop="dual"` (the error names the layer).
 
     Example:
 
@@ -118,12 +122,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         metric: str = "cosine",
         temperature: float = 0.2,
         value_scale: float = 10.0,
-        fixed_values: bool = False,
+        fixed_values: Any = False,
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
         learning_rate_form: str = "scalar",
         dictionary_dropout: float = 0.5,
         dropout_scope: str = "example",
+        task: str = "classification",
         inner_loop: str = "auto",
         seed: int | None = None,
         **kwargs: Any,
@@ -140,7 +145,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self.metric = metric
         self.temperature = temperature
         self.value_scale = value_scale
-        self.fixed_values = fixed_values
+        self.task = validation.one_of(task, inner_loss.LOSSES, "task")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.inner_learning_rate = inner_learning_rate
         self.learning_rate_form = learning_rate_form
@@ -158,7 +163,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             name="inner_learning_rate",
         )
         # The number of values is the head's width, known at build; this checks the rest.
-        self._make_dictionary(num_values=1)
+        self.fixed_values = fixed_values
+        width = (1, *np.shape(fixed_values))[-1]
+        self.fixed_values = self._make_dictionary(width).fixed_values
         self._stages: list[dual_form.DenseStage] | None = None
 
     def _make_dictionary(self, num_values: int) -> NeighborDictionary:
@@ -171,6 +178,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             fixed_values=self.fixed_values,
             dropout=self.dictionary_dropout,
             dropout_scope=self.dropout_scope,
+            task=self.task,
             seed=self.seed,
             dtype=self.dtype_policy,
             name="dictionary",
@@ -192,12 +200,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
-        if len(outputs) != 2 or outputs[-1] is None or outputs[-1] < 2:
+        if self.task == "classification":
+            _require_logits(self.head, outputs)
+        elif len(outputs) != 2 or outputs[-1] is None:
             raise ValueError(
-                "`head` must map features to logits of at least two classes, of shape "
-                f"(batch, classes). Received: output shape {tuple(outputs)}"
+                "`head` must map features to outputs of shape (batch, outputs). "
+                f"Received: output shape {tuple(outputs)}"
             )
-        _require_logits(self.head)
         self._stages = self._choose_stages()
         if self._stages is None:
             self._require_tape(features)
@@ -256,7 +265,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return ops.cast(logits, self.compute_dtype)
 
     def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Returns the finetuned head's logits, in float32 or wider.
+        """Returns the finetuned head's outputs, in float32 or wider.
 
         Args:
             features: Tensor of shape `(batch, features)`.
@@ -264,17 +273,18 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 `NeighborDictionary.attention`; `None` is all of them.
 
         Returns:
-            Tensor of shape `(batch, classes)`.
+            Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
         features = at_least_float32(features)
         arguments = self._inner_loop_arguments(features, kept)
-        rates, steps, loss = self.rate.rates(), self.inner_steps, inner_loss
+        rates, steps = self.rate.rates(), self.inner_steps
+        loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
             return nested_tape.adapted_outputs(
-                self.head, *arguments, features, rates, steps, loss.cross_entropy
+                self.head, *arguments, features, rates, steps, loss
             )
         return dual_form.adapted_outputs(
-            self._stages, *arguments, features, rates, steps, loss.cross_entropy
+            self._stages, *arguments, features, rates, steps, loss
         )
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
@@ -290,14 +300,23 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         """
         features = at_least_float32(features)
         arguments = self._inner_loop_arguments(features, kept)
-        rates, steps, loss = self.rate.rates(), self.inner_steps, inner_loss
+        rates, steps = self.rate.rates(), self.inner_steps
+        loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
-            return nested_tape.adapted_weights(
-                self.head, *arguments, rates, steps, loss.cross_entropy
-            )
-        return dual_form.adapted_weights(
-            self._stages, *arguments, rates, steps, loss.cross_entropy
-        )
+            return nested_tape.adapted_weights(self.head, *arguments, rates, steps, loss)
+        return dual_form.adapted_weights(self._stages, *arguments, rates, steps, loss)
+
+    def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
+        """Sets the dictionary's entries to examples drawn at random.
+
+        Args:
+            features: Array of shape `(n, features)`.
+            y: Labels or targets; see `NeighborDictionary.initialize_from`.
+            seed: int or `None`, the seed of the draw.
+        """
+        if not self.built:
+            self.build((None, *np.shape(features)[1:]))
+        self.dictionary.initialize_from(features, y, seed)
 
     def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
         """Returns the `k` entries with the largest attention weights for each example.
@@ -349,6 +368,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             "learning_rate_form": self.learning_rate_form,
             "dictionary_dropout": self.dictionary_dropout,
             "dropout_scope": self.dropout_scope,
+            "task": self.task,
             "inner_loop": self.inner_loop,
             "seed": self.seed,
         }
@@ -360,7 +380,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return cls(**config)
 
 
-def _require_logits(head: keras.layers.Layer) -> None:
+def _require_logits(head: keras.layers.Layer, output_shape: tuple[int | None, ...]) -> None:
+    if len(output_shape) != 2 or output_shape[-1] is None or output_shape[-1] < 2:
+        raise ValueError(
+            "`head` must map features to logits of at least two classes, of shape "
+            '(batch, classes), or be given task="regression". '
+            f"Received: output shape {tuple(output_shape)}"
+        )
     last = head.layers[-1] if isinstance(head, keras.Sequential) else head
     squashing = (keras.activations.softmax, keras.activations.sigmoid)
     if (

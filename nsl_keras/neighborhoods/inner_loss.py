@@ -1,4 +1,4 @@
-"""The loss of the inner loop, written out.
+"""The losses of the inner loop, written out.
 
 A fused softmax cross-entropy has label gradients that are zero in the second derivative:
 with it the dictionary's values would never train.
@@ -26,3 +26,20 @@ def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:
     return ops.logsumexp(logits, axis=-1) * ops.sum(values, axis=-1) - ops.sum(
         values * logits, axis=-1
     )
+
+
+def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
+    """Returns `sum((f - v)^2)` over the last axis.
+
+    Args:
+        values: Targets, of shape `(..., outputs)`.
+        outputs: Outputs of that shape.
+
+    Returns:
+        Tensor of shape `(...)`.
+    """
+    return ops.sum(ops.square(outputs - values), axis=-1)
+
+
+#: The inner loss of each task.
+LOSSES = {"classification": cross_entropy, "regression": squared_error}
