@@ -15,6 +15,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend.tracing import outside_traces
 from nsl_keras.similarity import matrices
 
 Tensor = Any
@@ -125,7 +126,10 @@ class NeuralSimilarity(keras.layers.Layer):
     def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         del shape  # That of the similarity's parameters, which is checked below.
         size = (self._matrix_size, self._matrix_size)
-        return self._parameters_from(self.similarity_initializer(size, dtype=dtype))
+        with outside_traces():
+            # A similarity may have to look at the values, as a Cholesky factor does.
+            matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=dtype))
+        return self._parameters_from(matrix)
 
     def _parameters_from(self, matrix: Any) -> Tensor:
         parameters = ops.cast(self._structure.parameters_from(matrix), self.variable_dtype)

@@ -1,0 +1,25 @@
+"""Values that are needed at once, also while a step is being traced.
+
+`fit` builds layers that are not built yet inside the graph or trace of its step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    def outside_traces() -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which operations run at once, in graphs too."""
+        return tf.init_scope()
+
+else:
+    import jax
+
+    def outside_traces() -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which operations on constants run at once."""
+        return jax.ensure_compile_time_eval()
