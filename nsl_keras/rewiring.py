@@ -240,7 +240,7 @@ def _visit(
     **kwargs: Any,
 ) -> Any:
     """Returns the outputs of a call, as symbolic tensors, and notes the calls in it."""
-    inputs = args[0] if args else kwargs.get("inputs")
+    inputs: Any = args[0] if args else kwargs.get("inputs")
     if is_graph(layer):
         return _walk(layer, inputs, repeats, found)
     outputs = layer.compute_output_spec(*args, **kwargs)

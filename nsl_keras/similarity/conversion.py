@@ -161,7 +161,7 @@ def add_similarity(
     new_model = rewiring.rebuild(model, replace)
     for layer, new_layer in pairs:
         new_layer.kernel.assign(ops.convert_to_numpy(layer.kernel))
-        if layer.use_bias:
+        if new_layer.bias is not None:
             new_layer.bias.assign(ops.convert_to_numpy(layer.bias))
     if freeze_backbone:
         for each in rewiring.layers(new_model):
@@ -359,7 +359,7 @@ def _predictors(
         _refuse_other_taps(predictor, chosen)
         _warn_of_predictors([predictor])
         return lambda layer: predictor
-    if isinstance(predictor, Layer) or not callable(predictor):
+    if isinstance(predictor, keras.layers.Layer) or not callable(predictor):
         raise ValueError(
             "`predictor` must be None, 'sphere', 'full_sphere', 'cnn', a "
             "`SharedSimilarityPredictor`, or a function that returns a layer's predictor; "

@@ -174,7 +174,7 @@ def summary(
             LayerSummary(
                 name=layer.name,
                 kind=type(layer).__name__.removeprefix("NeuralSimilarity"),
-                similarity=_joined(_similarity_name(part) for part in parts),
+                similarity=_joined(_similarity_name(part) for part in parts) or "",
                 predictor=_joined(
                     _predictor_name(part.predictor) for part in parts if part.predictor
                 ),
@@ -265,21 +265,21 @@ def _multiply_adds(call: rewiring.Call) -> int | None:
     elif isinstance(layer, SimilarityVector):
         if layer.predictor is not None:
             vectors = _product(call.input_shapes[0][1:-1])
-            added = _product([vectors, _added_by_vector(layer, call.input_shapes[0][-1])])
-    elif isinstance(layer, Layer) and similarities_of(layer):
+            added = _product([vectors, _added_by_vector(layer, layer.kernel.shape[0])])
+    elif isinstance(layer, keras.layers.Layer) and similarities_of(layer):
         added = _product([_steps(call), _sum(map(_added_by_cell, _cells_of(layer)))])
     return _product([call.repeats, _sum([plain, added])])
 
 
 def _without_similarity(layer: keras.Operation, call: rewiring.Call) -> int | None:
     """Returns the products of a layer's own kernels with its input, for one example."""
-    if not isinstance(layer, Layer) or not layer.weights:
+    if not isinstance(layer, keras.layers.Layer) or not layer.weights:
         return 0
     inputs, outputs = call.input_shapes[0], call.output_shapes[0]
     if isinstance(layer, (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)):
         kernels = layer.depthwise_kernel, layer.pointwise_kernel
         return _product([_positions(layer, outputs), sum(map(_size, kernels))])
-    if isinstance(layer, (*_TRANSPOSED,)):
+    if isinstance(layer, _TRANSPOSED):
         return _product([_positions(layer, inputs), _size(layer.kernel)])
     if isinstance(layer, (Window, *_CONVOLUTIONS)):
         return _product([_positions(layer, outputs), _size(layer.kernel)])
@@ -287,8 +287,8 @@ def _without_similarity(layer: keras.Operation, call: rewiring.Call) -> int | No
         return _product([*inputs[1:-1], _size(layer.kernel)])
     cells = _cells_of(layer)
     if cells:
-        kernels = [k for cell in cells for k in (cell.kernel, cell.recurrent_kernel)]
-        return _product([_steps(call), sum(map(_size, kernels))])
+        a_step = sum(_size(cell.kernel) + _size(cell.recurrent_kernel) for cell in cells)
+        return _product([_steps(call), a_step])
     if isinstance(layer, keras.layers.Embedding):
         return 0
     # Scales and biases alone do not count; of other kernels nothing is known.
