@@ -120,7 +120,7 @@ def add_similarity(
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [(variable.name, variable.shape) for variable in model.trainable_variables]
+    >>> [(variable.name, tuple(variable.shape)) for variable in model.trainable_variables]
     [('similarity', (9,))]
 
     Reference:
