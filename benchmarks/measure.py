@@ -7,7 +7,7 @@ that nothing is pruned and the time ends when the work does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -65,17 +65,28 @@ def forward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
 
 def forward_backward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
     """Outputs in training, and gradients with respect to inputs and all weights."""
-    cotangent = tf.random.normal(layer(inputs).shape)
+    variables = layer.trainable_variables
+    return gradients(lambda x: layer(x, training=True), [inputs], xla, variables)
+
+
+def gradients(
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    xla: bool,
+    variables: Sequence[keras.Variable] = (),
+) -> Step:
+    """Outputs of a function, and gradients with respect to its arguments and variables."""
+    # Traced and not run: memory is measured from here on.
+    traced = tf.function(function).get_concrete_function(*tensors)
+    cotangent = tf.random.normal(traced.outputs[0].shape)
 
     @tf.function(jit_compile=xla)
     def run() -> tf.Tensor:
         with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            outputs = layer(inputs, training=True)
-        gradients = tape.gradient(
-            outputs, [inputs, *layer.trainable_variables], output_gradients=cotangent
-        )
-        return _digest(outputs, *gradients)
+            tape.watch(tensors)
+            outputs = function(*tensors)
+        taken = tape.gradient(outputs, [*tensors, *variables], output_gradients=cotangent)
+        return _digest(outputs, *taken)
 
     return lambda: float(run())
 
@@ -93,8 +104,8 @@ def training_step(
     def run() -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_function(labels, model(images, training=True))
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        taken = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(taken, variables, strict=True))
         return loss
 
     return lambda: float(run())

@@ -1,7 +1,7 @@
-"""Measures times as ratios to plain Keras; prints Markdown tables and writes JSON.
+"""Measures times as ratios, and peak memory; prints Markdown tables and writes JSON.
 
-One rule: only ratios taken side by side in this process are reported, because times on a
-shared machine mean nothing an hour later.
+One rule: only ratios of times taken side by side in this process are reported, because
+times on a shared machine mean nothing an hour later.
 
     python -m benchmarks.run                                # everything
     python -m benchmarks.run --only=head --only=model --xla=on --rounds=5
@@ -17,6 +17,7 @@ import os
 import pathlib
 import platform
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -26,30 +27,36 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 import nsl_keras
-from benchmarks import dynamic, head, model, static
+from benchmarks import dynamic, formulations, head, memory, model, static
 
 GROUPS = {
     "static": static.comparisons,
     "dynamic": dynamic.comparisons,
+    "formulations": formulations.comparisons,
     "head": head.comparisons,
     "model": model.comparisons,
 }
+MEMORY = "memory"
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", "results/benchmarks", "Where to write the JSON files.")
 flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
-flags.DEFINE_multi_enum("only", [], list(GROUPS), "Groups; all where none is given.")
+flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is given.")
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
 def measured_rows(group: str, xla: bool) -> list[dict[str, Any]]:
     """Measures a group, printing its table row by row."""
     print(f"\n### {group}, XLA {_on_or_off(xla)}\n")
+    keras.utils.set_random_seed(0)
+    printed = memory_rows(xla) if group == MEMORY else time_rows(group, xla)
+    return list(printed)
+
+
+def time_rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
     print("| case | candidate | time / baseline | 95 % interval | rounds | baseline |")
     print("|---|---|---|---|---|---|", flush=True)
-    keras.utils.set_random_seed(0)
-    rows = []
     for comparison in GROUPS[group](xla):
         for row in comparison.rows(FLAGS.rounds):
             print(
@@ -58,8 +65,17 @@ def measured_rows(group: str, xla: bool) -> list[dict[str, Any]]:
                 f"| {row['baseline']} |",
                 flush=True,
             )
-            rows.append(row)
-    return rows
+            yield row
+
+
+def memory_rows(xla: bool) -> Iterator[dict[str, Any]]:
+    print("| case | candidate | peak memory in MiB |")
+    print("|---|---|---|", flush=True)
+    for row in memory.rows(xla):
+        print(
+            f"| {row['case']} | {row['candidate']} | {row['mebibytes']:.0f} |", flush=True
+        )
+        yield row
 
 
 def write_json(path: pathlib.Path, tables: list[dict[str, Any]]) -> None:
@@ -90,7 +106,7 @@ def main(arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
     tf.config.set_visible_devices([], "GPU")
     output = pathlib.Path(FLAGS.output_dir).expanduser()
-    for group in dict.fromkeys(FLAGS.only or GROUPS):
+    for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
         tables = []
         for xla in MODES[FLAGS.xla]:
             rows = measured_rows(group, xla)
