@@ -46,9 +46,7 @@ SIMILARITIES = {
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
 }
-DYNAMIC_SIMILARITIES = [
-    name for name, each in SIMILARITIES.items() if not each.static_only
-]
+DYNAMIC_SIMILARITIES = [name for name, each in SIMILARITIES.items() if not each.static_only]
 
 
 @dataclasses.dataclass(frozen=True)
