@@ -5,7 +5,7 @@ import functools
 import keras
 from layer_harness import LayerCase
 
-from nsl_keras import layers, predictors
+from nsl_keras import layers, predictors, similarities
 
 FIRST = {"data_format": "channels_first"}
 IMAGE = (9, 8, 4)
@@ -15,6 +15,22 @@ def convolution(**arguments):
     return functools.partial(
         layers.NeuralSimilarityConv2D, **{"filters": 6, "kernel_size": 3, **arguments}
     )
+
+
+def behind_shared_predictor(layer, kernel_size, pooled=False, **arguments):
+    """A layer with a shared predictor, both made anew."""
+
+    def make(**options):
+        predictor = predictors.SharedSimilarityPredictor(
+            kernel_size,
+            adapted_filters=5,
+            hidden_filters=8,
+            pooled=pooled,
+            data_format=options.get("data_format"),
+        )
+        return layer(kernel_size=kernel_size, predictor=predictor, **arguments, **options)
+
+    return make
 
 
 def head(inner_loop, **arguments):
@@ -193,5 +209,107 @@ CASES = [
             ("attention", 4, {"filters": 6, "kernel_size": 1, "activation": "relu"}),
             ("softmax_attention", 4, {}),
         )
+    ),
+    LayerCase(
+        "conv1d_static_causal_positive_semidefinite",
+        functools.partial(
+            layers.NeuralSimilarityConv1D,
+            6,
+            3,
+            padding="causal",
+            dilation_rate=2,
+            similarity="positive_semidefinite",
+        ),
+        (9, 4),
+        trainable=3,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv1d_dynamic_shared_pooled",
+        behind_shared_predictor(
+            layers.NeuralSimilarityConv1D, (3,), pooled=True, filters=6, padding="same"
+        ),
+        (9, 4),
+        trainable=9,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_static_sparse_learned_shape",
+        convolution(similarity=similarities.Sparse(5), learn_shape=True),
+        IMAGE,
+        trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_static_full",
+        convolution(similarity="full", groups=2, padding="same"),
+        IMAGE,
+        trainable=3,
+        data_formats=FIRST,
+    ),
+    LayerCase(
+        "conv2d_dynamic_shared",
+        behind_shared_predictor(
+            layers.NeuralSimilarityConv2D, (3, 3), filters=6, strides=2, learn_shape=True
+        ),
+        IMAGE,
+        trainable=10,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv3d_static_symmetric",
+        functools.partial(
+            layers.NeuralSimilarityConv3D, 6, 2, padding="same", similarity="symmetric"
+        ),
+        (5, 4, 3, 2),
+        trainable=3,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv3d_dynamic_sphere",
+        functools.partial(
+            layers.NeuralSimilarityConv3D, 6, (2, 3, 1), strides=2, predictor="sphere"
+        ),
+        (5, 4, 3, 2),
+        trainable=8,
+        non_trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "depthwise_conv2d_static",
+        functools.partial(
+            layers.NeuralSimilarityDepthwiseConv2D,
+            3,
+            strides=2,
+            padding="same",
+            depth_multiplier=2,
+            similarity="unconstrained",
+        ),
+        IMAGE,
+        trainable=3,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "depthwise_conv2d_dynamic_sphere",
+        functools.partial(
+            layers.NeuralSimilarityDepthwiseConv2D,
+            (2, 3),
+            depth_multiplier=2,
+            similarity="symmetric",
+            predictor="sphere",
+        ),
+        IMAGE,
+        trainable=4,
+        data_formats=FIRST,
+        unknown_sizes=True,
     ),
 ]

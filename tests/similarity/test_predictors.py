@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-
 from similarity_layers import FAMILY, assert_close, assert_equal, randomize
 
 from nsl_keras import similarities
