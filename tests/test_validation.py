@@ -18,7 +18,7 @@ def test_one_of_returns_the_value(value):
     assert validation.one_of(value, ("a", "b", None, 1), "x") is value
 
 
-@pytest.mark.parametrize("value", ["c", "A", "", 2, ["a"], {"a": 1}])
+@pytest.mark.parametrize("value", ["c", "A", "", 2, ["a"], {"a": 1}, np.ones(2)], ids=str)
 def test_one_of_lists_what_is_allowed(value):
     message = rf"^`kind` must be one of 'a', 'b'\. {received('kind', value)}$"
     with pytest.raises(ValueError, match=message):
@@ -78,7 +78,12 @@ def test_positive_number(value):
 
 @pytest.mark.parametrize(
     "value",
-    [0, -0.5, float("nan"), float("inf"), np.float32("inf"), "1", None, True, [1.0]],
+    [
+        *(0, -0.5, float("nan"), float("inf"), np.float32("inf"), "1", None, True, [1.0]),
+        # Above every float; complex, with and without an imaginary part; an array.
+        *(10**400, 1j, np.complex64(1), np.ones(2), np.bool_(True)),
+    ],
+    ids=lambda value: str(value)[:12],
 )
 def test_positive_number_errors(value):
     message = rf"^`rate` must be a finite number above zero\. {received('rate', value)}$"
@@ -94,7 +99,12 @@ def test_non_negative_number(value):
 
 
 @pytest.mark.parametrize(
-    "value", [-1, -1e-9, float("nan"), float("inf"), np.float32("inf"), "1", None, True]
+    "value",
+    [
+        *(-1, -1e-9, float("nan"), float("inf"), np.float32("inf"), "1", None, True),
+        *(10**400, 1j, np.complex64(1), np.ones(2), np.bool_(True)),
+    ],
+    ids=lambda value: str(value)[:12],
 )
 def test_non_negative_number_errors(value):
     message = (
