@@ -16,7 +16,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import nsl_keras
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import classification_table
 import image_data
+import run_records
 
 MODELS = (
     "plain",
@@ -429,7 +429,7 @@ def model_card(row: dict, recipe: Recipe, data: image_data.ImageData) -> str:
   {recipe.learning_rate:g}, {recipe.num_neighbors} dictionary entries; seed 0.
 * **Test accuracy**: {100 * row["test_accuracy"]:.2f} % on {len(data.test.images)} images
   that took no part in training or choices.
-* **Written by** `{command()}`.
+* **Written by** `{run_records.command("image_classification")}`.
 * **Limits**: made to show the method; inputs are not checked.
 """
 
@@ -474,34 +474,15 @@ def _field_names() -> list[str]:
     return [field.name for field in dataclasses.fields(Recipe)]
 
 
-def command() -> str:
-    """What was called, as anyone could call it: with a data folder of their own."""
-    arguments = [
-        "--data_dir=DATA_DIR" if argument.startswith("--data_dir") else argument
-        for argument in sys.argv[1:]
-    ]
-    return " ".join(["python -m examples.image_classification", *arguments])
-
-
 def write_json(path: pathlib.Path, content: dict) -> None:
     content = {
-        "command": command(),
-        "versions": {
-            "python": platform.python_version(),
-            "keras": keras.__version__,
-            "backend": f"{keras.backend.backend()} {_backend_version()}",
-            "nsl_keras": nsl_keras.__version__,
-        },
+        "command": run_records.command("image_classification"),
+        "versions": run_records.versions(),
         **content,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"Wrote {path}")
-
-
-def _backend_version() -> str:
-    module = __import__(keras.backend.backend())
-    return module.__version__
 
 
 class NoStrategy:

@@ -31,6 +31,14 @@ class ImageData:
     test: Split
     class_names: list[str]
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.train.images.shape[1:]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {f"{part}_examples": len(getattr(self, part).images) for part in _PARTS}
+
 
 def load(
     dataset: str, data_dir: str | None = None, train_examples: int | None = None
@@ -71,7 +79,12 @@ def _digits(train_examples: int | None) -> ImageData:
     )
 
 
-def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
+def prepared_builder(dataset: str, data_dir: str | None):
+    """The tfds builder of a prepared copy; nothing is downloaded.
+
+    Raises:
+        ValueError: If there is no prepared copy in the folder.
+    """
     import tensorflow_datasets as tfds
 
     folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
@@ -84,7 +97,13 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
             f"Received: data_dir={str(folder)!r}"
         )
     # Reading the folder itself asks no server, unlike a load by name.
-    builder = tfds.builder_from_directory(str(versions[-1].parent))
+    return tfds.builder_from_directory(str(versions[-1].parent))
+
+
+def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
+    import tensorflow_datasets as tfds
+
+    builder = prepared_builder(dataset, data_dir)
 
     def read(split: str) -> Split:
         parts = [

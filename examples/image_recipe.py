@@ -149,14 +149,13 @@ def augmented(
 class Batches(keras.utils.PyDataset):
     """Random batches, without replacement within a pass over the images.
 
-    `epoch` counts the chunks of `steps` iterations that training is divided into.
+    Training is divided into epochs of `steps` iterations, which need not be passes.
     """
 
-    def __init__(
-        self, split: image_data.Split, recipe: Recipe, steps: int, seed: int
-    ) -> None:
+    def __init__(self, split: image_data.Split, recipe: Recipe, seed: int) -> None:
         super().__init__()
-        self.split, self.recipe, self.steps, self.seed = split, recipe, steps, seed
+        self.split, self.recipe, self.seed = split, recipe, seed
+        self.steps = chunk_steps(recipe.iterations)
         self.epoch = 0
         self._orders: dict[int, np.ndarray] = {}
 
@@ -176,18 +175,17 @@ class Batches(keras.utils.PyDataset):
         """The order of the images in one pass."""
         if number not in self._orders:
             generator = np.random.default_rng([self.seed, 0, number])
-            # Batches are asked for in order: older passes are over.
-            self._orders = {
-                number - 1: self._orders.get(number - 1, np.array([], int)),
-                number: generator.permutation(len(self.split.images)),
-            }
+            order = generator.permutation(len(self.split.images))
+            # Batches are asked for in order: passes before the last one are over.
+            kept = {old: self._orders[old] for old in self._orders if old == number - 1}
+            self._orders = {**kept, number: order}
         return self._orders[number]
 
 
 class Progress(keras.callbacks.Callback):
     """Tells the batches where training stands, and keeps its time across interruptions."""
 
-    def __init__(self, batches: Batches, file: pathlib.Path) -> None:
+    def __init__(self, batches: keras.utils.PyDataset, file: pathlib.Path) -> None:
         super().__init__()
         self.batches, self.file = batches, file
         self.seconds: list[float] = []
@@ -215,24 +213,23 @@ def chunk_steps(iterations: int, longest: int = 500) -> int:
 
 def fit(
     model: keras.Model,
-    split: image_data.Split,
+    batches: keras.utils.PyDataset,
     recipe: Recipe,
-    seed: int,
     folder: pathlib.Path,
     callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: int = 0,
 ) -> dict:
     """Trains for the recipe's iterations; goes on where an interrupted call stopped.
 
-    Returns the final loss, the seconds of all calls, and the images per second (the
-    median over chunks, so that compilation does not count).
+    `batches` are `Batches` or `image_stream.StreamedBatches`: they have `steps` an epoch,
+    and take its number in `epoch`. State is saved in `folder` after each epoch. Returns
+    the final loss, the seconds of all calls, and the images per second (the median over
+    epochs, so that compilation does not count).
     """
-    steps = chunk_steps(recipe.iterations)
-    batches = Batches(split, recipe, steps, seed)
     progress = Progress(batches, folder / "seconds.json")
     history = model.fit(
         batches,
-        epochs=recipe.iterations // steps,
+        epochs=recipe.iterations // batches.steps,
         shuffle=False,
         callbacks=[
             keras.callbacks.BackupAndRestore(str(folder / "state")),
@@ -246,7 +243,7 @@ def fit(
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
     progress.file.unlink()
-    images = steps * recipe.batch_size
+    images = batches.steps * recipe.batch_size
     return {
         "training_loss": float(loss),
         "seconds": round(sum(progress.seconds), 1),

@@ -19,8 +19,11 @@ one, with --write_data_file=images.npz, and read them with --data_file=images.np
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import pathlib
+import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -32,6 +35,7 @@ import nsl_keras
 from examples import (
     image_data,
     image_recipe,
+    image_stream,
     neural_similarity_table,
     run_records,
     similarity_methods,
@@ -47,7 +51,13 @@ flags.DEFINE_string("data_file", None, "Images from an .npz file; --dataset name
 flags.DEFINE_string("write_data_file", None, "Write the images to such a file, and stop.")
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
 flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.")
-flags.DEFINE_integer("image_size", None, "Resize the images to so many pixels.")
+flags.DEFINE_integer("image_size", None, "Make the images of so many pixels; streams: 224.")
+flags.DEFINE_bool(
+    "stream",
+    False,
+    "Read the images while training, for sets too large for the memory (ImageNet); "
+    "evaluated on their validation images.",
+)
 flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
 flags.DEFINE_enum(
     "schedule", None, sorted(image_recipe.RECIPES), "Instead of the table's: rate drops."
@@ -68,7 +78,8 @@ flags.DEFINE_enum(
     image_recipe.AUGMENTATIONS,
     "By default the published one; none for digits, whose mirror images are not digits.",
 )
-flags.DEFINE_string("output_dir", "runs", "Where results/ and unfinished runs are kept.")
+flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
+flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; None: Keras decides.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
@@ -101,7 +112,15 @@ def recipe_from_flags(table: similarity_methods.Table) -> image_recipe.Recipe:
     return dataclasses.replace(published.scaled(iterations), **changes)
 
 
-def load_data() -> image_data.ImageData:
+def load_data() -> image_data.ImageData | image_stream.ImageStream:
+    if FLAGS.stream:
+        for name in ("data_file", "write_data_file", "train_size"):
+            if getattr(FLAGS, name):
+                raise ValueError(
+                    f"`{name}` and `stream` exclude each other. Received: "
+                    f"{name}={getattr(FLAGS, name)!r}, stream=True"
+                )
+        return image_stream.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.image_size or 224)
     if FLAGS.data_file:
         data = image_data.load_file(FLAGS.data_file, FLAGS.train_size)
     else:
@@ -118,7 +137,7 @@ def train(
     seed: int,
     table: similarity_methods.Table,
     recipe: image_recipe.Recipe,
-    data: image_data.ImageData,
+    data: image_data.ImageData | image_stream.ImageStream,
     state: pathlib.Path,
 ) -> dict:
     """Trains one method with one seed, and returns its record."""
@@ -126,7 +145,7 @@ def train(
     backbone = similarity_methods.build(
         table.network,
         table.methods[name],
-        data.train.images.shape[1:],
+        data.image_shape,
         len(data.class_names),
         recipe.batch_normalization_momentum,
         **({"variant": FLAGS.variant} if table.network == "cnn9" else {}),
@@ -141,21 +160,27 @@ def train(
         "versions": run_records.versions(),
         "devices": keras.distribution.list_devices(),
     }
+    batches: keras.utils.PyDataset
+    if isinstance(data, image_stream.ImageStream):
+        steps = image_recipe.chunk_steps(recipe.iterations)
+        batches = image_stream.StreamedBatches(data, recipe.batch_size, steps, seed)
+        evaluated = {"test": {"x": data.evaluation_batches(100)}}
+    else:
+        batches = image_recipe.Batches(data.train, recipe, seed)
+        evaluated = {
+            part: {"x": split.images, "y": split.labels, "batch_size": 100}
+            for part, split in (("validation", data.validation), ("test", data.test))
+            if len(split.images)
+        }
     try:
-        record |= image_recipe.fit(
-            model, data.train, recipe, seed, state, verbose=FLAGS.verbose
-        )
+        record |= image_recipe.fit(model, batches, recipe, state, verbose=FLAGS.verbose)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.
         return {**record, "diverged": str(error)}
-    for part in ("validation", "test"):
-        split = getattr(data, part)
-        if len(split.images):
-            found = model.evaluate(
-                split.images, split.labels, batch_size=100, verbose=0, return_dict=True
-            )
-            del found["loss"]
-            record |= {f"{part}_{key}": float(value) for key, value in found.items()}
+    for part, images in evaluated.items():
+        found = model.evaluate(**images, verbose=0, return_dict=True)
+        del found["loss"]
+        record |= {f"{part}_{key}": float(value) for key, value in found.items()}
     return record
 
 
@@ -183,22 +208,20 @@ def main(arguments: list[str]) -> None:
         image_data.save_file(data, FLAGS.write_data_file)
         print(f"Wrote {FLAGS.write_data_file}")
         return
-    output = pathlib.Path(FLAGS.output_dir).expanduser()
-    name = results_file(table, recipe)
-    records = run_records.RunRecords(
-        output / "results" / name,
-        {
-            "network": table.network,
-            "variant": FLAGS.variant if table.network == "cnn9" else None,
-            "dataset": FLAGS.dataset,
-            "train_examples": len(data.train.images),
-            "validation_examples": len(data.validation.images),
-            "test_examples": len(data.test.images),
-            "image_shape": data.train.images.shape[1:],
-            "classes": len(data.class_names),
-            "recipe": dataclasses.asdict(recipe),
-        },
-    )
+    setting = {
+        "network": table.network,
+        "variant": FLAGS.variant if table.network == "cnn9" else None,
+        "dataset": FLAGS.dataset,
+        **data.counts,
+        "image_shape": data.image_shape,
+        "classes": len(data.class_names),
+        "recipe": dataclasses.asdict(recipe),
+    }
+    results = pathlib.Path(FLAGS.output_dir).expanduser() / "results"
+    records = run_records.RunRecords(results / results_file(table, recipe), setting)
+    # Two settings never go on with each other's states.
+    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
+    states = pathlib.Path(FLAGS.state_dir).expanduser() / digest
     for seed in map(int, FLAGS.seeds):
         for method in FLAGS.method or table.methods:
             run = f"{table.methods[method].title}, seed {seed}"
@@ -206,8 +229,9 @@ def main(arguments: list[str]) -> None:
                 print(f"\n{run}: finished before", flush=True)
                 continue
             print(f"\n{run}", flush=True)
-            state = output / "unfinished" / pathlib.Path(name).stem / f"{method}_{seed}"
+            state = states / f"{method}_{seed}"
             records.add(train(method, seed, table, recipe, data, state))
+            shutil.rmtree(state)
     print(f"\n{neural_similarity_table.section(records.path, [FLAGS.table])}\n")
     print(f"Wrote {records.path}")
 

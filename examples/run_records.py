@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import sys
 
 import keras
@@ -16,13 +17,10 @@ import nsl_keras
 
 def command(module: str) -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
-    arguments = sys.argv[1:]
+    arguments = " ".join(sys.argv[1:])
     for flag in ("data_dir", "data_file"):
-        arguments = [
-            f"--{flag}={flag.upper()}" if argument.startswith(f"--{flag}") else argument
-            for argument in arguments
-        ]
-    return " ".join([f"python -m examples.{module}", *arguments])
+        arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
+    return f"python -m examples.{module} {arguments}".rstrip()
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -17,6 +19,7 @@ import nsl_keras
 from examples import (
     image_data,
     image_recipe,
+    image_stream,
     neural_similarity,
     neural_similarity_table,
     run_records,
@@ -30,7 +33,8 @@ def run(folder, *arguments):
     """The example in this process, with flags as on the command line."""
     with flagsaver.flagsaver():
         neural_similarity.FLAGS.unparse_flags()
-        neural_similarity.FLAGS(["test", f"--output_dir={folder}", *arguments])
+        folders = (f"--output_dir={folder}", f"--state_dir={folder}/unfinished")
+        neural_similarity.FLAGS(["test", *folders, *arguments])
         neural_similarity.main(["test"])
 
 
@@ -84,7 +88,8 @@ def test_jax_from_a_file_without_tensorflow(tmp_path, capsys):
     result = subprocess.run(
         [
             *(sys.executable, "-c", script, f"--data_file={file}"),
-            *(f"--output_dir={tmp_path}", *arguments),
+            *(f"--output_dir={tmp_path}", f"--state_dir={tmp_path}/unfinished"),
+            *arguments,
         ],
         cwd=ROOT,
         capture_output=True,
@@ -118,6 +123,10 @@ def tiny_model(recipe=TINY, **options):
     return image_recipe.trainable(backbone, recipe)
 
 
+def batches():
+    return image_recipe.Batches(tiny_data(), TINY, seed=0)
+
+
 class Interruption(keras.callbacks.Callback):
     def __init__(self, epoch):
         super().__init__()
@@ -131,17 +140,17 @@ class Interruption(keras.callbacks.Callback):
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(image_recipe, "chunk_steps", lambda iterations: 2)
     whole = tiny_model(similarity="diagonal")
-    record = image_recipe.fit(whole, tiny_data(), TINY, 0, tmp_path / "whole")
+    record = image_recipe.fit(whole, batches(), TINY, tmp_path / "whole")
     assert np.isfinite(record["training_loss"])
     assert not (tmp_path / "whole" / "seconds.json").exists()
 
     folder = tmp_path / "interrupted"
     first = tiny_model(similarity="diagonal")
     with pytest.raises(KeyboardInterrupt):
-        image_recipe.fit(first, tiny_data(), TINY, 0, folder, [Interruption(1)])
+        image_recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
     assert len(json.loads((folder / "seconds.json").read_text())) == 2
     second = tiny_model(similarity="diagonal")
-    image_recipe.fit(second, tiny_data(), TINY, 0, folder)
+    image_recipe.fit(second, batches(), TINY, folder)
     assert int(second.optimizer.iterations) == 6
     differs = False
     for ours, other, stopped in zip(
@@ -156,7 +165,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_a_diverging_run_is_named(tmp_path):
     recipe = dataclasses.replace(TINY, learning_rate=1e30)
     with pytest.raises(nsl_keras.NonFiniteLossError, match="loss is nan"):
-        image_recipe.fit(tiny_model(recipe), tiny_data(), recipe, 0, tmp_path)
+        image_recipe.fit(tiny_model(recipe), batches(), recipe, tmp_path)
 
 
 def test_published_recipes():
@@ -210,17 +219,18 @@ def test_inputs_are_scaled_as_published():
 
 def test_batches_are_passes_over_all_images():
     split = image_data.Split(np.arange(20.0).reshape(20, 1, 1, 1), np.arange(20))
-    recipe = dataclasses.replace(TINY, batch_size=8, augmentation="none")
-    batches = image_recipe.Batches(split, recipe, steps=5, seed=0)
-    seen = np.concatenate([batches[index][1] for index in range(5)])
+    recipe = dataclasses.replace(TINY.scaled(5), batch_size=8, augmentation="none")
+    made = image_recipe.Batches(split, recipe, seed=0)
+    assert len(made) == 5
+    seen = np.concatenate([made[index][1] for index in range(5)])
     for start in (0, 20):
         assert sorted(seen[start : start + 20]) == list(range(20))
     assert list(seen[:20]) != list(seen[20:])
-    again = image_recipe.Batches(split, recipe, steps=1, seed=0)
-    again.epoch = 3
-    np.testing.assert_array_equal(again[0][1], seen[24:32])
-    other = image_recipe.Batches(split, recipe, steps=5, seed=1)
-    assert list(other[0][1]) != list(seen[:8])
+    # From the middle: the third batch reaches into the second pass.
+    again = image_recipe.Batches(split, recipe, seed=0)
+    np.testing.assert_array_equal(again[3][1], seen[24:32])
+    np.testing.assert_array_equal(again[2][1], seen[16:24])
+    assert list(image_recipe.Batches(split, recipe, seed=1)[0][1]) != list(seen[:8])
 
 
 @pytest.mark.parametrize("augmentation", image_recipe.AUGMENTATIONS)
@@ -355,11 +365,90 @@ def test_resized_and_merged_data(tmp_path):
         image_data.load_file(tmp_path / "other.npz")
 
 
+class TinyBuilder:
+    """A tfds builder's stand-in: images of different sizes, class by brightness."""
+
+    class info:  # noqa: N801 (tfds's name)
+        splits: ClassVar = {
+            name: types.SimpleNamespace(num_examples=count)
+            for name, count in (("train", 24), ("validation", 7), ("test", 3))
+        }
+        features: ClassVar = {
+            "label": types.SimpleNamespace(names=["dark", "bright"]),
+            "image": types.SimpleNamespace(shape=(None, None, 3)),
+        }
+
+    def as_dataset(self, split, shuffle_files=False, read_config=None):
+        import tensorflow as tf
+
+        count = self.info.splits[split].num_examples
+
+        def examples():
+            for index in range(count):
+                shape = (20 + index % 5, 18 + index % 3, 3)
+                value = 255 * (index % 2)
+                image = np.full(shape, value, "uint8")
+                yield {"image": image, "label": np.int64(index % 2)}
+
+        signature = {
+            "image": tf.TensorSpec((None, None, 3), tf.uint8),
+            "label": tf.TensorSpec((), tf.int64),
+        }
+        data = tf.data.Dataset.from_generator(examples, output_signature=signature)
+        return data.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def test_a_stream_of_images_of_any_size(tmp_path, monkeypatch):
+    stream = image_stream.ImageStream(TinyBuilder(), 16)
+    assert stream.evaluated_split == "validation"
+    assert stream.image_shape == (16, 16, 3)
+    assert stream.counts["test_examples"] == 7
+    made = image_stream.StreamedBatches(stream, 8, steps=3, seed=0)
+    images, labels = made[0]
+    assert images.shape == (8, 16, 16, 3)
+    np.testing.assert_allclose(images.mean((1, 2, 3)), labels, atol=1e-6)
+    order = [tuple(labels), *(tuple(made[index][1]) for index in (1, 2))]
+    # Looked at once more, the first batch is the same; another seed's is not.
+    again = image_stream.StreamedBatches(stream, 8, steps=3, seed=0)
+    assert [tuple(again[index][1]) for index in (0, 0, 1, 2)][1:] == order
+    other = image_stream.StreamedBatches(stream, 8, steps=3, seed=1)
+    assert [tuple(other[index][1]) for index in range(3)] != order
+    assert sum(len(labels) for _, labels in stream.evaluation_batches(4)) == 7
+
+    # The whole way: trained on, and evaluated on the validation images.
+    monkeypatch.setattr(image_stream, "load", lambda *arguments: stream)
+    arguments = ("--stream", "--dataset=tiny", "--method=cnn", "--iterations=3")
+    run(tmp_path, *arguments, "--batch_size=8", "--verbose=0")
+    path = tmp_path / "results" / "neural_similarity_cnn9_tiny_all_3.json"
+    content = json.loads(path.read_text())
+    assert content["setting"]["test_examples"] == 7
+    (record,) = content["runs"]
+    assert "test_accuracy" in record
+    assert "validation_accuracy" not in record
+    assert not list((tmp_path / "unfinished").glob("*/*"))
+
+
+def test_crops_of_a_stream_are_random():
+    example = {
+        "image": np.random.default_rng(0).integers(0, 256, (30, 20, 3)),
+        "label": np.int64(0),
+    }
+    stream = image_stream.ImageStream(TinyBuilder(), 16)
+    middle, _ = stream._example(example)
+    crops = [stream._example(example, np.array([0, n]))[0] for n in range(2)]
+    for image in (middle, *crops):
+        assert tuple(image.shape) == (16, 16, 3)
+    assert np.max(np.abs(np.asarray(crops[0]) - np.asarray(crops[1]))) > 0.1
+    same, _ = stream._example(example, np.array([0, 1]))
+    np.testing.assert_array_equal(np.asarray(same), np.asarray(crops[1]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
         (("--iterations=5", "--budget=0.1"), "`iterations` and `budget` exclude"),
+        (("--stream", "--train_size=9"), "`train_size` and `stream` exclude each other"),
         (("--budget=0.000001",), "must leave at least one iteration"),
     ],
     ids=str,
