@@ -1,6 +1,7 @@
-"""Public functions between plain models and models with neural similarities."""
+"""Public functions between plain models and models with neural similarities or iFiLM."""
 
+from nsl_keras.neighborhoods.film import add_film
 from nsl_keras.similarity.conversion import add_similarity, fold
 from nsl_keras.similarity.model_summary import summary
 
-__all__ = ["add_similarity", "fold", "summary"]
+__all__ = ["add_film", "add_similarity", "fold", "summary"]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+from absl import logging
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend.precision import at_least_float32
 from nsl_keras.neighborhoods.unit_norm import unit_norm
 
 Tensor = Any
+
+PLACES = ("all", "last", "before_head")
+
+_GLOBAL_POOLINGS = (
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.GlobalMaxPooling2D,
+    keras.layers.GlobalMaxPooling3D,
+)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -33,6 +46,11 @@ class InstanceFiLM(keras.layers.Layer):
         key_initializer: Initializer of the keys; `None` is a normal distribution of
             standard deviation 0.05.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Feature maps.
+        mask: Boolean tensor of shape `(batch, steps)`, for sequences with channels last:
+            masked steps are left out of the mean. The mask is passed on.
 
     Input shape:
         `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`, with any
@@ -77,6 +95,7 @@ class InstanceFiLM(keras.layers.Layer):
             key_initializer or keras.initializers.RandomNormal(stddev=0.05)
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
+        self.supports_masking = True
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         channels = validation.known_axis(input_shape, self.axis, "channel axis")
@@ -98,13 +117,13 @@ class InstanceFiLM(keras.layers.Layer):
             autocast=False,
         )
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         rank = len(inputs.shape)
         channel_axis = self.axis if self.axis > 0 else rank - 1
         space = tuple(axis for axis in range(1, rank) if axis != channel_axis)
         queries = at_least_float32(inputs)
         if space:
-            queries = ops.mean(queries, axis=space)
+            queries = _mean(queries, space, mask if self.axis < 0 else None)
         keys = ops.convert_to_tensor(self.keys)
         cosines = ops.matmul(unit_norm(queries), ops.transpose(unit_norm(keys)))
         weights = ops.softmax(self.learned_temperature * cosines)
@@ -128,3 +147,189 @@ class InstanceFiLM(keras.layers.Layer):
             "axis": self.axis,
             "key_initializer": keras.initializers.serialize(self.key_initializer),
         }
+
+
+def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return ops.mean(inputs, axis=space)
+    kept = mask
+    for _ in range(len(inputs.shape) - len(mask.shape)):
+        kept = ops.expand_dims(kept, -1)
+    kept = ops.broadcast_to(ops.cast(kept, inputs.dtype), ops.shape(inputs))
+    return ops.sum(kept * inputs, axis=space) / ops.maximum(ops.sum(kept, axis=space), 1)
+
+
+def add_film(
+    model: keras.Model, where: str = "all", dictionary_size: int = 10
+) -> keras.Model:
+    """Returns a new model whose feature maps are modulated by iFiLM.
+
+    The new model has the weights of `model` and, before training, exactly its outputs:
+    every `InstanceFiLM` starts as the identity. Nested models and
+    `keras.layers.TimeDistributed` are entered. Names, dtype policies, trainable flags and
+    shared layers stay; a batch norm that is called several times gets one iFiLM, which is
+    shared as well. `model` itself stays as it is, and shares no weights with the new
+    model, which is not compiled.
+
+    Args:
+        model: A built functional or Sequential model. A model of a class derived from
+            these comes back as a plain functional or Sequential model.
+        where: What the iFiLM layers stand behind, or in front of:
+
+            * `"all"`: behind every batch norm, as in the paper;
+            * `"last"`: behind the last batch norm in the order of the graph;
+            * `"before_head"`: where the head takes the last feature map. There is no more
+              than activations and sums between it and the last batch norm of a feature
+              map, so this is in front of the last global pooling (`GlobalAveragePooling`,
+              `GlobalMaxPooling`) behind that batch norm or, without one, in front of the
+              last `Flatten`.
+
+            Batch norms inside other layers, such as the predictors of neural similarities,
+            do not count.
+        dictionary_size: int, the number of entries of each iFiLM.
+
+    Returns:
+        A `keras.Model`, Sequential if `model` is. Each iFiLM is named after the layer
+        that it goes with, `{name}_film`.
+
+    Raises:
+        ValueError: If `model` is subclassed, contains a subclassed model with batch norms,
+            is not built, has no batch norms, or has iFiLM already; if with
+            `"before_head"` the head is not to be found; if a batch norm is over another
+            axis than the first or last behind the batch axis; or for arguments outside
+            their range.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> plain = keras.Sequential([
+    ...     keras.Input((16, 16, 3)),
+    ...     keras.layers.Conv2D(8, 3),
+    ...     keras.layers.BatchNormalization(name="norm"),
+    ...     keras.layers.ReLU(),
+    ...     keras.layers.GlobalAveragePooling2D(),
+    ...     keras.layers.Dense(5),
+    ... ])
+    >>> model = nsl_keras.convert.add_film(plain)
+    >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
+    >>> bool(keras.ops.all(model(images) == plain(images)))
+    True
+    >>> [layer.name for layer in model.layers if "norm" in layer.name]
+    ['norm', 'norm_film']
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along
+        with each batch norm. The other two places are options of the authors' code, which
+        leaves open where in a given network they are.
+    """
+    where = validation.one_of(where, PLACES, "where")
+    dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
+    calls = rewiring.calls(model)
+    _refuse_unsuited(model, [call.layer for call in calls])
+    norms = [
+        call for call in calls if isinstance(call.layer, keras.layers.BatchNormalization)
+    ]
+    if not norms:
+        raise ValueError(
+            "`model` must have batch norms, as functional or Sequential models' layers. "
+            f"Received: model {model.name!r} without any"
+        )
+    if where == "before_head":
+        chosen = [_head(model, calls)]
+    else:
+        chosen = norms if where == "all" else norms[-1:]
+    axes = {id(call.layer): _channel_axis(call) for call in chosen}
+    names = {call.layer.name for call in calls}
+    films: list[InstanceFiLM] = []
+
+    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+        if id(layer) not in axes:
+            return None
+        film = InstanceFiLM(
+            dictionary_size,
+            axis=axes[id(layer)],
+            dtype=layer.dtype_policy,
+            name=_unused_name(f"{layer.name}_film", names),
+        )
+        films.append(film)
+        return [film, layer] if where == "before_head" else [layer, film]
+
+    new_model = rewiring.rebuild(model, replace)
+    logging.info(
+        "iFiLM was added to %r in %d places: %s",
+        model.name,
+        len(films),
+        ", ".join(film.name for film in films),
+    )
+    return new_model
+
+
+def _refuse_unsuited(model: keras.Model, found: Iterable[keras.Operation]) -> None:
+    for layer in found:
+        inside = [layer, *rewiring.sublayers(layer)]
+        if any(isinstance(each, InstanceFiLM) for each in inside):
+            raise ValueError(
+                "`model` must have no iFiLM yet; choose all places at once. "
+                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
+            )
+        if isinstance(layer, keras.Model) and any(
+            isinstance(each, keras.layers.BatchNormalization) for each in inside
+        ):
+            raise ValueError(
+                "`model` must be functional or Sequential, and so must the models in it "
+                "that have batch norms. Received: the subclassed model "
+                f"{layer.name!r} of type {type(layer).__name__!r}"
+            )
+
+
+def _head(model: keras.Model, calls: list[rewiring.Call]) -> rewiring.Call:
+    """Returns the call that takes the last feature map into the head."""
+    norms = [
+        index
+        for index, call in enumerate(calls)
+        if isinstance(call.layer, keras.layers.BatchNormalization) and _is_map(call)
+    ]
+    behind = range(norms[-1] + 1 if norms else len(calls), len(calls))
+    for kinds in (_GLOBAL_POOLINGS, (keras.layers.Flatten,)):
+        heads = [
+            i for i in behind if isinstance(calls[i].layer, kinds) and _is_map(calls[i])
+        ]
+        if not heads:
+            continue
+        head = calls[heads[-1]]
+        taken = head.input_shapes[0]
+        sizes = [*taken[1:]]
+        del sizes[-1 if _channel_axis(head) < 0 else 0]
+        # The pooling in a squeeze-and-excitation block is followed by its map once more.
+        reused = any(taken in call.input_shapes for call in calls[heads[-1] + 1 :])
+        if not reused or set(sizes) == {1}:
+            return head
+    raise ValueError(
+        '`where="before_head"` needs a model with a head, behind a global pooling or '
+        "Flatten layer that takes the last feature map. "
+        f"Received: model {model.name!r} without one"
+    )
+
+
+def _is_map(call: rewiring.Call) -> bool:
+    return len(call.input_shapes[0]) > 2
+
+
+def _channel_axis(call: rewiring.Call) -> int:
+    """Returns the channel axis of what a call takes, as `InstanceFiLM` counts."""
+    layer, rank = call.layer, len(call.input_shapes[0])
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return 1 if layer.data_format == "channels_first" else -1
+    axis = layer.axis % rank
+    if axis not in (1, rank - 1):
+        raise ValueError(
+            "Batch norms must be over the last axis or the one behind the batch axis. "
+            f"Received: {layer.name!r} with axis={layer.axis} for {rank} axes"
+        )
+    return -1 if axis == rank - 1 else 1
+
+
+def _unused_name(name: str, used: set[str]) -> str:
+    candidates = [name, *(f"{name}_{number}" for number in range(1, len(used) + 1))]
+    return next(each for each in candidates if each not in used)
