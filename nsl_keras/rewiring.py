@@ -171,6 +171,8 @@ class _Rebuilding:
         return last
 
     def _call(self, last: keras.Operation, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("mask", self) is None:
+            del kwargs["mask"]  # What stands in for a Softmax may not know of masks.
         for layer in self._before[id(last)]:
             args, kwargs = (layer(*args, **kwargs),), {}
         return last(*args, **kwargs)

@@ -206,7 +206,7 @@ def targets(array: Any, num_outputs: int, name: str = "y") -> None:
 def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y") -> None:
     """Raises unless targets have the shape of a regression's outputs."""
     shape = tuple(shape)
-    if shape[1:] == (num_outputs,) or (len(shape) == 1 and num_outputs == 1):
+    if shape[1:] in ((num_outputs,), (None,)) or (len(shape) == 1 and num_outputs == 1):
         return
     allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
     raise ValueError(

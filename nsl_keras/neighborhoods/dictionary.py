@@ -170,7 +170,8 @@ class NeighborDictionary(keras.layers.Layer):
             autocast=False,
         )
         #: What the values are made of, if they are trained: logits, or the targets.
-        self.value_logits = self.value_targets = None
+        self.value_logits: Any = None
+        self.value_targets: Any = None
         if self.fixed_values is False:
             name = "value_logits" if self.task == "classification" else "value_targets"
             weight = self.add_weight(
@@ -281,7 +282,9 @@ class NeighborDictionary(keras.layers.Layer):
         weights = self.attention(inputs, self.draw_kept(inputs, training))
         return ops.cast(weights, self.compute_dtype)
 
-    def attention(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
+    def attention(
+        self, queries: Tensor, kept: Tensor | None = None, entries: Tensor | None = None
+    ) -> Tensor:
         """Returns the attention weights over given entries, in float32 or wider.
 
         Args:
@@ -289,12 +292,17 @@ class NeighborDictionary(keras.layers.Layer):
             kept: Boolean tensor of shape `(batch, num_neighbors)`, or `(1,
                 num_neighbors)` for all examples alike; the entries that take part.
                 `None` is all of them.
+            entries: Integer tensor, the numbers of the entries that take part; instead
+                of `kept`. `None` is all of them.
 
         Returns:
-            Tensor of shape `(batch, num_neighbors)`.
+            Tensor of shape `(batch, num_neighbors)`, or with as many columns as
+            `entries` has numbers.
         """
         queries = at_least_float32(queries)
         keys = ops.cast(ops.convert_to_tensor(self.keys), queries.dtype)
+        if entries is not None:
+            keys = ops.take(keys, entries, axis=0)
         if self.metric == "cosine":
             similarity = ops.matmul(unit_norm(queries), ops.transpose(unit_norm(keys)))
         else:
@@ -303,13 +311,31 @@ class NeighborDictionary(keras.layers.Layer):
                 - ops.sum(ops.square(queries), axis=-1, keepdims=True)
                 - ops.sum(ops.square(keys), axis=-1)
             )
-        if self.num_neighbors == 1:
+        if similarity.shape[-1] == 1:
             return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.
         scores = similarity / self.temperature
         if kept is not None:
             # Far below any score: the weight of an entry left out is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         return ops.softmax(scores)
+
+    def draw_entries(self, training: bool | None) -> Tensor | None:
+        """Draws the entries that take part in a training step, one set for all examples.
+
+        Args:
+            training: bool, whether this is a training step.
+
+        Returns:
+            Integer tensor, the numbers of these entries; `None` where nothing is left
+            out, and where each example has its own: `draw_kept` serves it.
+        """
+        if not training or not self.num_dropped or self.dropout_scope == "example":
+            return None
+        return self._random_order()[self.num_dropped :]
+
+    def _random_order(self) -> Tensor:
+        draws = keras.random.uniform((self.num_neighbors,), seed=self.seed_generator)
+        return ops.argsort(draws)
 
     def draw_kept(self, queries: Tensor, training: bool | None) -> Tensor | None:
         """Draws the entries that take part in a training step.
@@ -331,10 +357,10 @@ class NeighborDictionary(keras.layers.Layer):
         """
         if not training or not self.num_dropped:
             return None
-        rows = 1 if self.dropout_scope == "batch" else ops.shape(queries)[0]
-        entries = self.num_neighbors
-        draws = keras.random.uniform((entries,), seed=self.seed_generator)
-        ranks = ops.argsort(draws)
+        ranks = self._random_order()
+        if self.dropout_scope == "batch":
+            return ranks[None, :] >= self.num_dropped
+        rows, entries = ops.shape(queries)[0], self.num_neighbors
         multipliers = ops.convert_to_tensor(_coprimes(entries), dtype="int32")
         choice = keras.random.randint(
             (rows, 1), 0, multipliers.shape[0], seed=self.seed_generator

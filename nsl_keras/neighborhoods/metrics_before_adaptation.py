@@ -66,8 +66,10 @@ def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
     if not isinstance(resolved, keras.metrics.Metric):
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", "fn")
         return keras.metrics.MeanMetricWrapper(resolved, name=PREFIX + name)
+    # Keras reports a metric given by name, "mae" say, under that name.
+    name = metric if isinstance(metric, str) else resolved.name
     try:
-        config = {**resolved.get_config(), "name": PREFIX + resolved.name}
+        config = {**resolved.get_config(), "name": PREFIX + name}
         return type(resolved).from_config(config)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A classifier that finetunes its head on learned neighbours, trained with `fit`."""
+"""A model that finetunes its head on learned neighbours, trained with `fit`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import assertions, gradients
 from nsl_keras.backend.distribution import replicas_in_sync, variable_scope
+from nsl_keras.neighborhoods import initialization
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.metrics_before_adaptation import (
     MetricsBeforeAdaptation,
 )
 from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+from nsl_keras.neighborhoods.splitting import split_classifier
 
 Tensor = Any
 
 
 class Predictions(NamedTuple):
-    """Logits of the finetuned head and of the head as it is."""
+    """Outputs of the finetuned head and of the head as it is."""
 
     adapted: Tensor
     unadapted: Tensor
@@ -58,7 +60,8 @@ class MetaNeighborhoodModel(keras.Model):
     published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075`.
 
     Args:
-        head: Keras layer or model from features to logits; see `MetaNeighborhoodHead`.
+        head: Keras layer or model from features to logits, or to a regression's outputs;
+            see `MetaNeighborhoodHead`.
         backbone: Keras layer or model from inputs to features of shape `(batch,
             features)`, or `None` where the inputs are the features. The paper leaves out
             a last ReLU, so that keys and features are alike.
@@ -66,12 +69,16 @@ class MetaNeighborhoodModel(keras.Model):
         metric: `"cosine"` or `"euclidean"`.
         temperature: float above 0, of the attention.
         value_scale: float above 0, the factor inside the values' softmax.
-        fixed_values: bool, whether values are fixed one-hot rows.
+        fixed_values: bool, whether values are fixed one-hot rows; or the fixed values.
         inner_steps: int, the number of inner steps.
         inner_learning_rate: float above 0, the start value of the inner rate.
         learning_rate_form: `"scalar"`, `"diagonal"` or `"fixed"`.
         dictionary_dropout: float in [0, 1), the share of entries left out in training.
         dropout_scope: `"example"` or `"batch"`.
+        chunk_size: int or `None`, the number of entries computed at once; see
+            `MetaNeighborhoodHead`.
+        task: `"classification"`, with the cross-entropy as inner loss and probabilities
+            as values; or `"regression"`, with the squared error and free values.
         inner_loop: `"auto"`, `"dual"` or `"tape"`; see `MetaNeighborhoodHead`. On
             TensorFlow train a tape without `jit_compile`: XLA compiles it anew every step.
         seed: int or `None`, the seed of dictionary dropout.
@@ -86,12 +93,14 @@ class MetaNeighborhoodModel(keras.Model):
         That of the backbone; `(batch, features)` without one.
 
     Output shape:
-        `(batch, classes)`, logits: compile with a loss that has `from_logits=True`.
+        `(batch, classes)`, logits: compile with a loss that has `from_logits=True`. In
+        regression `(batch, outputs)`: compile with any loss of a regression.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for a loss that takes
-            probabilities, at `compile`; for NaN or infinite inputs, labels outside the
-            classes and multi-label targets, at `fit` and `evaluate` with arrays. Other
+        ValueError: For arguments outside the ranges above; for a classifier's loss that
+            takes probabilities, at `compile`; for NaN or infinite inputs, labels outside
+            the classes, multi-label targets, and a regression's targets that are not
+            finite or of another shape, at `fit` and `evaluate` with arrays. Other
             data sets are checked inside the step where the backend can
             (`tf.errors.InvalidArgumentError`); elsewhere `fit` raises
             `NonFiniteLossError` at the first loss that is not finite.
@@ -128,12 +137,14 @@ class MetaNeighborhoodModel(keras.Model):
         metric: str = "cosine",
         temperature: float = 0.2,
         value_scale: float = 10.0,
-        fixed_values: bool = False,
+        fixed_values: Any = False,
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
         learning_rate_form: str = "scalar",
         dictionary_dropout: float = 0.5,
         dropout_scope: str = "example",
+        chunk_size: int | None = None,
+        task: str = "classification",
         inner_loop: str = "auto",
         seed: int | None = None,
         **kwargs: Any,
@@ -157,6 +168,8 @@ class MetaNeighborhoodModel(keras.Model):
             learning_rate_form=learning_rate_form,
             dictionary_dropout=dictionary_dropout,
             dropout_scope=dropout_scope,
+            chunk_size=chunk_size,
+            task=task,
             inner_loop=inner_loop,
             seed=seed,
             dtype=self.dtype_policy,
@@ -164,6 +177,50 @@ class MetaNeighborhoodModel(keras.Model):
         )
         self._predict_both = False
         self._before_adaptation = MetricsBeforeAdaptation()
+
+    @classmethod
+    def from_classifier(
+        cls, model: keras.Model, num_neighbors: int = 1000, **options: Any
+    ) -> MetaNeighborhoodModel:
+        """Makes a model of a trained classifier: its last dense layer is the head.
+
+        The rest is the backbone; a softmax at the end is left out. All is copied, with its
+        weights, and `model` stays as it is. Before the dictionary is trained, a small
+        `inner_learning_rate` predicts what `model` predicts; `initialize_from` gives the
+        dictionary real examples.
+
+        Args:
+            model: A functional or Sequential model, for example from `keras.applications`,
+                that ends in `Dense` (or `CosineDense`), with or without a softmax.
+            num_neighbors: int, the number of dictionary entries.
+            **options: Further arguments of `MetaNeighborhoodModel`.
+
+        Returns:
+            A built `MetaNeighborhoodModel`, not compiled.
+
+        Raises:
+            ValueError: If `model` is subclassed or not built, has several inputs or
+                outputs, does not end in a dense layer, or ends in another activation;
+                for `task="regression"`.
+
+        Example:
+
+        >>> import keras
+        >>> import nsl_keras
+        >>> trained = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=4)
+        >>> model = nsl_keras.MetaNeighborhoodModel.from_classifier(trained, 50)
+        >>> tuple(model(keras.ops.ones((2, 32, 32, 3))).shape)
+        (2, 4)
+        """
+        if options.get("task", "classification") != "classification":
+            raise ValueError(
+                '`task` must be "classification" for a model made of a classifier. '
+                f"Received: task={options['task']!r}"
+            )
+        backbone, head = split_classifier(model)
+        made = cls(head, backbone, num_neighbors, **options)
+        made.build(model.input_shape)
+        return made
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = tuple(input_shape)
@@ -197,25 +254,92 @@ class MetaNeighborhoodModel(keras.Model):
             return inputs
         return self.backbone(inputs, training=training)
 
-    def neighbors(self, x: Any, k: int = 5, batch_size: int = 128) -> Neighbors:
-        """Returns the dictionary entries that each example looks at most.
+    def initialize_from(
+        self, x: Any, y: Any, seed: int | None = None, batch_size: int = 128
+    ) -> None:
+        """Sets the dictionary's entries to examples, drawn at random without replacement.
+
+        Keys become the features of the drawn examples; values become the labels, with 1 %
+        of all classes alike mixed in so that they can still learn, or a regression's
+        targets. The classes come in equal shares (where one has too few examples, the
+        others fill up), or as fixed one-hot values have them. With a backbone, do this
+        once it is trained.
 
         Args:
             x: Array of inputs.
-            k: int, the number of entries; at most `num_neighbors`.
+            y: Array of labels or targets, as for `fit`.
+            seed: int or `None`, the seed of the draw.
             batch_size: int, the number of examples computed at once.
 
-        Returns:
-            `Neighbors(indices, weights, values)` of NumPy arrays: entry numbers and
-            attention weights of shape `(n, k)`, class probabilities of shape
-            `(n, k, classes)`, the heaviest entry first.
+        Raises:
+            ValueError: For fewer examples than entries, labels outside the classes,
+                classes without an example, targets of another shape; for NaN, infinities,
+                all-zero features under the cosine metric, and where given values are
+                fixed.
         """
+        if not _is_array(x) or not _is_array(y):
+            raise ValueError(
+                "`x` and `y` must be arrays. Received: "
+                f"x of type {type(x).__name__}, y of type {type(y).__name__}"
+            )
+        x, y = ops.convert_to_numpy(x), ops.convert_to_numpy(y)
+        initialization.require_same_length(x, y, "x")
+        self._check_arrays(x, y)
+        dictionary = self.neighborhood.dictionary
+        drawn = initialization.draw_examples(dictionary, y, seed)
+        features = np.concatenate(
+            [
+                ops.convert_to_numpy(self.features(batch, training=False))
+                for batch in self._batches(x[drawn], batch_size)
+            ]
+        )
+        initialization.assign_examples(dictionary, features, y[drawn])
+
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
+        """Yields an array in batches, for the built model."""
         batch_size = validation.positive_integer(batch_size, "batch_size")
-        batches = []
         for start in range(0, len(x), batch_size):
             batch = ops.convert_to_tensor(x[start : start + batch_size])
             if not self.built:
                 self.build(batch.shape)
+            yield batch
+
+    def neighbors(self, x: Any, k: int = 5, batch_size: int = 32) -> Neighbors:
+        """Returns the dictionary entries that moved each prediction, and by how much.
+
+        They are those with the largest attention weights. What an entry adds to the
+        outputs is defined at `output_changes` of the result; over all entries (`k =
+        num_neighbors`) it sums to `model(x) - model(x, adapt=False)`.
+
+        Args:
+            x: Array of inputs.
+            k: int, the number of entries; at most `num_neighbors`.
+            batch_size: int, the number of examples computed at once; each takes the
+                memory of several in a prediction.
+
+        Returns:
+            `Neighbors(indices, weights, values, output_changes)` of NumPy arrays: entry
+            numbers and attention weights of shape `(n, k)`; class probabilities or
+            targets of the entries, and what each adds to the logits or outputs, of shape
+            `(n, k, outputs)`; the heaviest entry first.
+
+        Example:
+
+        >>> import keras
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> model = nsl_keras.MetaNeighborhoodModel(
+        ...     nsl_keras.layers.CosineDense(3), num_neighbors=20)
+        >>> x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+        >>> found = model.neighbors(x, k=20)
+        >>> found.output_changes.shape
+        (4, 20, 3)
+        >>> change = keras.ops.convert_to_numpy(model(x) - model(x, adapt=False))
+        >>> np.allclose(found.output_changes.sum(axis=1), change, atol=1e-5)
+        True
+        """
+        batches = []
+        for batch in self._batches(x, batch_size):
             found = self.neighborhood.neighbors(self.features(batch, training=False), k)
             batches.append([ops.convert_to_numpy(tensor) for tensor in found])
         return Neighbors(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
@@ -235,6 +359,11 @@ class MetaNeighborhoodModel(keras.Model):
         return self.neighborhood.trainable_variables
 
     @property
+    def task(self) -> str:
+        """`"classification"` or `"regression"`."""
+        return self.neighborhood.task
+
+    @property
     def inner_rates(self) -> list[Tensor]:
         """The learning rates of the inner step as they stand, one per adapted variable."""
         return self.neighborhood.rate.rates()
@@ -244,13 +373,14 @@ class MetaNeighborhoodModel(keras.Model):
 
         Args:
             optimizer: Optimizer, or its name.
-            loss: Loss of the adapted logits; one that takes logits.
+            loss: Loss of the adapted outputs; in classification one that takes logits.
             **options: Further arguments of `keras.Model.compile`.
 
         Raises:
-            ValueError: If the loss takes probabilities (`from_logits=False`).
+            ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
-        _require_loss_of_logits(loss)
+        if self.task == "classification":
+            _require_loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
         self._before_adaptation = MetricsBeforeAdaptation(
             options.get("metrics"), options.get("weighted_metrics")
@@ -298,7 +428,11 @@ class MetaNeighborhoodModel(keras.Model):
             if not self.built:
                 with variable_scope(self):
                     self.build((None, *x.shape[1:]))
-            validation.class_labels(y, self.neighborhood.dictionary.num_values)
+            outputs = self.neighborhood.dictionary.num_values
+            if self.task == "classification":
+                validation.class_labels(y, outputs)
+            else:
+                validation.targets(y, outputs)
 
     def train_step(self, *arguments: Any) -> Any:
         """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
@@ -379,6 +513,10 @@ class MetaNeighborhoodModel(keras.Model):
         x = keras.tree.map_structure(_checked_finite, x)
         if y is None or not self.built:
             return x, y
+        if self.task == "regression":
+            validation.target_shape(y.shape, self.neighborhood.dictionary.num_values)
+            valid = ops.all(ops.isfinite(y))
+            return x, assertions.checked(y, valid, "`y` must be finite.")
         classes = self.neighborhood.dictionary.num_values
         if len(y.shape) == 2 and y.shape[-1] == classes:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)

@@ -1,0 +1,87 @@
+"""A trained classifier as backbone and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from nsl_keras import rewiring
+from nsl_keras.neighborhoods.cosine_dense import CosineDense
+
+
+def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
+    """Splits a classifier at its last dense layer, with copies of its weights.
+
+    Args:
+        model: Functional or Sequential model that ends in `Dense` or `CosineDense`, with
+            or without a softmax.
+
+    Returns:
+        `(backbone, head)`: the model up to the layer, which a linear
+        activation replaces; and the layer, which gives logits.
+
+    Raises:
+        ValueError: If the model is subclassed, not built, has several inputs or outputs,
+            or does not end in a dense layer of one logit a class.
+    """
+    rewiring.require_graph(model)
+    if len(model.inputs) != 1 or len(model.outputs) != 1:
+        raise ValueError(
+            "`model` must have one input and one output. Received: "
+            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
+        )
+    if len(model.output_shape) != 2:
+        raise ValueError(
+            "`model` must have outputs of shape (batch, classes). "
+            f"Received: output shape {model.output_shape}"
+        )
+    calls = rewiring.calls(model)
+    replaced = []
+    while calls and _is_softmax(calls[-1].layer):
+        replaced.append(calls.pop().layer)
+    last: Any = calls[-1].layer if calls else None
+    if type(last) not in (keras.layers.Dense, CosineDense):
+        found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
+        raise ValueError(
+            "`model` must end in a Dense or CosineDense layer, with or without a softmax "
+            f"behind it. Received: model {model.name!r}, which ends in {found}"
+        )
+    activation = getattr(last, "activation", keras.activations.linear)
+    if activation not in (keras.activations.linear, keras.activations.softmax):
+        raise ValueError(
+            "`model` must end in logits or in a softmax. Received: layer "
+            f"{last.name!r} with activation={activation.__name__!r}"
+        )
+    replaced.append(last)
+    if any(call.layer in replaced for call in calls[:-1]):
+        raise ValueError(
+            "`model` must use its last layer once. Received: layer "
+            f"{last.name!r}, which is called more than once"
+        )
+    backbone = rewiring.rebuild(
+        model,
+        lambda layer: [_identity_for(layer)] if layer in replaced else None,
+    )
+    config = last.get_config()
+    if "activation" in config:
+        config["activation"] = "linear"
+    head = type(last).from_config(config)
+    head.build(calls[-1].input_shapes[0])
+    head.set_weights(last.get_weights())
+    return backbone, head
+
+
+def _identity_for(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Passes on what the layer received, in the layer's dtype."""
+    return keras.layers.Activation(
+        "linear", name=f"instead_of_{layer.name}", dtype=layer.dtype_policy
+    )
+
+
+def _is_softmax(layer: Any) -> bool:
+    """Whether a layer computes nothing but a softmax over classes, or nothing at all."""
+    if type(layer) is keras.layers.Softmax:
+        return layer.axis in (-1, 1)
+    passing = (keras.activations.linear, keras.activations.softmax)
+    return type(layer) is keras.layers.Activation and layer.activation in passing

@@ -1,0 +1,178 @@
+"""`from_classifier`: trained classifiers of Keras as Meta-Neighborhoods models."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import nsl_keras
+from nsl_keras.layers import CosineDense
+
+rng = np.random.default_rng(0)
+IMAGES = rng.normal(size=(6, 8, 8, 3)).astype("float32")
+
+
+def stem():
+    return [
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.BatchNormalization(),
+        layers.GlobalAveragePooling2D(),
+        layers.Dropout(0.5),
+    ]
+
+
+def sequential(*end):
+    return keras.Sequential([keras.Input((8, 8, 3)), *stem(), *end])
+
+
+def functional(*end):
+    inputs = keras.Input((8, 8, 3))
+    hidden = inputs
+    for layer in (*stem(), *end):
+        hidden = layer(hidden)
+    return keras.Model(inputs, hidden)
+
+
+def nested(*end):
+    """As an application behind its preprocessing."""
+    return keras.Sequential(
+        [keras.Input((8, 8, 3)), layers.Rescaling(2.0), functional(*end)]
+    )
+
+
+def randomized(model):
+    rng = np.random.default_rng(1)
+    model.set_weights([np.abs(rng.normal(size=w.shape)) + 0.1 for w in model.weights])
+    return model
+
+
+def from_classifier(model, **options):
+    return nsl_keras.MetaNeighborhoodModel.from_classifier(model, 10, **options)
+
+
+ENDS = {
+    "logits": lambda: [layers.Dense(3)],
+    "softmax": lambda: [layers.Dense(3, activation="softmax")],
+    "activation": lambda: [layers.Dense(3), layers.Activation("softmax")],
+    "layer": lambda: [layers.Dense(3, use_bias=False), layers.Softmax()],
+    "cosine": lambda: [CosineDense(3), layers.Activation("softmax")],
+}
+
+
+@pytest.mark.parametrize("end", sorted(ENDS))
+@pytest.mark.parametrize("make", [sequential, functional, nested])
+def test_predicts_what_the_source_predicts(make, end):
+    source = randomized(make(*ENDS[end]()))
+    weights = source.get_weights()
+    names = [layer.name for layer in source.layers]
+    expected = source.predict(IMAGES, verbose=0)
+    model = from_classifier(source, inner_learning_rate=1e-9)
+    for adapt in (False, True):
+        logits = model(IMAGES, adapt=adapt)
+        found = logits if end == "logits" else ops.softmax(logits)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    head = model.neighborhood.head
+    assert type(head) is (CosineDense if end == "cosine" else layers.Dense)
+    assert model.neighborhood.active_inner_loop == "dual"
+    assert np.ptp(ops.convert_to_numpy(model(IMAGES))) > 1e-3
+    # The source is as it was, also after the new model is trained.
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    model.fit(IMAGES, np.arange(6) % 3, verbose=0)
+    assert [layer.name for layer in source.layers] == names
+    for new, old in zip(source.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_dropout_and_pooling_stay_in_the_backbone():
+    model = from_classifier(sequential(layers.Dense(3, activation="softmax")))
+    kinds = [type(layer) for layer in model.backbone.layers]
+    assert kinds[-3:] == [
+        layers.GlobalAveragePooling2D,
+        layers.Dropout,
+        layers.Activation,
+    ]
+    assert model.backbone.output_shape == (None, 4)
+
+
+def test_an_application_in_a_line(tmp_path):
+    source = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=5)
+    model = from_classifier(source, inner_learning_rate=1e-9)
+    images = rng.normal(size=(2, 32, 32, 3)).astype("float32")
+    features = keras.Model(source.input, source.layers[-1].input)(images)
+    np.testing.assert_allclose(model.features(images), features, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ops.softmax(model(images)), source(images), rtol=1e-4)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(images), model(images), rtol=1e-5, atol=1e-6)
+
+
+def test_options_and_frozen_backbones():
+    source = sequential(layers.Dense(3, activation="softmax"))
+    source.layers[0].trainable = False
+    model = from_classifier(source, metric="euclidean", inner_steps=2)
+    assert model.neighborhood.num_neighbors == 10
+    assert model.neighborhood.metric == "euclidean"
+    assert model.neighborhood.inner_steps == 2
+    assert not model.backbone.layers[0].trainable
+    assert source.layers[-1].activation is keras.activations.softmax
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def several_outputs():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])
+
+
+def several_inputs():
+    first, second = keras.Input((4,)), keras.Input((4,))
+    return keras.Model([first, second], layers.Dense(3)(first + second))
+
+
+def same_layer_twice():
+    inputs = keras.Input((3,))
+    dense = layers.Dense(3)
+    return keras.Model(inputs, dense(dense(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Subclassed, "`model` must be a functional or Sequential model"),
+        (lambda: keras.Sequential([layers.Dense(3)]), "`model` must be built"),
+        (several_outputs, "one input and one output. Received: 1 inputs and 2 outputs"),
+        (several_inputs, "one input and one output. Received: 2 inputs and 1 outputs"),
+        (same_layer_twice, "`model` must use its last layer once"),
+        (lambda: sequential(), "which ends in Dropout"),
+        (lambda: sequential(layers.Dense(3), layers.ReLU()), "which ends in ReLU"),
+        (
+            lambda: sequential(layers.Dense(3), layers.Activation("tanh")),
+            "which ends in Activation",
+        ),
+        (
+            lambda: sequential(layers.Dense(3, activation="sigmoid")),
+            "must end in logits or in a softmax.*activation='sigmoid'",
+        ),
+        (
+            lambda: keras.Sequential([keras.Input((5, 4)), layers.Dense(3)]),
+            r"outputs of shape \(batch, classes\)",
+        ),
+        (lambda: sequential(layers.Dense(1)), "at least two classes"),
+    ],
+)
+def test_models_that_are_no_such_classifier(make, message):
+    with pytest.raises(ValueError, match=message):
+        from_classifier(make())
+
+
+def test_no_regression_of_a_classifier():
+    with pytest.raises(ValueError, match='`task` must be "classification"'):
+        from_classifier(sequential(layers.Dense(3)), task="regression")
