@@ -31,14 +31,36 @@ if keras.backend.backend() == "tensorflow":
         )
         return gradients, auxiliary
 
+    def gradients_of_columns(
+        function: Callable[[Tensor], Tensor], at: Tensor
+    ) -> list[Tensor]:
+        at = tf.convert_to_tensor(at)
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(at)
+            columns = tf.unstack(function(at), axis=-1)
+        return [
+            tape.gradient(column, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            for column in columns
+        ]
+
 else:
     import jax
+    import jax.numpy as jnp
 
     def gradients_of(
         function: Callable[[list[Tensor]], tuple[Tensor, Any]],
         at: Sequence[Tensor],
     ) -> tuple[list[Tensor], Any]:
         return jax.grad(function, has_aux=True)(list(at))
+
+    def gradients_of_columns(
+        function: Callable[[Tensor], Tensor], at: Tensor
+    ) -> list[Tensor]:
+        outputs, pull_back = jax.vjp(function, at)
+        zeros = jnp.zeros_like(outputs)
+        return [
+            pull_back(zeros.at[:, column].set(1))[0] for column in range(outputs.shape[1])
+        ]
 
 
 gradients_of.__doc__ = """Gradients of a scalar function, themselves differentiable.
@@ -51,4 +73,17 @@ Args:
 Returns:
     `(gradients, auxiliary)`: one gradient per tensor of `at` (zero where `value` does
     not depend on it), and what `function` returned beside the value.
+"""
+
+gradients_of_columns.__doc__ = """Gradients of the sum of each column of an output.
+
+Where a row of the outputs depends on its own row of `at` alone, these are all of its
+derivatives.
+
+Args:
+    function: Callable from `at` to a tensor of shape `(rows, columns)`.
+    at: Tensor at which the derivatives are taken.
+
+Returns:
+    A list of one tensor of the shape of `at` per column.
 """

@@ -12,6 +12,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend.precision import at_least_float32
 from nsl_keras.neighborhoods import dual_form, inner_loss, nested_tape
+from nsl_keras.neighborhoods.contributions import contributions
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
 
@@ -28,11 +29,18 @@ class Neighbors(NamedTuple):
         weights: Attention weights, of that shape.
         values: Class probabilities (targets, in regression) of the entries, of shape
             `(batch, k, outputs)`.
+        output_changes: What each entry adds to the logits (outputs, in regression) of
+            the example, of shape `(batch, k, outputs)`. Over all entries of the
+            dictionary these sum to the outputs after, minus those before adaptation.
+            Where an inner step is linear in the head's weights, a single step on a
+            `Dense` layer, it is what the step on this entry's loss alone does; elsewhere
+            the entry's share along the straight path from no attention to this one.
     """
 
     indices: Any
     weights: Any
     values: Any
+    output_changes: Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -277,15 +285,16 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         """
         features = at_least_float32(features)
         arguments = self._inner_loop_arguments(features, kept)
-        rates, steps = self.rate.rates(), self.inner_steps
+        return self._adapted_outputs(*arguments, features)
+
+    def _adapted_outputs(
+        self, keys: Tensor, values: Tensor, attention: Tensor, features: Tensor
+    ) -> Tensor:
+        arguments = (keys, values, attention, features, self.rate.rates(), self.inner_steps)
         loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
-            return nested_tape.adapted_outputs(
-                self.head, *arguments, features, rates, steps, loss
-            )
-        return dual_form.adapted_outputs(
-            self._stages, *arguments, features, rates, steps, loss
-        )
+            return nested_tape.adapted_outputs(self.head, *arguments, loss)
+        return dual_form.adapted_outputs(self._stages, *arguments, loss)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
@@ -319,14 +328,14 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self.dictionary.initialize_from(features, y, seed)
 
     def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
-        """Returns the `k` entries with the largest attention weights for each example.
+        """Returns the `k` entries that each example looks at most, and what they do.
 
         Args:
             features: Tensor of shape `(batch, features)`.
             k: int, the number of entries; at most `num_neighbors`.
 
         Returns:
-            `Neighbors(indices, weights, values)`.
+            `Neighbors(indices, weights, values, output_changes)`.
 
         Raises:
             ValueError: If `k` is not in `1..num_neighbors`.
@@ -337,9 +346,15 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"`k` must be at most `num_neighbors`. Received: k={k}, "
                 f"num_neighbors={self.num_neighbors}"
             )
-        weights, indices = ops.top_k(self.dictionary.attention(features), k)
-        values = ops.take(self.dictionary.values, indices, axis=0)
-        return Neighbors(indices, weights, values)
+        features = at_least_float32(features)
+        keys, values, attention = self._inner_loop_arguments(features, None)
+        weights, indices = ops.top_k(attention, k)
+        changes = contributions(
+            lambda given: self._adapted_outputs(keys, values, given, features),
+            attention,
+            indices,
+        )
+        return Neighbors(indices, weights, ops.take(values, indices, axis=0), changes)
 
     def _inner_loop_arguments(
         self, features: Tensor, kept: Tensor | None
