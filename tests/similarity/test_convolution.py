@@ -59,9 +59,9 @@ SOME_GEOMETRIES = [
 def test_static_layer_starts_as_the_plain_layer(name, dtype, data_format):
     member = FAMILY[name]
     inputs = member.tensor(data_format=data_format)
-    groups = dtype == "float32"
-    slow = member.rank == 3 and data_format == "channels_first"
-    for geometry in SOME_GEOMETRIES if slow else member.geometries(groups=groups):
+    # Volumes with channels first are compiled anew in every call on TensorFlow.
+    all_of_them = dtype == "float32" and (member.rank, data_format) != (3, "channels_first")
+    for geometry in member.geometries() if all_of_them else SOME_GEOMETRIES:
         options = {**geometry, "data_format": data_format, "dtype": dtype}
         layer = member.make(bias_initializer="random_normal", **options)
         outputs = layer(inputs)
@@ -280,7 +280,9 @@ def test_dynamic_layer_follows_the_formula_with_every_predictor(name, kind):
 @each_layer
 def test_dynamic_layer_with_channels_first_follows_the_formula(name, kind):
     similarity = SIMILARITIES["unconstrained"]
-    check_dynamic(name, similarity, kind, SOME_GEOMETRIES, "channels_first")
+    # Volumes are slow this way.
+    geometries = SOME_GEOMETRIES[:1] if name == "conv3d" else SOME_GEOMETRIES
+    check_dynamic(name, similarity, kind, geometries, "channels_first")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -414,7 +416,8 @@ def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=(
         name = "input" if index == 0 else variables[index - 1].path
         gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
         expected, received = [], []
-        for _ in range(2):
+        # One tells; in float32 the others are there for their scale.
+        for _ in range(1 if dtype == "float64" else 3):
             direction = RNG.normal(size=point.shape)
             shift = ops.cast(step * direction, dtype)
             above, below = list(points), list(points)
@@ -501,16 +504,20 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, kind):
     ("name", "similarity", "dtype", "data_format"),
     [
         *((*each, DTYPES[0], "channels_last") for each in LAYERS_AND_SIMILARITIES),
-        *((name, "symmetric", *each) for name in FAMILY for each in DTYPES_AND_FORMATS[1:]),
+        *(
+            (name, "symmetric", *each)
+            for name in FAMILY
+            for each in DTYPES_AND_FORMATS[1:]
+            if (name, each[1]) != ("conv3d", "channels_first")
+        ),
     ],
 )
 def test_fold_computes_the_same(name, similarity, dtype, data_format):
     member = FAMILY[name]
     inputs = member.tensor(data_format=data_format)
     groups = not member.depthwise and similarity in ("unconstrained", "full")
-    slow = member.rank == 3 and data_format == "channels_first"
     for geometry in [
-        *SOME_GEOMETRIES[slow:],
+        *SOME_GEOMETRIES,
         *([{"kernel_size": 2, "groups": 2}] if groups else []),
         *([{"kernel_size": 4, "padding": "causal"}] if member.rank == 1 else []),
     ]:
