@@ -1,0 +1,164 @@
+"""Regression data for the example: scikit-learn's diabetes, UCI files, or your own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionData:
+    """Inputs of shape `(n, features)` and targets of shape `(n, outputs)`."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """A UCI file: columns of the targets, columns left out, and how it is read."""
+
+    name: str
+    targets: tuple[int, ...]
+    left_out: tuple[int, ...] = ()
+    header_lines: int = 0
+
+
+#: The data sets of Table 2, as the UCI Machine Learning Repository names their files.
+UCI_FILES = {
+    "music": _File("YearPredictionMSD.txt", targets=(0,)),
+    "toms": _File("TomsHardware.data", targets=(-1,)),
+    # The first column numbers the patients.
+    "cte": _File(
+        "slice_localization_data.csv", targets=(-1,), left_out=(0,), header_lines=1
+    ),
+    "super": _File("train.csv", targets=(-1,), header_lines=1),
+    "gom": _File("default_plus_chromatic_features_1059_tracks.txt", targets=(-2, -1)),
+}
+DATASETS = ("diabetes", *UCI_FILES)
+
+
+def load(
+    dataset: str,
+    data_dir: str | None = None,
+    data_file: str | None = None,
+    targets: int = 1,
+) -> RegressionData:
+    """Loads diabetes (442 patients, ships with scikit-learn), a UCI set, or a file.
+
+    Args:
+        dataset: One of `DATASETS`.
+        data_dir: Folder of the UCI file, as unpacked.
+        data_file: An .npz file with arrays `x` and `y`, or a .csv file of numbers whose
+            last columns are the targets; instead of `dataset`, and named by the file.
+        targets: Number of target columns of a .csv file.
+
+    Raises:
+        ValueError: If a file is missing, or does not hold finite numbers.
+    """
+    if data_file is not None:
+        path = pathlib.Path(data_file).expanduser()
+        data = _npz(path) if path.suffix == ".npz" else _csv(path, targets)
+    elif dataset == "diabetes":
+        from sklearn.datasets import load_diabetes
+
+        x, y = load_diabetes(return_X_y=True, scaled=False)
+        data = RegressionData(dataset, x, y[:, None])
+    else:
+        data = _uci(dataset, data_dir)
+    for name in ("x", "y"):
+        if not np.all(np.isfinite(getattr(data, name))):
+            raise ValueError(f"`{name}` of {data.name} must be finite numbers.")
+    return data
+
+
+def _npz(path: pathlib.Path) -> RegressionData:
+    _require(path, "data_file")
+    with np.load(path) as archive:
+        missing = {"x", "y"} - set(archive.files)
+        if missing:
+            raise ValueError(
+                f"`data_file` must hold arrays x and y. Received: {path} without "
+                f"{', '.join(sorted(missing))}"
+            )
+        x, y = archive["x"].astype("float64"), archive["y"].astype("float64")
+    return RegressionData(path.stem, x, y.reshape(len(x), -1))
+
+
+def _csv(path: pathlib.Path, targets: int) -> RegressionData:
+    _require(path, "data_file")
+    table = _table(path, header_lines=0)
+    if np.isnan(table[0]).all():  # A line of column names.
+        table = table[1:]
+    return RegressionData(path.stem, table[:, :-targets], table[:, -targets:])
+
+
+def _uci(dataset: str, data_dir: str | None) -> RegressionData:
+    file = UCI_FILES[dataset]
+    path = pathlib.Path(data_dir or ".").expanduser() / file.name
+    _require(path, "data_dir")
+    table = _table(path, file.header_lines)
+    columns = table.shape[1]
+    targets = [column % columns for column in file.targets]
+    inputs = [c for c in range(columns) if c not in (*targets, *file.left_out)]
+    return RegressionData(dataset, table[:, inputs], table[:, targets])
+
+
+def _table(path: pathlib.Path, header_lines: int) -> np.ndarray:
+    return np.genfromtxt(path, delimiter=",", skip_header=header_lines, ndmin=2)
+
+
+def _require(path: pathlib.Path, argument: str) -> None:
+    if not path.is_file():
+        raise ValueError(
+            f"`{argument}` must lead to a file (nothing is downloaded; UCI's are at "
+            f"https://archive.ics.uci.edu). Received: {path}, which does not exist"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Normalised inputs and targets of one part of the data."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """Training, validation and test part, normalised alike."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+
+def folds(
+    data: RegressionData, count: int, validation_share: float, seed: int
+) -> list[Fold]:
+    """Splits the data for cross-validation.
+
+    Each fold's test part is one of `count` equal shares; of the rest, `validation_share`
+    is the validation part. Inputs and targets get zero means and unit variances over the
+    training part, each column by itself; columns that are constant there become zero.
+    """
+    order = np.random.default_rng(seed).permutation(len(data.x))
+    shares = np.array_split(order, count)
+    found = []
+    for number, test in enumerate(shares):
+        rest = np.concatenate([s for i, s in enumerate(shares) if i != number])
+        held_out = round(validation_share * len(rest))
+        parts = [rest[held_out:], rest[:held_out], test]
+        columns = [_normalised(each, parts[0]) for each in (data.x, data.y)]
+        found.append(Fold(*(Part(columns[0][rows], columns[1][rows]) for rows in parts)))
+    return found
+
+
+def _normalised(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    mean, deviation = table[rows].mean(axis=0), table[rows].std(axis=0)
+    constant = deviation <= 1e-12 * np.maximum(1, np.abs(mean))
+    scaled = np.where(constant, 0, (table - mean) / np.where(constant, 1, deviation))
+    return scaled.astype("float32")
