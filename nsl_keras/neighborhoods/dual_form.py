@@ -8,7 +8,8 @@ respect to its outputs. One inner step for the example with attention `w` then i
 
 so that the finetuned layer costs O(S * (inputs + outputs)) an example, without weights of
 its own. A cosine layer needs the norm of its finetuned columns besides, which takes the
-weights themselves. Steps after the first start from per-example weights.
+weights themselves: one large product, made from chunks of entries that stay in the
+processor's cache. Several steps take per-example weights for every layer.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras.backend.chunked_sums import sum_over_chunks
 from nsl_keras.backend.gradients import gradients_of
 from nsl_keras.backend.precision import at_least_float32
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.unit_norm import NORM_EPSILON, inverse_norm, unit_norm
 
 Tensor = Any
+InnerLoss = Callable[[Tensor, Tensor], Tensor]
+
+#: Entries in a chunk of the large product where no other number is asked for: with 128
+#: examples and 10 classes, factors of 2.5 MB.
+CACHED_ENTRIES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +56,6 @@ class DenseStage:
         """The variables that adapt: the kernel, and a dense layer's bias."""
         bias = None if self.is_cosine else self.layer.bias
         return [self.layer.kernel] if bias is None else [self.layer.kernel, bias]
-
-    @property
-    def scale(self) -> Tensor:
-        """The factor in front of the cosines; not adapted."""
-        return ops.convert_to_tensor(self.layer.learned_scale)
 
     def activate(self, outputs: Tensor) -> Tensor:
         return outputs if self.activation is None else self.activation(outputs)
@@ -112,15 +114,16 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
 class _Trace:
     """What one stage saw on the dictionary: its inputs and its outputs' gradients.
 
-    Both have shape `(entries, ...)` while all examples share the weights, and
-    `(batch, entries, ...)` after.
+    The inputs have shape `(entries, inputs)`, the gradients `(entries, outputs)`, each
+    with a batch axis in front where they depend on weights of an example.
     """
 
     inputs: Tensor
     gradients: Tensor
 
 
-#: Weights of a stage: `[kernel]` or `[kernel, bias]`, with a batch axis once adapted.
+#: Weights of a stage: its columns, of shape `(outputs, inputs)`, that is, the transposed
+#: kernel, and perhaps the bias; with a batch axis in front once adapted.
 _Weights = list[Tensor]
 
 
@@ -132,7 +135,8 @@ def adapted_outputs(
     queries: Tensor,
     rates: list[Tensor],
     steps: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: InnerLoss,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Returns what the head, finetuned for each example, computes on that example.
 
@@ -145,25 +149,29 @@ def adapted_outputs(
         rates: One learning rate per adapted variable, in the stages' order.
         steps: Number of inner steps, at least 1.
         loss: Inner loss `loss(values, outputs)`, per entry.
+        chunk_size: Number of entries whose terms for all examples are held at once, in
+            the forward pass and, made anew, in the backward pass; `None` for all.
 
     Returns:
         Tensor of shape `(batch, outputs)`.
     """
     stage_rates = _by_stage(stages, rates)
     weights = _shared_weights(stages)
-    for _ in range(steps - 1):
-        weights = _step(stages, weights, keys, values, attention, stage_rates, loss)
-    traces = _traces(stages, weights, keys, values, loss)
     outputs = queries
-    for stage, stage_weights, trace, stage_rate in zip(
-        stages, weights, traces, stage_rates, strict=True
-    ):
-        if stage.is_cosine:
-            (kernel,) = _updated(stage, stage_weights, trace, attention, stage_rate)
-            products = _apply(unit_norm(outputs), kernel)
-            outputs = stage.scale * products * inverse_norm(kernel, -2)[..., 0, :]
-        else:
-            outputs = _attend(outputs, stage_weights, trace, attention, stage_rate)
+    if steps > 1:
+        for _ in range(steps):
+            weights = _step(
+                stages, weights, keys, values, attention, stage_rates, loss, chunk_size
+            )
+        for stage, own in zip(stages, weights, strict=True):
+            outputs = stage.activate(_adapted(stage, own, outputs))
+        return outputs
+    traces = _traces(stages, weights, _scales(stages), keys, values, loss)
+    for stage, *of_stage in zip(stages, weights, traces, stage_rates, strict=True):
+        arguments = (*of_stage, attention, outputs, chunk_size)
+        outputs = (
+            _adapted_cosines(stage, *arguments) if stage.is_cosine else _attend(*arguments)
+        )
         outputs = stage.activate(outputs)
     return outputs
 
@@ -175,7 +183,8 @@ def adapted_weights(
     attention: Tensor,
     rates: list[Tensor],
     steps: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: InnerLoss,
+    chunk_size: int | None = None,
 ) -> list[Tensor]:
     """Returns each example's finetuned variables, each with a leading batch axis.
 
@@ -187,6 +196,7 @@ def adapted_weights(
         rates: One learning rate per adapted variable, in the stages' order.
         steps: Number of inner steps, at least 1.
         loss: Inner loss `loss(values, outputs)`, per entry.
+        chunk_size: As in `adapted_outputs`.
 
     Returns:
         List of tensors of shape `(batch, *variable_shape)`.
@@ -194,18 +204,33 @@ def adapted_weights(
     stage_rates = _by_stage(stages, rates)
     weights = _shared_weights(stages)
     for _ in range(steps):
-        weights = _step(stages, weights, keys, values, attention, stage_rates, loss)
-    return [tensor for stage_weights in weights for tensor in stage_weights]
-
-
-def _shared_weights(stages: list[DenseStage]) -> list[_Weights]:
+        weights = _step(
+            stages, weights, keys, values, attention, stage_rates, loss, chunk_size
+        )
     return [
-        [at_least_float32(variable) for variable in stage.variables] for stage in stages
+        tensor
+        for columns, *bias in weights
+        for tensor in (ops.swapaxes(columns, -1, -2), *bias)
     ]
 
 
-def _by_stage(stages: list[DenseStage], rates: list[Tensor]) -> list[list[Tensor]]:
-    remaining = iter(rates)
+def _shared_weights(stages: list[DenseStage]) -> list[_Weights]:
+    """The weights from which all examples start."""
+    weights = []
+    for stage in stages:
+        kernel, *bias = [at_least_float32(variable) for variable in stage.variables]
+        weights.append([ops.transpose(kernel), *bias])
+    return weights
+
+
+def _scales(stages: list[DenseStage]) -> list[Tensor]:
+    """The factors in front of the cosines; not adapted."""
+    return [at_least_float32(s.layer.learned_scale) for s in stages if s.is_cosine]
+
+
+def _by_stage(stages: list[DenseStage], tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Splits a list with one item per variable into one list per stage."""
+    remaining = iter(tensors)
     return [[next(remaining) for _ in stage.variables] for stage in stages]
 
 
@@ -216,14 +241,34 @@ def _step(
     values: Tensor,
     attention: Tensor,
     rates: list[list[Tensor]],
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: InnerLoss,
+    chunk_size: int | None,
 ) -> list[_Weights]:
     """One inner step for every stage, with per-example weights as result."""
-    traces = _traces(stages, weights, keys, values, loss)
+    scales = _scales(stages)
+
+    def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+        keys, values, attention = chunk
+        weights = _by_stage(stages, shared[len(scales) :])
+        traces = _traces(stages, weights, shared[: len(scales)], keys, values, loss)
+        return [
+            total
+            for own, trace in zip(weights, traces, strict=True)
+            for total in _weighted_sums(trace, attention)[: len(own)]
+        ]
+
+    shared = weights[0][0].ndim == 2
+    sums = sum_over_chunks(
+        terms,
+        [*scales, *(tensor for own in weights for tensor in own)],
+        [keys, values, attention],
+        axes=(0, 0, 1),
+        chunk_size=chunk_size or (CACHED_ENTRIES if shared else keys.shape[0]),
+    )
     return [
-        _updated(stage, stage_weights, trace, attention, rate)
-        for stage, stage_weights, trace, rate in zip(
-            stages, weights, traces, rates, strict=True
+        _updated(stage, *of_stage)
+        for stage, *of_stage in zip(
+            stages, weights, _by_stage(stages, sums), rates, strict=True
         )
     ]
 
@@ -231,9 +276,10 @@ def _step(
 def _traces(
     stages: list[DenseStage],
     weights: list[_Weights],
+    scales: list[Tensor],
     keys: Tensor,
     values: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: InnerLoss,
 ) -> list[_Trace]:
     """One forward and one backward pass of the head over the dictionary.
 
@@ -243,85 +289,125 @@ def _traces(
 
     def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         seen = []
+        remaining = iter(scales)
         outputs = keys
-        for stage, stage_weights, offset in zip(stages, weights, offsets, strict=True):
+        for stage, (columns, *bias), offset in zip(stages, weights, offsets, strict=True):
             if stage.is_cosine:
-                inputs = stage.scale * unit_norm(outputs)
-                outputs = ops.matmul(inputs, unit_norm(stage_weights[0], axis=-2))
-            else:
-                inputs = outputs
-                outputs = ops.matmul(inputs, stage_weights[0])
-                if len(stage_weights) > 1:
-                    bias = stage_weights[1]
-                    outputs = outputs + (bias if bias.ndim == 1 else bias[:, None])
-            seen.append(inputs)
-            outputs = stage.activate(outputs + offset)
+                outputs = next(remaining) * unit_norm(outputs)
+                columns = unit_norm(columns)
+            seen.append(outputs)
+            outputs = ops.matmul(outputs, ops.swapaxes(columns, -1, -2)) + offset
+            for tensor in bias:
+                outputs = outputs + tensor[..., None, :]
+            outputs = stage.activate(outputs)
         return ops.sum(loss(values, outputs)), seen
 
     batch = ops.shape(weights[0][0])[:-2]
     zeros = [
-        ops.zeros((*batch, keys.shape[0], stage_weights[0].shape[-1]), keys.dtype)
-        for stage_weights in weights
+        ops.zeros((*batch, keys.shape[0], columns.shape[-2]), keys.dtype)
+        for columns, *_ in weights
     ]
     gradients, inputs = gradients_of(total_loss, zeros)
     return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
 
 
+def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
+    """Returns `sum_j w_j d_j a_j^T` and `sum_j w_j d_j`, per example."""
+    weighted = attention[:, None, :] * ops.swapaxes(trace.gradients, -1, -2)
+    if trace.inputs.ndim == 3:
+        products = ops.matmul(weighted, trace.inputs)
+    else:
+        outputs, entries = weighted.shape[1:]
+        products = ops.matmul(ops.reshape(weighted, (-1, entries)), trace.inputs)
+        products = ops.reshape(products, (-1, outputs, trace.inputs.shape[-1]))
+    return [products, ops.sum(weighted, axis=-1)]
+
+
 def _updated(
-    stage: DenseStage,
-    weights: _Weights,
-    trace: _Trace,
-    attention: Tensor,
-    rates: list[Tensor],
+    stage: DenseStage, weights: _Weights, sums: list[Tensor], rates: list[Tensor]
 ) -> _Weights:
     """The stage's weights after one step, per example."""
-    kernel = weights[0]
-    # sum_j w_j a_j d_j^T, as one product over the entries.
-    weighted = attention[:, None, :] * ops.swapaxes(trace.gradients, -1, -2)
-    if trace.inputs.ndim == 2:
-        rows, columns = ops.shape(weighted)[:2]
-        flat = ops.reshape(weighted, (-1, weighted.shape[-1]))
-        product = ops.reshape(ops.matmul(flat, trace.inputs), (rows, columns, -1))
-    else:
-        product = ops.matmul(weighted, trace.inputs)
-    gradient = ops.swapaxes(product, -1, -2)
+    columns, gradient = weights[0], sums[0]
     if stage.is_cosine:
         # From the unit columns back to the columns themselves.
-        columns = unit_norm(kernel, axis=-2)
-        radial = ops.sum(columns * gradient, axis=-2, keepdims=True)
-        squares = ops.sum(ops.square(kernel), axis=-2, keepdims=True)
-        inside = ops.cast(squares > NORM_EPSILON, kernel.dtype)
-        gradient = (gradient - inside * radial * columns) * inverse_norm(kernel, -2)
-    updated = [kernel - rates[0] * gradient]
+        inverse = inverse_norm(columns)
+        units = columns * inverse
+        squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
+        inside = ops.cast(squares > NORM_EPSILON, columns.dtype)
+        radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
+        gradient = (gradient - radial * units) * inverse
+    updated = [columns - _per_input(rates[0]) * gradient]
     if len(weights) > 1:
-        updated.append(weights[1] - rates[1] * ops.sum(weighted, axis=-1))
+        updated.append(weights[1] - rates[1] * sums[1])
     return updated
 
 
-def _attend(
-    inputs: Tensor,
+def _per_input(rate: Tensor) -> Tensor:
+    """A kernel's rate: one number, or one per input, of shape `(inputs, 1)`."""
+    return rate if rate.ndim == 0 else rate[:, 0]
+
+
+def _adapted(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
+    """The linear map of a stage, or its cosines, with weights of each example."""
+    columns, *bias = weights
+    if stage.is_cosine:
+        (scale,) = _scales([stage])
+        products = ops.sum(columns * unit_norm(inputs)[:, None, :], axis=-1)
+        return scale * products * inverse_norm(columns)[..., 0]
+    outputs = ops.matmul(columns, inputs[..., None])[..., 0]
+    return outputs + bias[0] if bias else outputs
+
+
+def _adapted_cosines(
+    stage: DenseStage,
     weights: _Weights,
     trace: _Trace,
-    attention: Tensor,
     rates: list[Tensor],
+    attention: Tensor,
+    inputs: Tensor,
+    chunk_size: int | None,
 ) -> Tensor:
-    """A dense stage after one more step, on one input an example: the dual form."""
-    rate = rates[0] if rates[0].ndim == 0 else rates[0][:, 0]
-    scored = attention * _score(rate * inputs, trace.inputs)
-    outputs = _apply(inputs, weights[0])
-    if len(weights) > 1:
-        scored = scored + rates[1] * attention
-        outputs = outputs + weights[1]
-    return outputs - _apply(scored, trace.gradients)
+    """A cosine stage after one step from shared weights, on one input an example."""
+
+    def terms(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+        attention, *of_trace = chunk
+        return _weighted_sums(_Trace(*of_trace), attention)[:1]
+
+    sums = sum_over_chunks(
+        terms,
+        [],
+        [attention, trace.inputs, trace.gradients],
+        axes=(1, 0, 0),
+        chunk_size=chunk_size or CACHED_ENTRIES,
+    )
+    return _adapted(stage, _updated(stage, weights, sums, rates), inputs)
 
 
-def _apply(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Row times matrix, the matrix shared or one a row."""
-    if matrix.ndim == 2:
-        return ops.matmul(rows, matrix)
-    return ops.matmul(rows[:, None, :], matrix)[:, 0]
+def _attend(
+    weights: _Weights,
+    trace: _Trace,
+    rates: list[Tensor],
+    attention: Tensor,
+    inputs: Tensor,
+    chunk_size: int | None,
+) -> Tensor:
+    """A dense stage after one step from shared weights, on one input an example."""
 
+    def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+        scaled, *rate_of_bias = shared
+        attention, seen, gradients = chunk
+        scores = ops.matmul(scaled, ops.transpose(seen))
+        if rate_of_bias:
+            scores = scores + rate_of_bias[0]
+        return [ops.matmul(attention * scores, gradients)]
 
-def _score(rows: Tensor, entries: Tensor) -> Tensor:
-    """Inner products of each row with all entries, shared or one set a row."""
-    return _apply(rows, ops.swapaxes(entries, -1, -2))
+    (change,) = sum_over_chunks(
+        terms,
+        [_per_input(rates[0]) * inputs, *rates[1:]],
+        [attention, trace.inputs, trace.gradients],
+        axes=(1, 0, 0),
+        chunk_size=chunk_size or trace.inputs.shape[0],
+    )
+    columns, *bias = weights
+    outputs = ops.matmul(inputs, ops.transpose(columns)) - change
+    return outputs + bias[0] if bias else outputs

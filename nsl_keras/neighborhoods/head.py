@@ -76,7 +76,14 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
             enter through their absolute value.
         dictionary_dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`.
+        dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`. With `"batch"`
+            the entries left out are not computed at all: training takes less time.
+        chunk_size: int or `None`, the number of entries whose terms for all examples are
+            held at once, in the forward pass and, computed anew, in the backward pass;
+            `None` leaves it to the layer. Attention, of shape `(batch, num_neighbors)`,
+            and what an entry is for all examples alike are held whole in any case. For
+            `num_neighbors` in the tens of thousands, or several inner steps; it changes
+            results by rounding only. In the dual form alone.
         task: `"classification"` or `"regression"`: the inner loss, and what values are.
         inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
             heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
@@ -100,7 +107,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         ValueError: For arguments outside the ranges above; at build, if a classifier's
             head ends in a softmax or sigmoid or has fewer than two outputs; if the head
             holds non-trainable variables, computes in half precision on the tape, or
-            cannot be treated by `inner_loop="dual"` (the error names the layer).
+            cannot be treated by `inner_loop="dual"` (the error names the layer); and if
+            `chunk_size` is given for the tape.
 
     Example:
 
@@ -136,6 +144,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         learning_rate_form: str = "scalar",
         dictionary_dropout: float = 0.5,
         dropout_scope: str = "example",
+        chunk_size: int | None = None,
         task: str = "classification",
         inner_loop: str = "auto",
         seed: int | None = None,
@@ -161,6 +170,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             dictionary_dropout, "dictionary_dropout"
         )
         self.dropout_scope = dropout_scope
+        self.chunk_size = (
+            None
+            if chunk_size is None
+            else validation.positive_integer(chunk_size, "chunk_size")
+        )
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
         self.seed = seed
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -247,6 +261,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return stages
 
     def _require_tape(self, features: int) -> None:
+        if self.chunk_size is not None:
+            raise ValueError(
+                "`chunk_size` must be None on the nested tape, which holds a head for "
+                "each example and all entries at once. Received: "
+                f"chunk_size={self.chunk_size}, inner_loop={self.inner_loop!r}, "
+                f"head={self.head.name!r}"
+            )
         if self.head.non_trainable_variables:
             names = ", ".join(v.path for v in self.head.non_trainable_variables)
             raise ValueError(
@@ -266,25 +287,32 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
         if adapt:
-            kept = self.dictionary.draw_kept(inputs, training)
-            logits = self.adapted_logits(inputs, kept)
+            entries = self.dictionary.draw_entries(training)
+            kept = None
+            if entries is None:
+                kept = self.dictionary.draw_kept(inputs, training)
+            logits = self.adapted_logits(inputs, kept, entries)
         else:
             logits = self.head(inputs)
         return ops.cast(logits, self.compute_dtype)
 
-    def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
+    def adapted_logits(
+        self, features: Tensor, kept: Tensor | None = None, entries: Tensor | None = None
+    ) -> Tensor:
         """Returns the finetuned head's outputs, in float32 or wider.
 
         Args:
             features: Tensor of shape `(batch, features)`.
             kept: Boolean tensor, the dictionary entries that take part, see
                 `NeighborDictionary.attention`; `None` is all of them.
+            entries: Integer tensor, the numbers of the entries that take part where they
+                are the same for all examples; instead of `kept`.
 
         Returns:
             Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
         features = at_least_float32(features)
-        arguments = self._inner_loop_arguments(features, kept)
+        arguments = self._inner_loop_arguments(features, kept, entries)
         return self._adapted_outputs(*arguments, features)
 
     def _adapted_outputs(
@@ -294,7 +322,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
             return nested_tape.adapted_outputs(self.head, *arguments, loss)
-        return dual_form.adapted_outputs(self._stages, *arguments, loss)
+        return dual_form.adapted_outputs(self._stages, *arguments, loss, self.chunk_size)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
@@ -313,7 +341,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
             return nested_tape.adapted_weights(self.head, *arguments, rates, steps, loss)
-        return dual_form.adapted_weights(self._stages, *arguments, rates, steps, loss)
+        return dual_form.adapted_weights(
+            self._stages, *arguments, rates, steps, loss, self.chunk_size
+        )
 
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the dictionary's entries to examples drawn at random.
@@ -350,19 +380,23 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         keys, values, attention = self._inner_loop_arguments(features, None)
         weights, indices = ops.top_k(attention, k)
         changes = contributions(
-            lambda given: self._adapted_outputs(keys, values, given, features),
+            lambda weights, queries: self._adapted_outputs(keys, values, weights, queries),
             attention,
+            features,
             indices,
         )
         return Neighbors(indices, weights, ops.take(values, indices, axis=0), changes)
 
     def _inner_loop_arguments(
-        self, features: Tensor, kept: Tensor | None
+        self, features: Tensor, kept: Tensor | None, entries: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.dictionary.attention(features, kept)
+        attention = self.dictionary.attention(features, kept, entries)
         dtype = attention.dtype
         keys = ops.cast(ops.convert_to_tensor(self.dictionary.keys), dtype)
-        return keys, ops.cast(self.dictionary.values, dtype), attention
+        values = ops.cast(self.dictionary.values, dtype)
+        if entries is not None:
+            keys, values = (ops.take(rows, entries, axis=0) for rows in (keys, values))
+        return keys, values, attention
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
@@ -383,6 +417,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             "learning_rate_form": self.learning_rate_form,
             "dictionary_dropout": self.dictionary_dropout,
             "dropout_scope": self.dropout_scope,
+            "chunk_size": self.chunk_size,
             "task": self.task,
             "inner_loop": self.inner_loop,
             "seed": self.seed,
