@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 CERTAINTY = 0.99
 
 
-def require_same_length(examples: Any, y: Any, name: str) -> None:
+def require_same_length(examples: Any, y: Any, name: str, name_of_y: str = "y") -> None:
     """Raises unless there is one label or target for each example."""
     if len(examples) != len(y):
         raise ValueError(
-            f"`{name}` and `y` must have the same length. "
-            f"Received: len({name})={len(examples)}, len(y)={len(y)}"
+            f"`{name}` and `{name_of_y}` must have the same length. "
+            f"Received: len({name})={len(examples)}, len({name_of_y})={len(y)}"
         )
 
 
