@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 
-from examples import neural_similarity_table, similarity_methods
+from examples import neural_similarity_table, regression_table, similarity_methods
 from examples.classification_table import table
 
 FOLDER = pathlib.Path(__file__).parent
@@ -83,6 +83,22 @@ def neural_similarity_sections() -> list[str]:
     ]
 
 
+def spirals_section() -> str:
+    title = "## Meta-Neighborhoods, Figure 3: spirals"
+    content = read("spirals.json")
+    if content is None:
+        return f"{title}\n\nNot run."
+    return (
+        f"{title}\n\n"
+        f"`{content['command']}`: {100 * content['test_accuracy']:.1f} % of "
+        f"{content['test_examples']:,} test points with {content['num_neighbors']} "
+        f"neighbours, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
+        "itself.\n\n"
+        "![Entries and classes in training](figures/spirals.png)\n\n"
+        "As an animation: [figures/spirals.gif](figures/spirals.gif)."
+    )
+
+
 def benchmark_section(group: str) -> str:
     content = read(f"benchmarks/benchmarks_{group}.json")
     if content is None:
@@ -114,6 +130,7 @@ def results_readme() -> str:
     for dataset in DATASETS:
         parts += [classification_section(dataset), tuning_section(dataset)]
     parts += neural_similarity_sections()
+    parts += [spirals_section(), regression_table.section(FOLDER)]
     parts += [
         "## Step times",
         "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "

@@ -312,4 +312,24 @@ CASES = [
         data_formats=FIRST,
         unknown_sizes=True,
     ),
+    LayerCase(
+        "meta_neighborhood_head_regression",
+        head("dual", task="regression", metric="euclidean", temperature=5.0),
+        (7,),
+        trainable=5,
+        full_precision=True,
+    ),
+    LayerCase(
+        "neighbor_dictionary_given_values",
+        functools.partial(
+            layers.NeighborDictionary,
+            *(4, 1),
+            fixed_values=[[0.5], [-1.0], [2.0], [0.0]],
+            task="regression",
+            seed=1,
+            dropout=0.25,
+        ),
+        (7,),
+        trainable=1,
+    ),
 ]
