@@ -80,9 +80,8 @@ def most_changed(model: MetaNeighborhoodModel, test: image_data.Split) -> int:
         for adapt in (False, True)
     )
     true = np.arange(len(test.labels)), test.labels
-    put_right = (before.argmax(axis=1) != test.labels) & (
-        after.argmax(axis=1) == test.labels
-    )
+    wrong = before.argmax(axis=1) != test.labels
+    right = after.argmax(axis=1) == test.labels
     return int(np.argmax((after - before)[true] + 1e3 * (wrong & right)))
 
 

@@ -10,6 +10,7 @@ import pytest
 import nsl_keras
 
 MODULES = (
+    nsl_keras.callbacks,
     nsl_keras.layers,
     nsl_keras.convert,
     nsl_keras.losses,
@@ -96,7 +97,8 @@ def test_documented(name):
 @each_public
 def test_example_runs(name):
     thing = PUBLIC[name]
-    found = doctest.DocTestFinder(recurse=False).find(thing, name, globs={})
+    # The methods' examples too.
+    found = doctest.DocTestFinder().find(thing, name, globs={})
     assert found and found[0].examples, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     output = []

@@ -10,15 +10,14 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.neighborhoods.initialization import require_same_length
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import (
+from nsl_keras.neighborhoods.inspection import (
     class_numbers,
-    colors_of,
     features_of,
     names_of,
-    new_figure,
     require_classifier,
 )
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.visualize.figures import colors_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,12 +91,10 @@ def feature_map(
     names, colors = names_of(classes, class_names), np.asarray(colors_of(classes))
     figure = new_figure(figsize=(7.0, 5.6))
     axis = figure.subplots()
-    axis.scatter(
-        *places_of_examples.T, c=colors[labels], s=14, alpha=0.45, linewidths=0, marker="o"
-    )
-    axis.scatter(
-        *places_of_keys.T, c=colors[values.argmax(axis=1)], s=42, linewidths=1.3, marker="+"
-    )
+    across, up = places_of_examples.T
+    axis.scatter(across, up, c=colors[labels], s=14, alpha=0.45, lw=0, marker="o")
+    across, up = places_of_keys.T
+    axis.scatter(across, up, c=colors[values.argmax(axis=1)], s=42, lw=1.3, marker="+")
     for kind in np.unique(labels):
         axis.annotate(
             names[kind],

@@ -9,14 +9,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.neighborhoods.inspection import attention_of, names_of, require_classifier
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import (
-    attention_of,
-    draw_image,
-    names_of,
-    new_figure,
-    require_classifier,
-)
+from nsl_keras.visualize.figures import draw_image, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,17 +11,10 @@ from keras import ops
 from nsl_keras.backend.precision import at_least_float32
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.initialization import require_same_length
+from nsl_keras.neighborhoods.inspection import class_numbers, in_batches, require_classifier
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-from nsl_keras.visualize.figures import (
-    BLUE,
-    GREY,
-    ORANGE,
-    class_numbers,
-    in_batches,
-    new_figure,
-    require_classifier,
-)
+from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

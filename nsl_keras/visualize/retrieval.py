@@ -10,17 +10,14 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.neighborhoods.initialization import require_same_length
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import (
-    BLUE,
-    ORANGE,
+from nsl_keras.neighborhoods.inspection import (
     attention_of,
     class_numbers,
-    draw_image,
     in_batches,
     names_of,
-    new_figure,
 )
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.visualize.figures import BLUE, ORANGE, draw_image, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,17 +10,9 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.neighborhoods.head import Neighbors
+from nsl_keras.neighborhoods.inspection import attention_of, names_of
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import (
-    BLUE,
-    GREY,
-    ORANGE,
-    attention_of,
-    draw_image,
-    is_image,
-    names_of,
-    new_figure,
-)
+from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, draw_image, is_image, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
