@@ -276,6 +276,19 @@ class MetaNeighborhoodModel(keras.Model):
                 classes without an example, targets of another shape; for NaN, infinities,
                 all-zero features under the cosine metric, and where given values are
                 fixed.
+
+        Example:
+
+        >>> import keras
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> model = nsl_keras.MetaNeighborhoodModel(
+        ...     keras.layers.Dense(3), num_neighbors=6)
+        >>> x = np.random.default_rng(0).normal(size=(30, 4)).astype("float32")
+        >>> model.initialize_from(x, np.arange(30) % 3, seed=0)
+        >>> values = keras.ops.convert_to_numpy(model.neighborhood.dictionary.values)
+        >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
+        [2, 2, 2]
         """
         if not _is_array(x) or not _is_array(y):
             raise ValueError(
