@@ -254,3 +254,56 @@ def test_class_labels_accept_bfloat16_labels():
     # NumPy has no such kind of number of its own, `finite` takes it all the same.
     labels = keras.ops.convert_to_numpy(keras.ops.eye(3, dtype="bfloat16"))
     assert validation.class_labels(labels, 3) is None
+
+
+@pytest.mark.parametrize("rows", [np.eye(3), [[0.2, 0.8]], np.full((2, 4), 0.25)], ids=str)
+def test_probabilities_pass(rows):
+    assert validation.probabilities(rows, "values") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [[0.5, 0.5], [0.5, 0.6]],
+            "Each row of `values` must be a probability distribution: numbers of at least "
+            "0 that sum to 1. Received: 1 other rows, the first at index 1: [0.5, 0.6]",
+        ),
+        ([[1.5, -0.5]], "Received: 1 other rows, the first at index 0"),
+        ([[np.nan, 1.0]], "`values` must be finite"),
+    ],
+    ids=str,
+)
+def test_probabilities_errors(rows, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validation.probabilities(np.array(rows), "values")
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs"),
+    [(np.zeros((4, 2)), 2), (np.zeros((4, 1)), 1), (np.arange(4), 1)],
+    ids=str,
+)
+def test_targets_pass(targets, outputs):
+    assert validation.targets(targets, outputs) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs", "message"),
+    [
+        (np.zeros(4), 2, "the head's outputs, (n, 2). Received: y.shape=(4,)"),
+        (
+            np.zeros((4, 2)),
+            1,
+            "the head's outputs, (n, 1) or (n,). Received: y.shape=(4, 2",
+        ),
+        (np.zeros((4, 2, 1)), 2, "Received: y.shape=(4, 2, 1)"),
+        (1.0, 1, "Received: y.shape=()"),
+        ([[np.inf, 0.0]], 2, "`y` must be finite"),
+        ([["a", "b"]], 2, "`y` must hold numbers"),
+    ],
+    ids=str,
+)
+def test_targets_errors(targets, outputs, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validation.targets(np.array(targets), outputs)

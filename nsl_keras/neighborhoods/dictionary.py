@@ -234,7 +234,8 @@ class NeighborDictionary(keras.layers.Layer):
 
     def checked_keys(self, keys: Any, name: str = "keys") -> np.ndarray:
         """Returns an array if it can be the keys; raises a `ValueError` otherwise."""
-        keys = np.asarray(keys)
+        # Features of a mixed-precision backbone are no type that NumPy knows.
+        keys = ops.convert_to_numpy(keys).astype(self.variable_dtype)
         expected = tuple(self.keys.shape)
         if keys.shape != expected:
             raise ValueError(

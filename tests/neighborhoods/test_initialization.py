@@ -104,6 +104,17 @@ def test_head_and_model_agree():
             assert nearest[index] == row  # An example is its own nearest neighbour.
 
 
+def test_half_precision_features():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6)])
+    model = nsl_keras.MetaNeighborhoodModel(CosineDense(3), backbone, 12)
+    model.initialize_from(X, LABELS)
+    features = ops.convert_to_numpy(ops.cast(backbone(X), "float32"))
+    # One example or two may share features in so few digits.
+    rows = rows_of(model.neighborhood.dictionary.keys, features)
+    assert len(set(rows)) >= 11
+
+
 def test_assign():
     dictionary = NeighborDictionary(4, 3, value_scale=5.0)
     dictionary.build((None, 4))
