@@ -22,3 +22,10 @@ def _fixed_seed():
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     keras.backend.clear_session()
+
+
+@pytest.fixture
+def one_thread():
+    """Keeps scikit-learn to one thread: waiting for others takes longer than its work."""
+    with pytest.importorskip("threadpoolctl").threadpool_limits(1):
+        yield

@@ -103,7 +103,8 @@ def adaptation(
         rows.text(1, row, text, ha="right", va="center", fontsize=8)
     whole.set_xticks(range(len(names)), names, fontsize=8)
     if images is not None:
-        _draw_nearest_images(figure, grid[1, 0], model, np.asarray(images), found.indices)
+        frame = figure.add_subplot(grid[1, 0])
+        _draw_nearest_images(frame, model, np.asarray(images), found.indices)
     return figure
 
 
@@ -171,19 +172,15 @@ def _draw_changes(axis: Axes, changes: np.ndarray, title: str = "") -> None:
 
 
 def _draw_nearest_images(
-    figure: Figure,
-    cell: Any,
-    model: MetaNeighborhoodModel,
-    images: np.ndarray,
-    indices: np.ndarray,
+    frame: Axes, model: MetaNeighborhoodModel, images: np.ndarray, indices: np.ndarray
 ) -> None:
+    frame.set_axis_off()
+    frame.set_title("nearest image", fontsize=9)
     nearest = attention_of(model, images)[:, indices].argmax(axis=0)
-    cells = cell.subgridspec(len(indices), 1, hspace=0)
+    height = 1 / len(nearest)
     for row, index in enumerate(nearest):
-        axis = figure.add_subplot(cells[row, 0])
-        draw_image(axis, images[index], images.max())
-        if row == 0:
-            axis.set_title("nearest image", fontsize=9)
+        inset = frame.inset_axes((0, 1 - (row + 0.95) * height, 1, 0.9 * height))
+        draw_image(inset, images[index], images.max())
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

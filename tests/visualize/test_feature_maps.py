@@ -1,0 +1,118 @@
+"""Maps of the feature space: where points lie, and their colours."""
+
+import sys
+
+import numpy as np
+import pytest
+from keras import ops
+from matplotlib.colors import to_rgba
+from pictures import check_saved, offsets, small_model
+
+import nsl_keras
+from nsl_keras import visualize
+
+RNG = np.random.default_rng(4)
+X = RNG.normal(size=(40, 6)).astype("float32")
+Y = RNG.integers(0, 3, size=40)
+
+
+def model_of(metric="cosine", classes=3):
+    return small_model(nsl_keras.layers.CosineDense(classes), metric=metric)
+
+
+def vectors_of(model, metric):
+    features = ops.convert_to_numpy(model.features(ops.convert_to_tensor(X)))
+    keys = ops.convert_to_numpy(model.neighborhood.dictionary.keys.value)
+    if metric == "euclidean":
+        return features, keys
+    return tuple(v / np.linalg.norm(v, axis=1, keepdims=True) for v in (features, keys))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_principal_plane(metric, tmp_path):
+    model = model_of(metric)
+    figure = visualize.feature_map(model, X, Y, class_names=["ant", "bee", "cat"])
+    check_saved(figure, tmp_path)
+    (axis,) = figure.axes
+    examples, keys, *_ = axis.collections
+    features, entries = vectors_of(model, metric)
+    covariance = np.cov(features.T)
+    lengths, directions = np.linalg.eigh(covariance)
+    for column, direction in enumerate((directions[:, -1], directions[:, -2])):
+        for drawn, vectors in ((examples, features), (keys, entries)):
+            expected = (vectors - features.mean(axis=0)) @ direction
+            found = offsets(drawn)[:, column]
+            # A principal direction may point either way.
+            sign = np.sign(found @ expected)
+            np.testing.assert_allclose(sign * found, expected, atol=1e-5)
+    share = 100 * lengths[-1] / lengths.sum()
+    assert f"({share:.0f} % of the variance)" in axis.get_xlabel()
+    assert [text.get_text() for text in axis.texts] == ["ant", "bee", "cat"]
+
+
+def test_colours_are_classes():
+    model = model_of()
+    (axis,) = visualize.feature_map(model, X, Y).figure.axes
+    examples, keys, *_ = axis.collections
+    values = ops.convert_to_numpy(model.neighborhood.dictionary.values)
+    kinds = values.argmax(axis=1)
+    colors = [text.get_bbox_patch().get_edgecolor()[:3] for text in axis.texts]
+    assert len(set(colors)) == 3
+    for drawn, labels in ((examples, Y), (keys, kinds)):
+        found = drawn.get_facecolors()[:, :3]
+        if len(found) == 0:  # Markers of lines alone have no faces.
+            found = drawn.get_edgecolors()[:, :3]
+        np.testing.assert_allclose(found, np.asarray(colors)[labels])
+
+
+def test_one_hot_labels_and_many_classes():
+    model = model_of(classes=12)
+    labels = np.arange(40) % 12
+    drawn = [
+        visualize.feature_map(model, X, each).axes[0]
+        for each in (labels, np.eye(12)[labels])
+    ]
+    one, other = (
+        [to_rgba(color) for color in axis.collections[0].get_facecolors()] for axis in drawn
+    )
+    assert one == other
+    assert len(set(one)) == 12
+
+
+def test_neighbor_embedding(tmp_path, one_thread):
+    model = model_of()
+    # Two far groups of examples stay two groups.
+    features = np.concatenate([X[:20] + 8, X[20:] - 8])
+    groups = np.repeat([0, 1], 20)
+    figure = visualize.feature_map(model, features, groups, method="tsne")
+    check_saved(figure, tmp_path)
+    places = offsets(figure.axes[0].collections[0])
+    assert places.shape == (40, 2)
+    centers = np.stack([places[groups == group].mean(axis=0) for group in (0, 1)])
+    nearest = np.linalg.norm(places[:, None] - centers, axis=-1).argmin(axis=1)
+    np.testing.assert_array_equal(nearest, groups)
+    assert len(offsets(figure.axes[0].collections[1])) == 12
+    again = visualize.feature_map(model, features, groups, method="tsne")
+    np.testing.assert_array_equal(places, offsets(again.axes[0].collections[0]))
+
+
+def test_error_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(ImportError, match=r'`method="tsne"` needs scikit-learn'):
+        visualize.feature_map(model_of(), X, Y, method="tsne")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "message"),
+    [
+        (X, Y, {"method": "umap"}, r"`method` must be one of 'pca', 'tsne'.*'umap'"),
+        (X, Y[:5], {}, r"`x` and `y` must have the same length.*len\(x\)=40"),
+        (X, Y + 3, {}, r"`y` must hold classes 0 to 2"),
+        (X, Y, {"class_names": "ab"}, r"`class_names` must hold 3 names.*2 names"),
+        (X[:1], Y[:1], {}, r"`x` must have at least two examples.*\(1, 5\)"),
+    ],
+    ids=str,
+)
+def test_errors(x, y, options, message):
+    with pytest.raises(ValueError, match=message):
+        visualize.feature_map(model_of(), x, y, **options)
