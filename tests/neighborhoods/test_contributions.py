@@ -149,6 +149,15 @@ def test_dual_form_and_tape_agree(kind):
     check_close(dual.output_changes, tape.output_changes, 1e-12)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_chunks_change_nothing(steps):
+    whole, chunked = (
+        as_numpy(build("cosine", inner_steps=steps, chunk_size=size).neighbors(features()))
+        for size in (None, 3)
+    )
+    check_close(chunked.output_changes, whole.output_changes, 1e-12)
+
+
 def test_few_entries_are_the_first_of_all():
     layer = build("cosine")
     few, many = (as_numpy(layer.neighbors(features(), k)) for k in (2, ENTRIES))
