@@ -10,7 +10,8 @@ at 1e-3, batches of 128, training stopped after 10 epochs without a lower valida
 1000 dictionary entries in the space of the inputs, and the plain network's layers for
 Meta-Neighborhoods too. Where the text leaves it open: everything is chosen in each fold, on
 a validation part of its training data; means and variances are those of the rest of them.
-Writes --output_dir/results/regression_<data>.json.
+Writes --output_dir/results/regression_<data>.json; an interrupted run goes on behind its
+last finished fold.
 """
 
 from __future__ import annotations
@@ -215,6 +216,23 @@ def summarize(folds: list[dict]) -> dict:
     }
 
 
+def setting() -> dict:
+    """The flags that decide on the figures."""
+    names = (
+        *("folds", "validation_share", "layers", "units", "decays", "temperatures"),
+        *("num_neighbors", "epochs", "patience", "seed"),
+    )
+    return {name: FLAGS[name].value for name in names}
+
+
+def finished_folds(unfinished: pathlib.Path) -> list[dict]:
+    """What an interrupted run in the same setting left."""
+    if not unfinished.exists():
+        return []
+    content = json.loads(unfinished.read_text())
+    return content["folds"] if content["setting"] == setting() else []
+
+
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
@@ -226,10 +244,13 @@ def main(arguments: list[str]) -> None:
         f"{data.name}: {len(data.x)} examples, {data.x.shape[1]} features, "
         f"{data.y.shape[1]} outputs"
     )
-    records = []
-    for fold in regression_data.folds(
-        data, FLAGS.folds, FLAGS.validation_share, FLAGS.seed
-    ):
+    folder = pathlib.Path(FLAGS.output_dir or "runs/regression").expanduser() / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"regression_{data.name}.json"
+    unfinished = path.with_suffix(".unfinished")
+    records = finished_folds(unfinished)
+    folds = regression_data.folds(data, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
+    for fold in folds[len(records) :]:
         start = time.perf_counter()
         records.append(run_fold(fold))
         errors = ", ".join(
@@ -240,7 +261,7 @@ def main(arguments: list[str]) -> None:
             f"Fold {len(records)}: {errors} ({time.perf_counter() - start:.0f} s)",
             flush=True,
         )
-    protocol = ("folds", "validation_share", "num_neighbors", "epochs", "patience", "seed")
+        unfinished.write_text(json.dumps({"setting": setting(), "folds": records}))
     content = {
         "command": run_records.command("regression"),
         "versions": run_records.versions(),
@@ -248,15 +269,13 @@ def main(arguments: list[str]) -> None:
         "examples": len(data.x),
         "features": data.x.shape[1],
         "outputs": data.y.shape[1],
-        "protocol": {name: FLAGS[name].value for name in protocol},
+        "protocol": setting(),
         **summarize(records),
         "folds": records,
     }
     print(f"\n{regression_table.table([content])}\n")
-    folder = pathlib.Path(FLAGS.output_dir or "runs/regression").expanduser() / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"regression_{data.name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.unlink(missing_ok=True)
     print(f"Wrote {path}")
 
 

@@ -99,6 +99,23 @@ def test_a_short_run(tmp_path):
         *("--folds=2", "--layers=2", "--units=8", "--decays=0,0.1", "--epochs=3"),
         *("--temperatures=0.1", "--num_neighbors=20", f"--output_dir={tmp_path}"),
     )
+    # As a run leaves it that is interrupted in its second fold.
+    figures = {"test_mse": 0.5, "validation_mse": 0.5, "trials": [{"validation_mse": 0.5}]}
+    ours = {**figures, "test_mse_unadapted": 0.6, "parameters": 222}
+    sizes = {"layers": 2, "units": 8}
+    left = {
+        "knn": {"test_mse": 0.625},
+        "vanilla": {**figures, **sizes, "parameters": 1},
+        "neighborhoods": {**ours, **sizes},
+    }
+    setting = {
+        **{"folds": 2, "validation_share": 0.2, "layers": ["2"], "units": ["8"]},
+        **{"decays": ["0", "0.1"], "temperatures": ["0.1"], "num_neighbors": 20},
+        **{"epochs": 3, "patience": 10, "seed": 0},
+    }
+    unfinished = tmp_path / "results/regression_diabetes.unfinished"
+    unfinished.parent.mkdir()
+    unfinished.write_text(json.dumps({"setting": setting, "folds": [left]}))
     result = subprocess.run(
         [sys.executable, "-m", "examples.regression", *arguments],
         cwd=ROOT,
@@ -110,10 +127,12 @@ def test_a_short_run(tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     content = json.loads((tmp_path / "results/regression_diabetes.json").read_text())
     first, second = content["folds"]
+    assert first == left
+    assert not unfinished.exists()
+    assert "Fold 1" not in result.stdout
+    assert len(second["vanilla"]["trials"]) == len(second["neighborhoods"]["trials"]) == 2
     for fold in (first, second):
         vanilla, ours = fold["vanilla"], fold["neighborhoods"]
-        assert len(vanilla["trials"]) == 2
-        assert len(ours["trials"]) == 2
         for chosen in (vanilla, ours):
             errors = [trial["validation_mse"] for trial in chosen["trials"]]
             assert chosen["validation_mse"] == min(errors)
