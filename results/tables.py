@@ -17,7 +17,7 @@ from examples.classification_table import table
 FOLDER = pathlib.Path(__file__).parent
 README = FOLDER.parent / "README.md"
 DATASETS = ("digits", "mnist", "cifar10")
-BENCHMARKS = ("static", "dynamic", "head", "model")
+BENCHMARKS = ("static", "dynamic", "formulations", "head", "model")
 
 
 def read(name: str) -> dict | None:
@@ -121,6 +121,28 @@ def benchmark_section(group: str) -> str:
     return "\n".join(lines)
 
 
+def memory_section() -> str:
+    content = read("benchmarks/benchmarks_memory.json")
+    if content is None:
+        return "## Peak memory\n\nNot run."
+    lines = [
+        "## Peak memory",
+        "",
+        "Largest resident memory of one pass above that before it, each case in a process "
+        f"of its own (`{content['command']}`).",
+        "",
+        "| case | candidate | XLA | MiB |",
+        "|---|---|---|---|",
+    ]
+    for measured in content["tables"]:
+        for row in measured["rows"]:
+            lines.append(
+                f"| {row['case']} | {row['candidate']} | {measured['xla']} "
+                f"| {row['mebibytes']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
 def results_readme() -> str:
     parts = [
         "# Results",
@@ -137,6 +159,7 @@ def results_readme() -> str:
         "median and its 95 % interval (`make bench`).",
     ]
     parts += [benchmark_section(group) for group in BENCHMARKS]
+    parts += [memory_section()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
