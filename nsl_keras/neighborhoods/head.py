@@ -376,7 +376,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"`k` must be at most `num_neighbors`. Received: k={k}, "
                 f"num_neighbors={self.num_neighbors}"
             )
-        features = at_least_float32(features)
+        features = ops.cast(features, self.variable_dtype)
         keys, values, attention = self._inner_loop_arguments(features, None)
         weights, indices = ops.top_k(attention, k)
         changes = contributions(

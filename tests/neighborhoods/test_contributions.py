@@ -131,6 +131,7 @@ def test_changes_of_single_entries(kinds):
         layer.rate.rates(),
         2,
         inner_loss.cross_entropy,
+        ENTRIES,
     )
     outputs = ops.convert_to_numpy(outputs).reshape(*weights.shape[:-1], OUTPUTS)
     slopes = (outputs[:, :, 0] - outputs[:, :, 1]) / 2e-4
