@@ -96,14 +96,10 @@ class SimilarityVector(NeuralSimilarity):
         """
         vectors = ops.cast(vectors, parameters.dtype)
         shape = ops.shape(vectors)
-        if self.predictor is None:
-            # All blocks of all vectors are columns of one product.
-            columns = ops.transpose(ops.reshape(vectors, (-1, self._matrix_size)))
-            compared = ops.transpose(self._structure.compare(parameters, columns))
-        else:
-            blocks = ops.reshape(vectors, (*shape[:-1], -1, self._matrix_size))
-            columns = ops.swapaxes(blocks, -1, -2)
-            compared = ops.swapaxes(self._structure.compare(parameters, columns), -1, -2)
+        # A static `M` takes the blocks of all vectors in one product.
+        each = () if self.predictor is None else shape[:-1]
+        rows = ops.reshape(vectors, (*each, -1, self._matrix_size))
+        compared = self._structure.compare_rows(parameters, rows)
         return ops.cast(ops.reshape(compared, shape), self.compute_dtype)
 
     def _flatten(self, kernel: Tensor) -> Tensor:
