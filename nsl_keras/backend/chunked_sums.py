@@ -6,6 +6,7 @@ holds the terms of one chunk, however many entries there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,14 +32,17 @@ def sum_over_chunks(
         shared: Tensors that all entries have in common.
         entries: Tensors with an axis over the entries, of a known size.
         axes: The axis of each of `entries` that runs over the entries.
-        chunk_size: Number of entries in a chunk; the last one may have fewer.
+        chunk_size: Largest number of entries in a chunk.
 
     Returns:
         The sums, in a list.
     """
-    if chunk_size >= entries[0].shape[axes[0]]:
+    size = entries[0].shape[axes[0]]
+    if chunk_size >= size:
         return terms(list(shared), list(entries))
-    return _looped(terms, list(shared), list(entries), list(axes), chunk_size)
+    # Even chunks: a smaller last one is computed beside the loop, which takes longer.
+    even = math.ceil(size / math.ceil(size / chunk_size))
+    return _looped(terms, list(shared), list(entries), list(axes), even)
 
 
 def _added(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:

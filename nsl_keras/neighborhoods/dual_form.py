@@ -30,8 +30,8 @@ from nsl_keras.neighborhoods.unit_norm import NORM_EPSILON, inverse_norm, unit_n
 Tensor = Any
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
-#: Entries in a chunk of the large product where no other number is asked for: with 128
-#: examples and 10 classes, factors of 2.5 MB.
+#: A good number of entries for a chunk: with 128 examples and 10 classes its terms take
+#: 2.5 MB, and stay in the processor's cache.
 CACHED_ENTRIES = 512
 
 
@@ -136,7 +136,7 @@ def adapted_outputs(
     rates: list[Tensor],
     steps: int,
     loss: InnerLoss,
-    chunk_size: int | None = None,
+    chunk_size: int,
 ) -> Tensor:
     """Returns what the head, finetuned for each example, computes on that example.
 
@@ -150,7 +150,7 @@ def adapted_outputs(
         steps: Number of inner steps, at least 1.
         loss: Inner loss `loss(values, outputs)`, per entry.
         chunk_size: Number of entries whose terms for all examples are held at once, in
-            the forward pass and, made anew, in the backward pass; `None` for all.
+            the forward pass and, made anew, in the backward pass.
 
     Returns:
         Tensor of shape `(batch, outputs)`.
@@ -167,11 +167,12 @@ def adapted_outputs(
             outputs = stage.activate(_adapted(stage, own, outputs))
         return outputs
     traces = _traces(stages, weights, _scales(stages), keys, values, loss)
-    for stage, *of_stage in zip(stages, weights, traces, stage_rates, strict=True):
-        arguments = (*of_stage, attention, outputs, chunk_size)
-        outputs = (
-            _adapted_cosines(stage, *arguments) if stage.is_cosine else _attend(*arguments)
-        )
+    for stage, own, trace, rate in zip(stages, weights, traces, stage_rates, strict=True):
+        if stage.is_cosine:
+            sums = _sums_of_trace(trace, attention, chunk_size)
+            outputs = _adapted(stage, _updated(stage, own, sums, rate), outputs)
+        else:
+            outputs = _attend(own, trace, attention, rate, outputs)
         outputs = stage.activate(outputs)
     return outputs
 
@@ -184,7 +185,7 @@ def adapted_weights(
     rates: list[Tensor],
     steps: int,
     loss: InnerLoss,
-    chunk_size: int | None = None,
+    chunk_size: int,
 ) -> list[Tensor]:
     """Returns each example's finetuned variables, each with a leading batch axis.
 
@@ -242,7 +243,7 @@ def _step(
     attention: Tensor,
     rates: list[list[Tensor]],
     loss: InnerLoss,
-    chunk_size: int | None,
+    chunk_size: int,
 ) -> list[_Weights]:
     """One inner step for every stage, with per-example weights as result."""
     scales = _scales(stages)
@@ -257,20 +258,15 @@ def _step(
             for total in _weighted_sums(trace, attention)[: len(own)]
         ]
 
-    shared = weights[0][0].ndim == 2
     sums = sum_over_chunks(
         terms,
         [*scales, *(tensor for own in weights for tensor in own)],
         [keys, values, attention],
         axes=(0, 0, 1),
-        chunk_size=chunk_size or (CACHED_ENTRIES if shared else keys.shape[0]),
+        chunk_size=chunk_size,
     )
-    return [
-        _updated(stage, *of_stage)
-        for stage, *of_stage in zip(
-            stages, weights, _by_stage(stages, sums), rates, strict=True
-        )
-    ]
+    by_stage = zip(stages, weights, _by_stage(stages, sums), rates, strict=True)
+    return [_updated(stage, own, total, rate) for stage, own, total, rate in by_stage]
 
 
 def _traces(
@@ -358,56 +354,29 @@ def _adapted(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
     return outputs + bias[0] if bias else outputs
 
 
-def _adapted_cosines(
-    stage: DenseStage,
-    weights: _Weights,
-    trace: _Trace,
-    rates: list[Tensor],
-    attention: Tensor,
-    inputs: Tensor,
-    chunk_size: int | None,
-) -> Tensor:
-    """A cosine stage after one step from shared weights, on one input an example."""
+def _sums_of_trace(trace: _Trace, attention: Tensor, chunk_size: int) -> list[Tensor]:
+    """`sum_j w_j d_j a_j^T`, in chunks of entries."""
 
     def terms(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-        attention, *of_trace = chunk
-        return _weighted_sums(_Trace(*of_trace), attention)[:1]
+        attention, inputs, gradients = chunk
+        return _weighted_sums(_Trace(inputs, gradients), attention)[:1]
 
-    sums = sum_over_chunks(
-        terms,
-        [],
-        [attention, trace.inputs, trace.gradients],
-        axes=(1, 0, 0),
-        chunk_size=chunk_size or CACHED_ENTRIES,
-    )
-    return _adapted(stage, _updated(stage, weights, sums, rates), inputs)
+    entries = [attention, trace.inputs, trace.gradients]
+    return sum_over_chunks(terms, [], entries, (1, 0, 0), chunk_size)
 
 
 def _attend(
     weights: _Weights,
     trace: _Trace,
-    rates: list[Tensor],
     attention: Tensor,
+    rates: list[Tensor],
     inputs: Tensor,
-    chunk_size: int | None,
 ) -> Tensor:
     """A dense stage after one step from shared weights, on one input an example."""
-
-    def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-        scaled, *rate_of_bias = shared
-        attention, seen, gradients = chunk
-        scores = ops.matmul(scaled, ops.transpose(seen))
-        if rate_of_bias:
-            scores = scores + rate_of_bias[0]
-        return [ops.matmul(attention * scores, gradients)]
-
-    (change,) = sum_over_chunks(
-        terms,
-        [_per_input(rates[0]) * inputs, *rates[1:]],
-        [attention, trace.inputs, trace.gradients],
-        axes=(1, 0, 0),
-        chunk_size=chunk_size or trace.inputs.shape[0],
-    )
     columns, *bias = weights
-    outputs = ops.matmul(inputs, ops.transpose(columns)) - change
-    return outputs + bias[0] if bias else outputs
+    scores = ops.matmul(_per_input(rates[0]) * inputs, ops.transpose(trace.inputs))
+    outputs = ops.matmul(inputs, ops.transpose(columns))
+    if bias:
+        scores = scores + rates[1]
+        outputs = outputs + bias[0]
+    return outputs - ops.matmul(attention * scores, trace.gradients)

@@ -70,7 +70,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         value_scale: float above 0, see `NeighborDictionary`.
         fixed_values: bool, or an array, see `NeighborDictionary`.
         inner_steps: int, the number of inner steps. Attention is computed once for all.
-            Memory grows with the steps: from the second on every example has weights.
+            Memory grows with the steps: with more than one every example has weights.
         inner_learning_rate: float above 0, the start value of the rate.
         learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
             of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
@@ -78,12 +78,12 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         dictionary_dropout: float in [0, 1), the share of entries left out in training.
         dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`. With `"batch"`
             the entries left out are not computed at all: training takes less time.
-        chunk_size: int or `None`, the number of entries whose terms for all examples are
-            held at once, in the forward pass and, computed anew, in the backward pass;
-            `None` leaves it to the layer. Attention, of shape `(batch, num_neighbors)`,
-            and what an entry is for all examples alike are held whole in any case. For
-            `num_neighbors` in the tens of thousands, or several inner steps; it changes
-            results by rounding only. In the dual form alone.
+        chunk_size: int or `None`, the number of entries whose terms for every example are
+            held at once, in the forward pass and, computed anew, in the backward pass.
+            It bounds memory in the dual form where there are such terms, in a cosine
+            layer and wherever `inner_steps` is above 1; results change by rounding only.
+            `None` stands for 512, which stay in a processor's cache; accelerators may
+            like more. Attention, of shape `(batch, num_neighbors)`, is held whole.
         task: `"classification"` or `"regression"`: the inner loss, and what values are.
         inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
             heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
@@ -322,7 +322,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
             return nested_tape.adapted_outputs(self.head, *arguments, loss)
-        return dual_form.adapted_outputs(self._stages, *arguments, loss, self.chunk_size)
+        chunk_size = self.chunk_size or dual_form.CACHED_ENTRIES
+        return dual_form.adapted_outputs(self._stages, *arguments, loss, chunk_size)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
@@ -341,8 +342,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         loss = inner_loss.LOSSES[self.task]
         if self._stages is None:
             return nested_tape.adapted_weights(self.head, *arguments, rates, steps, loss)
+        chunk_size = self.chunk_size or dual_form.CACHED_ENTRIES
         return dual_form.adapted_weights(
-            self._stages, *arguments, rates, steps, loss, self.chunk_size
+            self._stages, *arguments, rates, steps, loss, chunk_size
         )
 
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:

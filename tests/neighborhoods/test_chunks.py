@@ -75,7 +75,7 @@ def test_chunks_change_nothing(kind, options, chunk_size):
 
 
 def test_large_dictionaries_are_summed_in_chunks_by_themselves():
-    """The product of a cosine layer is cut where no chunk size is given, too."""
+    """The products are cut where no chunk size is given, too."""
     rng = np.random.default_rng(0)
     keys = rng.normal(size=(1300, FEATURES))
     features = rng.normal(size=(3, FEATURES)).astype("float32")
