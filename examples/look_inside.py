@@ -28,10 +28,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import image_data
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output_dir", "results/figures", "Folder of the pictures.")
-flags.DEFINE_integer("epochs", 20, "Epochs of training.", lower_bound=1)
-flags.DEFINE_integer("num_neighbors", 200, "Dictionary size.", lower_bound=1)
-flags.DEFINE_integer("train_examples", None, "Number of training images.", lower_bound=1)
 
 
 def features() -> keras.Model:
@@ -126,4 +122,10 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("output_dir", "results/figures", "Folder of the pictures.")
+    flags.DEFINE_integer("epochs", 20, "Epochs of training.", lower_bound=1)
+    flags.DEFINE_integer("num_neighbors", 200, "Dictionary size.", lower_bound=1)
+    flags.DEFINE_integer(
+        "train_examples", None, "Number of training images.", lower_bound=1
+    )
     app.run(main)

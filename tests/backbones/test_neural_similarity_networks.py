@@ -369,7 +369,7 @@ def test_channels_first_computes_the_same(small, options):
         (backbones.cnn9, {"batch_normalization_momentum": 1.0}, r"_momentum` must be"),
         (backbones.cnn9, {"batch_normalization_epsilon": 0.0}, r"_epsilon` must be"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_errors(build, options, message):
     with pytest.raises(ValueError, match=message):

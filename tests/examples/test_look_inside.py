@@ -1,7 +1,10 @@
 """The pictures of the inside of a model, after hardly any training."""
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
-from absl.testing import flagsaver
 
 from examples import image_data, look_inside
 
@@ -15,18 +18,21 @@ NAMES = (
 )
 
 
-def run(folder, *arguments):
-    with flagsaver.flagsaver():
-        look_inside.FLAGS.unparse_flags()
-        look_inside.FLAGS(["test", f"--output_dir={folder}", *arguments])
-        look_inside.main(["test"])
+ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_pictures(tmp_path, capsys, one_thread):
-    run(tmp_path, "--epochs=1", "--train_examples=120", "--num_neighbors=30")
+def test_pictures(tmp_path):
+    arguments = ["--epochs=1", "--train_examples=120", "--num_neighbors=30"]
+    command = [sys.executable, "-m", "examples.look_inside", *arguments]
+    written = subprocess.run(
+        [*command, f"--output_dir={tmp_path}"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     paths = [tmp_path / f"digits_{name}.png" for name in NAMES]
     assert sorted(tmp_path.iterdir()) == paths
-    written = capsys.readouterr().out
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert f"Wrote {path}" in written

@@ -67,7 +67,9 @@ def test_get_from_the_form_in_which_keras_serializes_objects(name):
     assert type(similarities.get(config)) is KINDS[name]
 
 
-@pytest.mark.parametrize("similarity", [Shifted(0.25), similarities.Sparse(7)], ids=repr)
+@pytest.mark.parametrize(
+    "similarity", [Shifted(0.25), similarities.Sparse(7)], ids=["own", "sparse"]
+)
 def test_similarity_with_an_argument_goes_through_its_config(similarity):
     serialized = similarities.serialize(similarity)
     assert isinstance(serialized, dict)
