@@ -13,21 +13,25 @@ import tensorflow as tf
 import nsl_keras
 from benchmarks import measure
 
-BATCH = 128
-CLASSES = 10
-NEIGHBORS = 5000
+#: Backbone, entries, classes and batch size.
+CASES = (
+    ("convnet4", 5000, 10, 128),
+    ("resnet_v2(29)", 5000, 10, 128),
+    ("resnet_v2(29)", 10000, 100, 16),
+)
+BACKBONES = {
+    "convnet4": nsl_keras.backbones.convnet4,
+    "resnet_v2(29)": lambda: nsl_keras.backbones.resnet_v2(29),
+}
 
 
 def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     """Yields the comparisons of this group, one at a time."""
-    images = tf.random.normal((BATCH, 32, 32, 3))
-    labels = tf.random.uniform((BATCH,), maxval=CLASSES, dtype=tf.int32)
-    for title, backbone in (
-        ("convnet4", nsl_keras.backbones.convnet4),
-        ("resnet_v2(29)", lambda: nsl_keras.backbones.resnet_v2(29)),
-    ):
-        models = plain_and_adapting(backbone)
-        case = f"{title}, S={NEIGHBORS}, C={CLASSES}, B={BATCH}"
+    for title, neighbors, classes, batch in CASES:
+        images = tf.random.normal((batch, 32, 32, 3))
+        labels = tf.random.uniform((batch,), maxval=classes, dtype=tf.int32)
+        models = plain_and_adapting(BACKBONES[title], neighbors, classes)
+        case = f"{title}, S={neighbors}, C={classes}, B={batch}"
         yield measure.Comparison(
             f"{case}, inference",
             {name: measure.forward(model, images, xla) for name, model in models.items()},
@@ -41,14 +45,16 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
         )
 
 
-def plain_and_adapting(backbone: Callable[[], keras.Model]) -> dict[str, keras.Model]:
+def plain_and_adapting(
+    backbone: Callable[[], keras.Model], neighbors: int, classes: int
+) -> dict[str, keras.Model]:
     """The model with a plain head and the one that adapts it, by name."""
     features = backbone()
-    logits = nsl_keras.layers.CosineDense(CLASSES)(features.output)
+    logits = nsl_keras.layers.CosineDense(classes)(features.output)
     adapting = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(CLASSES),
+        nsl_keras.layers.CosineDense(classes),
         backbone(),
-        num_neighbors=NEIGHBORS,
+        num_neighbors=neighbors,
         dictionary_dropout=0.5,
         seed=0,
     )
