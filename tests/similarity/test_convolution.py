@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from finite_differences import check_gradients
 from golden_files import DTYPES, gradients
 from keras import ops
 from similarity_layers import (
@@ -394,37 +395,6 @@ def test_errors_of_predictors_that_look_ahead():
 
 
 # Gradients.
-
-
-def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):
-    """Central differences of a scalar of the output, along random directions."""
-    cotangent = ops.cast(RNG.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
-
-    def scalar(inputs):
-        return ops.sum(layer(inputs, training=training) * cotangent)
-
-    variables = [v for v in layer.trainable_variables if v.name not in skip]
-    found = gradients(scalar, [inputs], variables)
-    points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
-
-    def value(at):
-        mapping = list(zip(variables, at[1:], strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return float(ops.convert_to_numpy(scalar(at[0])))
-
-    for index, (point, gradient) in enumerate(zip(points, found, strict=True)):
-        name = "input" if index == 0 else variables[index - 1].path
-        gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
-        expected, received = [], []
-        # One tells; in float32 the others are there for their scale.
-        for _ in range(1 if dtype == "float64" else 3):
-            direction = RNG.normal(size=point.shape)
-            shift = ops.cast(step * direction, dtype)
-            above, below = list(points), list(points)
-            above[index], below[index] = point + shift, point - shift
-            expected.append((value(above) - value(below)) / (2 * step))
-            received.append(np.sum(gradient * direction))
-        assert_close(received, expected, tolerance, name)
 
 
 @each_layer_and_similarity
