@@ -29,6 +29,12 @@ DUAL = "Meta-Neighborhoods, dual form"
 TAPES = "Meta-Neighborhoods, vectorised nested tapes"
 MAPPED = "Meta-Neighborhoods, map_fn over nested tapes"
 CASE = f"d={FEATURES}, C={CLASSES}, B={BATCH}"
+#: Heads whose memory is measured: entries, inner steps and chunk size, by name.
+IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | {
+    f"{DUAL}, S=100000, all in one chunk": (100_000, 1, 100_000),
+    f"{DUAL}, S=10000, three steps": (10_000, 3, None),
+    f"{DUAL}, S=10000, three steps, all in one chunk": (10_000, 3, 10_000),
+}
 PASSES = {"forward": measure.forward, "forward+backward": measure.forward_backward}
 
 
@@ -118,6 +124,13 @@ def neighborhood_head(
             head or cosine_head(), entries, dictionary_dropout=0.5, seed=0, **options
         )
     )
+
+
+def pass_in_memory(name: str, xla: bool) -> measure.Step:
+    """Forward and backward pass of one of `IN_MEMORY`, its inputs and weights made."""
+    entries, steps, chunk_size = IN_MEMORY[name]
+    layer = neighborhood_head(entries, inner_steps=steps, chunk_size=chunk_size)
+    return measure.forward_backward(layer, tf.random.normal((BATCH, FEATURES)), xla)
 
 
 def cosine_head() -> keras.layers.Layer:

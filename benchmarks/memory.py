@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-from benchmarks import dynamic, formulations, measure
+from benchmarks import dynamic, formulations, head, measure
 
 BATCH = 128
 SIZE, CHANNELS = 32, 32
@@ -33,6 +33,7 @@ CASES = (
     "Conv2D",
     *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in ("core", "layer")),
     *AUTHORS,
+    *head.IN_MEMORY,
 )
 
 FLAGS = flags.FLAGS
@@ -45,14 +46,22 @@ def rows(xla: bool) -> Iterator[dict[str, Any]]:
         command.append("--xla" if xla else "--noxla")
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         yield {
-            "case": f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}, forward+backward",
+            "case": f"{sizes_of(case)}, forward+backward",
             "candidate": case,
             "mebibytes": float(answer.stdout),
         }
 
 
+def sizes_of(case: str) -> str:
+    if case in head.IN_MEMORY:
+        return head.CASE
+    return f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
+
+
 def step_of(case: str, xla: bool) -> Callable[[], float]:
     """The pass to be measured, its inputs and weights made."""
+    if case in head.IN_MEMORY:
+        return head.pass_in_memory(case, xla)
     inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
     if case in AUTHORS:
         function, shape = AUTHORS[case]
