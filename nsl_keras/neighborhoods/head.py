@@ -34,7 +34,9 @@ class Neighbors(NamedTuple):
             dictionary these sum to the outputs after, minus those before adaptation.
             Where an inner step is linear in the head's weights, a single step on a
             `Dense` layer, it is what the step on this entry's loss alone does; elsewhere
-            the entry's share along the straight path from no attention to this one.
+            the entry's share along the straight path from no attention to this one,
+            integrated with 8 points: exact to rounding for smooth heads, to a few percent
+            for several steps through ReLU layers.
     """
 
     indices: Any

@@ -322,7 +322,8 @@ class MetaNeighborhoodModel(keras.Model):
 
         They are those with the largest attention weights. What an entry adds to the
         outputs is defined at `output_changes` of the result; over all entries (`k =
-        num_neighbors`) it sums to `model(x) - model(x, adapt=False)`.
+        num_neighbors`) it sums to `model(x) - model(x, adapt=False)`, but for the error of
+        the integral that defines it (see `Neighbors`).
 
         Args:
             x: Array of inputs.
