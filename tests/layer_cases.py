@@ -161,7 +161,7 @@ CASES = [
     ),
     LayerCase(
         "meta_neighborhood_head_dual",
-        head("dual", inner_steps=2, learning_rate_form="diagonal"),
+        head("dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
         (7,),
         trainable=5,
         full_precision=True,
