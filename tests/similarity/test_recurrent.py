@@ -1,0 +1,505 @@
+"""Recurrent cells with a neural similarity, against Keras's own and against the formula."""
+
+import keras
+import numpy as np
+import pytest
+from finite_differences import check_gradients
+from golden_files import DTYPES
+from keras import ops
+from layer_harness import perturb
+from similarity_layers import (
+    DYNAMIC_SIMILARITIES,
+    SIMILARITIES,
+    TOLERANCES,
+    assert_close,
+    assert_equal,
+    identity_parameters,
+    to_matrix,
+    values,
+)
+
+from nsl_keras import layers, predictors
+
+BATCH, STEPS, FEATURES, UNITS = 5, 7, 6, 4
+SEQUENCES = np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES))
+# Ends, holes, one without a gap, and one without a step.
+MASK = np.array(
+    [[1] * 7, [1] * 3 + [0] * 4, [0, 1, 1, 0, 1, 1, 0], [0] * 7, [1, 0] * 3 + [1]], bool
+)
+
+#: Cells by name: ours, Keras's, and the arguments that make the variant.
+CELLS = {
+    "simple_rnn": (
+        layers.NeuralSimilaritySimpleRNNCell,
+        keras.layers.SimpleRNNCell,
+        {},
+    ),
+    "gru": (layers.NeuralSimilarityGRUCell, keras.layers.GRUCell, {}),
+    "gru_reset_before": (
+        layers.NeuralSimilarityGRUCell,
+        keras.layers.GRUCell,
+        {"reset_after": False},
+    ),
+    "lstm": (layers.NeuralSimilarityLSTMCell, keras.layers.LSTMCell, {}),
+}
+each_cell = pytest.mark.parametrize("name", CELLS)
+
+
+def sequences(dtype="float32"):
+    return ops.convert_to_tensor(SEQUENCES, dtype=dtype)
+
+
+def made(name, **options):
+    ours, _, variant = CELLS[name]
+    return ours(UNITS, **variant, **options)
+
+
+def built(name, **options):
+    """A built cell with random weights."""
+    cell = made(name, **options)
+    cell.build((None, FEATURES))
+    perturb(cell, scale=0.4)
+    return cell
+
+
+def plain_twin(name, cell, **options):
+    """Keras's cell with the kernels and the bias of one of ours."""
+    _, plain, variant = CELLS[name]
+    twin = plain(UNITS, **variant, **options)
+    twin.build((None, FEATURES))
+    twin.kernel.assign(cell.kernel)
+    twin.recurrent_kernel.assign(cell.recurrent_kernel)
+    if cell.use_bias:
+        twin.bias.assign(cell.bias)
+    return twin
+
+
+# Against Keras's cells.
+
+
+@each_cell
+@pytest.mark.parametrize("similarity", ["diagonal", "positive_semidefinite"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_bias": False},
+        {"dropout": 0.3},
+        {"recurrent_dropout": 0.4},
+        {"dropout": 0.3, "recurrent_dropout": 0.4},
+        {"activation": "relu"},
+    ],
+    ids=str,
+)
+def test_starts_as_the_plain_cell(options, similarity, name):
+    options = {"bias_initializer": "random_normal", "seed": 3, **options}
+    cell = made(name, similarity=similarity, **options)
+    cell.build((None, FEATURES))
+    twin = plain_twin(name, cell, **options)
+    for training in (False, True):
+        # The same dropout masks too: seed and order of the draws are Keras's.
+        ours, theirs = (
+            keras.layers.RNN(each, return_sequences=True, return_state=True)(
+                sequences(), mask=ops.convert_to_tensor(MASK), training=training
+            )
+            for each in (cell, twin)
+        )
+        for received, expected in zip(ours, theirs, strict=True):
+            assert_close(received, expected, 1e-6)
+
+
+@each_cell
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"go_backwards": True},
+        {"unroll": True, "return_sequences": True},
+        {"zero_output_for_mask": True, "return_sequences": True},
+    ],
+    ids=str,
+)
+def test_starts_as_the_plain_cell_in_every_mode(options, name):
+    cell = made(name, similarity="unconstrained")
+    cell.build((None, FEATURES))
+    received, expected = (
+        keras.layers.RNN(each, **options)(sequences(), mask=ops.convert_to_tensor(MASK))
+        for each in (cell, plain_twin(name, cell))
+    )
+    assert_close(received, expected, 1e-6)
+
+
+@each_cell
+def test_bidirectional(name):
+    both = keras.layers.Bidirectional(keras.layers.RNN(made(name, predictor="mlp")))
+    both.build(SEQUENCES.shape)
+    perturb(both)
+    cells = both.forward_layer.cell, both.backward_layer.cell
+    assert cells[0].predictor is not cells[1].predictor
+    directions = sequences(), ops.flip(sequences(), axis=1)
+    each = [
+        keras.layers.RNN(cell)(direction)
+        for cell, direction in zip(cells, directions, strict=True)
+    ]
+    assert_close(both(sequences()), ops.concatenate(each, axis=-1), 1e-6)
+
+
+@each_cell
+def test_stateful_layers_go_on_where_they_were(name):
+    cell = built(name, similarity="unconstrained")
+    whole = keras.layers.RNN(cell)(sequences())
+    parts = keras.layers.RNN(cell, stateful=True)
+    parts(sequences()[:, :3])
+    assert_close(parts(sequences()[:, 3:]), whole, 1e-6)
+
+
+def test_a_cell_takes_its_state_alone_or_in_a_list():
+    for name in ("simple_rnn", "gru"):
+        cell = built(name)
+        state = ops.ones((BATCH, UNITS))
+        outputs, states = cell(sequences()[:, 0], [state])
+        alone, next_state = cell(sequences()[:, 0], state)
+        assert isinstance(states, list)
+        assert_equal(states[0], outputs)
+        assert_equal(next_state, alone)
+        assert_equal(outputs, alone)
+
+
+# Against the formula.
+
+
+def sigmoid(values):
+    return 1 / (1 + np.exp(-values))
+
+
+def in_blocks(matrix, features):
+    return np.kron(np.eye(features // matrix.shape[-1]), matrix)
+
+
+def as_array(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor), "float64")
+
+
+def matrices(similarity, parameters, predictor, vectors, features, dtype):
+    """One `M` a vector, of all features: predicted in it, or the static one."""
+    if similarity is None:
+        return np.broadcast_to(np.eye(features), (BATCH, features, features))
+    if predictor is not None:
+        prediction = as_array(predictor(ops.convert_to_tensor(vectors, dtype)))
+        taps = next(
+            taps
+            for taps in range(1, features + 1)
+            if np.size(identity_parameters(similarity, taps)) == prediction.shape[1]
+        )
+        identity = identity_parameters(similarity, taps)
+        parameters = identity + prediction.reshape(BATCH, *identity.shape)
+    matrix = in_blocks(to_matrix(similarity, parameters), features)
+    return np.broadcast_to(matrix, (BATCH, features, features))
+
+
+def by_formula(name, cell, dtype):
+    """The last state, in float64, gate by gate as the docstrings have it."""
+    kernel, recurrent = as_array(cell.kernel), as_array(cell.recurrent_kernel)
+    bias = as_array(cell.bias)
+    state, carry = np.zeros((2, BATCH, UNITS))
+
+    def compared(part, similarity, predictor, vectors, to_see):
+        parameters = None if part is None or predictor else part.similarity_parameters
+        every = matrices(similarity, parameters, predictor, to_see, vectors.shape[1], dtype)
+        return np.einsum("bij,bj->bi", every, vectors)
+
+    def of_state(vectors):
+        return compared(
+            *(cell.state_similarity, cell.recurrent_similarity, cell.recurrent_predictor),
+            *(vectors, state),
+        )
+
+    for step in range(STEPS):
+        x = SEQUENCES[:, step]
+        x = compared(cell.input_similarity, cell.similarity, cell.predictor, x, x)
+        gates = np.split(x @ kernel, kernel.shape[1] // UNITS, axis=1)
+        weights = np.split(recurrent, recurrent.shape[1] // UNITS, axis=1)
+        h = [of_state(state) @ weight for weight in weights]
+        if name == "simple_rnn":
+            state = np.tanh(gates[0] + h[0] + bias)
+        elif name == "lstm":
+            i, f, c, o = (
+                gate + each + b
+                for gate, each, b in zip(gates, h, np.split(bias, 4), strict=True)
+            )
+            carry = sigmoid(f) * carry + sigmoid(i) * np.tanh(c)
+            state = sigmoid(o) * np.tanh(carry)
+        else:
+            after = name == "gru"
+            own, of_h = bias if after else (bias, 0 * bias)
+            b, b_h = np.split(own, 3), np.split(of_h, 3)
+            z = sigmoid(gates[0] + b[0] + h[0] + b_h[0])
+            r = sigmoid(gates[1] + b[1] + h[1] + b_h[1])
+            inner = r * (h[2] + b_h[2]) if after else of_state(r * state) @ weights[2]
+            state = z * state + (1 - z) * np.tanh(gates[2] + b[2] + inner)
+    return state
+
+
+FORMS = {
+    "diagonal": {},
+    "unconstrained": {"similarity": "unconstrained"},
+    "blocks": {"similarity": "unconstrained", "block_size": 2},
+    "blocks_of_the_state": {"similarity": "symmetric", "recurrent_block_size": 4},
+    "sparse_and_cholesky": {
+        "similarity": "sparse",
+        "recurrent_similarity": "positive_semidefinite",
+    },
+    "input_alone": {"similarity": "unconstrained", "recurrent_similarity": None},
+    "state_alone": {"similarity": None, "recurrent_similarity": "unconstrained"},
+    "predicted": {"predictor": "mlp"},
+    "predicted_blocks": {
+        "similarity": "unconstrained",
+        "block_size": 2,
+        "predictor": "sphere",
+    },
+    "predicted_from_the_input": {
+        "similarity": "symmetric",
+        "predictor": "full_sphere",
+        "recurrent_predictor": None,
+    },
+    "predicted_from_the_state": {
+        "similarity": "unconstrained",
+        "recurrent_predictor": "mlp",
+    },
+}
+
+
+@each_cell
+@pytest.mark.parametrize("form", FORMS)
+def test_formula(form, name):
+    dtype = DTYPES[0]
+    cell = built(name, dtype=dtype, **FORMS[form])
+    received = keras.layers.RNN(cell, dtype=dtype)(sequences(dtype))
+    assert_close(received, by_formula(name, cell, dtype), 10 * TOLERANCES[dtype])
+
+
+@each_cell
+@pytest.mark.parametrize("form", ["blocks", "predicted_blocks"])
+def test_gates_share_the_matrix_under_dropout(form, name):
+    """With one mask a gate, each gate's `M` still is that of the undropped vector."""
+    cell = built(name, recurrent_dropout=0.5, dropout=0.5, seed=1, **FORMS[form])
+    x, state = sequences()[:, 0], ops.convert_to_tensor(SEQUENCES[:, 1, :UNITS], "float32")
+    states = [state, state] if name == "lstm" else [state]
+    cell(x, states, training=True)
+    x_masks, h_masks = cell.get_dropout_mask(x), cell.get_recurrent_dropout_mask(state)
+    assert isinstance(x_masks, list) == (name != "simple_rnn")
+    product = cell._input_product(x, training=True)
+    parts = ops.split(cell.kernel, cell.kernel.shape[1] // UNITS, axis=1)
+    x_masks = x_masks if isinstance(x_masks, list) else [x_masks]
+    parameters = cell.input_similarity.parameters(x, True)
+    for gate, (mask, part) in enumerate(zip(x_masks, parts, strict=True)):
+        expected = ops.matmul(cell.input_similarity.compare(parameters, x * mask), part)
+        assert_close(product[:, gate * UNITS : (gate + 1) * UNITS], expected, 1e-6)
+    assert len(h_masks if isinstance(h_masks, list) else [h_masks]) == len(parts)
+
+
+@each_cell
+def test_predictors_have_no_state(name):
+    for kind in ("sphere", "full_sphere", "mlp"):
+        for similarity in DYNAMIC_SIMILARITIES:
+            cell = built(name, similarity=SIMILARITIES[similarity], predictor=kind)
+            assert not cell.non_trainable_weights
+            assert cell.predictor.batch_normalization is False
+            assert len(cell.trainable_weights) == 3 + 2 + 2
+
+
+def test_static_arguments_reach_what_is_static():
+    cell = built(
+        "gru",
+        similarity="unconstrained",
+        predictor="mlp",
+        recurrent_predictor=None,
+        similarity_initializer=keras.initializers.Identity(0.5),
+        similarity_regularizer=keras.regularizers.L1(0.1),
+        similarity_constraint="non_neg",
+        kernel_regularizer=keras.regularizers.L2(1.0),
+        recurrent_regularizer=keras.regularizers.L2(1.0),
+    )
+    # The similarity, two kernels of the predictor, and the cell's own two.
+    assert len(keras.layers.RNN(cell).losses) == 5
+    weight = cell.state_similarity.similarity_parameters
+    assert isinstance(weight.constraint, keras.constraints.NonNeg)
+    fresh = made("gru", similarity_initializer=keras.initializers.Identity(0.5))
+    fresh.build((None, FEATURES))
+    assert_equal(fresh.similarity_matrix, 0.5 * np.eye(FEATURES))
+    assert_equal(fresh.recurrent_similarity_matrix, 0.5 * np.eye(UNITS))
+
+
+# Gradients.
+
+
+@each_cell
+@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
+@pytest.mark.parametrize("form", [form for form in FORMS if "sparse" not in form])
+def test_gradients(form, name):
+    layer = keras.layers.RNN(
+        built(name, dtype="float64", **FORMS[form]), dtype="float64", return_sequences=True
+    )
+    check_gradients(layer, sequences("float64"), "float64", 1e-6, 1e-5)
+
+
+# Folding.
+
+FOLDED = [form for form in FORMS if "predicted" not in form]
+
+
+@each_cell
+@pytest.mark.parametrize(
+    ("form", "training"), [*((form, False) for form in FOLDED), ("blocks", True)]
+)
+def test_fold(form, training, name):
+    cell = built(name, dropout=0.2, recurrent_dropout=0.2, seed=3, **FORMS[form])
+    before = values(cell.trainable_variables)
+    plain = cell.fold()
+    assert type(plain) is CELLS[name][1]
+
+    def outputs(cell):
+        cell.seed_generator.state.assign([0, 7])
+        recurrent = keras.layers.RNN(cell, return_sequences=True)
+        return recurrent(sequences(), training=training)
+
+    assert_close(outputs(plain), outputs(cell), 1e-5)
+    for old, variable in zip(before, cell.trainable_variables, strict=True):
+        assert_equal(variable.value, old)
+    changed = cell.input_similarity or cell.state_similarity
+    changed.similarity_parameters.assign(1.1 * changed.similarity_parameters)
+    with pytest.raises(AssertionError):
+        assert_close(outputs(plain), outputs(cell), 1e-5)
+
+
+@each_cell
+def test_the_folded_cell_trains_by_itself(name):
+    cell = built(name, similarity=None, recurrent_similarity="symmetric")
+    plain = cell.fold()
+    model = keras.Sequential([keras.layers.RNN(plain)])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    before, folded = values(cell.trainable_variables), values(plain.trainable_variables)
+    model.fit(SEQUENCES, np.ones((BATCH, UNITS)), verbose=0)
+    for old, variable in zip(before, cell.trainable_variables, strict=True):
+        assert_equal(variable.value, old)
+    for old, variable in zip(folded, plain.trainable_variables, strict=True):
+        assert np.any(ops.convert_to_numpy(variable.value) != old)
+
+
+@each_cell
+def test_fold_under_mixed_precision(name):
+    cell = built(name, similarity="unconstrained", dtype="mixed_bfloat16")
+    plain = cell.fold()
+    assert plain.dtype_policy.name == "mixed_bfloat16"
+    received, expected = (
+        keras.layers.RNN(each, dtype="mixed_bfloat16")(sequences())
+        for each in (plain, cell)
+    )
+    assert keras.backend.standardize_dtype(expected.dtype) == "bfloat16"
+    assert_close(ops.cast(received, "float32"), ops.cast(expected, "float32"), 0.03)
+
+
+# Files.
+
+
+@each_cell
+@pytest.mark.parametrize(
+    "form", ["diagonal", "blocks_of_the_state", "predicted_blocks", "state_alone"]
+)
+def test_keras_file(form, name, tmp_path):
+    inputs = keras.Input((None, FEATURES))
+    recurrent = keras.layers.RNN(
+        [made(name, **FORMS[form]), made(name)], return_sequences=True
+    )
+    both = keras.layers.Bidirectional(keras.layers.RNN(made(name, **FORMS[form])))
+    model = keras.Model(inputs, both(recurrent(keras.layers.Masking()(inputs))))
+    perturb(model)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert_equal(again(sequences()), model(sequences()))
+
+
+@each_cell
+def test_config(name):
+    for form in FORMS:
+        config = made(name, seed=3, **FORMS[form]).get_config()
+        again = type(made(name)).from_config(config)
+        assert again.get_config() == config
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"units": 0}, "`units`"),
+        ({"dropout": 1.0}, "`dropout` must be a number in"),
+        ({"recurrent_dropout": -0.1}, "`recurrent_dropout` must be a number in"),
+        ({"similarity": None}, "`similarity` and `recurrent_similarity` must not both"),
+        ({"similarity": "full"}, "`similarity` must be shared"),
+        ({"recurrent_similarity": "full"}, "`similarity` must be shared"),
+        ({"block_size": 0}, "`block_size`"),
+        (
+            {"predictor": keras.layers.Dense(6)},
+            "`recurrent_predictor` must be given where `predictor` is a layer",
+        ),
+        (
+            {"similarity": None, "recurrent_similarity": "diagonal", "predictor": "mlp"},
+            "`predictor` must be None where `similarity` is None",
+        ),
+        (
+            {"recurrent_similarity": None, "recurrent_predictor": "mlp"},
+            "`recurrent_predictor` must be None where `recurrent_similarity` is None",
+        ),
+        ({"predictor": "cnn"}, "`predictor` must be None, one of"),
+        ({"predictor": "mlp", "similarity_regularizer": "l1"}, "must be None with a"),
+        ({"predictor": "mlp", "similarity": "sparse"}, "static and takes no predictor"),
+    ],
+)
+@each_cell
+def test_bad_arguments(options, message, name):
+    ours, _, variant = CELLS[name]
+    with pytest.raises(ValueError, match=message):
+        ours(**{"units": UNITS, **variant, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({}, (None, None), "last axis of the input must be known"),
+        ({"block_size": 4}, (None, 6), "`block_size` must divide .*4, 6 features"),
+        ({"recurrent_block_size": 3}, (None, 6), "`block_size` must divide .*3, 4 feat"),
+        (
+            {"predictor": keras.layers.Dense(5), "recurrent_predictor": None},
+            (None, 6),
+            r"`predictor` must map .*\(None, 5\)",
+        ),
+        (
+            {
+                "predictor": predictors.DenseSimilarityPredictor(),
+                "recurrent_predictor": None,
+            },
+            (None, 6),
+            "`predictor` of a cell must hold no state .*moving_mean",
+        ),
+    ],
+)
+def test_bad_inputs(options, shape, message):
+    cell = made("gru", **options)
+    with pytest.raises(ValueError, match=message):
+        cell.build(shape)
+
+
+def test_what_has_no_static_matrix():
+    for what in ("equivalent_kernel", "similarity_matrix", "fold"):
+        with pytest.raises(ValueError, match="needs a static similarity"):
+            value = getattr(built("gru", predictor="mlp"), what)
+            value()
+    with pytest.raises(ValueError, match="needs a built cell"):
+        made("gru").fold()
+    with pytest.raises(ValueError, match="`recurrent_similarity` needs one"):
+        _ = built("gru", recurrent_similarity=None).recurrent_similarity_matrix
+    half = built("gru", predictor="mlp", recurrent_predictor=None)
+    assert half.equivalent_recurrent_kernel.shape == half.recurrent_kernel.shape
+    with pytest.raises(ValueError, match="needs a static similarity"):
+        half.fold()
