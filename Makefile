@@ -14,9 +14,11 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 # Two processes, a file's tests in one of them.
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=loadfile
-# What the JAX backend is tested with: every layer, and the golden numbers. (The suite
+# What the JAX backend is tested with: every layer, the golden numbers, and that folded
+# layers share no buffers, which only JAX gives away in training. (The suite
 # trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
 JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
+	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/neighborhoods/test_golden.py
 
 .PHONY: demo test test-data lint bench results tune setup
