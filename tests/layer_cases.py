@@ -65,6 +65,15 @@ def film(**options):
     return layers.InstanceFiLM(5, **options)
 
 
+def recurrent(cell, **arguments):
+    """Keras's recurrent layer around a cell that is made anew with it."""
+
+    def make(**options):
+        return keras.layers.RNN(cell(5, **arguments), return_sequences=True, **options)
+
+    return make
+
+
 CASES = [
     LayerCase(
         "conv2d_static_diagonal",
@@ -331,5 +340,79 @@ CASES = [
         ),
         (7,),
         trainable=1,
+    ),
+    LayerCase(
+        "dense_static_blocks",
+        functools.partial(
+            layers.NeuralSimilarityDense, 5, similarity="unconstrained", block_size=3
+        ),
+        (2, 12),
+        trainable=3,
+    ),
+    LayerCase(
+        "dense_dynamic_sphere",
+        functools.partial(layers.NeuralSimilarityDense, 5, "tanh", predictor="sphere"),
+        (12,),
+        trainable=8,
+        non_trainable=4,
+    ),
+    LayerCase(
+        "dense_dynamic_mlp_blocks",
+        functools.partial(
+            layers.NeuralSimilarityDense,
+            *(5, None, False),
+            similarity="symmetric",
+            block_size=4,
+            predictor="mlp",
+            learn_shape=True,
+        ),
+        (2, 12),
+        trainable=6,
+        non_trainable=2,
+    ),
+    LayerCase(
+        "dense_similarity_predictor",
+        functools.partial(predictors.DenseSimilarityPredictor, 4, "full_sphere"),
+        (12,),
+        trainable=6,
+        non_trainable=4,
+    ),
+    LayerCase(
+        "simple_rnn_static",
+        recurrent(layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"),
+        (4, 6),
+        trainable=5,
+    ),
+    LayerCase(
+        "gru_static_blocks",
+        recurrent(
+            layers.NeuralSimilarityGRUCell,
+            similarity="positive_semidefinite",
+            block_size=2,
+            recurrent_block_size=None,
+            reset_after=False,
+        ),
+        (4, 6),
+        trainable=5,
+    ),
+    LayerCase(
+        "gru_dynamic_sphere",
+        recurrent(layers.NeuralSimilarityGRUCell, predictor="sphere"),
+        (4, 6),
+        trainable=7,
+    ),
+    LayerCase(
+        "lstm_dynamic_mlp_dropout",
+        recurrent(
+            layers.NeuralSimilarityLSTMCell,
+            similarity="unconstrained",
+            predictor="mlp",
+            recurrent_similarity=None,
+            dropout=0.2,
+            recurrent_dropout=0.2,
+            seed=1,
+        ),
+        (4, 6),
+        trainable=5,
     ),
 ]
