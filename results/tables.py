@@ -11,7 +11,12 @@ import json
 import pathlib
 import re
 
-from examples import neural_similarity_table, regression_table, similarity_methods
+from examples import (
+    implicit_regularization_table,
+    neural_similarity_table,
+    regression_table,
+    similarity_methods,
+)
 from examples.classification_table import table
 
 FOLDER = pathlib.Path(__file__).parent
@@ -83,6 +88,23 @@ def neural_similarity_sections() -> list[str]:
     ]
 
 
+def implicit_regularization_section() -> str:
+    title = "## Neural Similarity Learning, Section 5.1: implicit regularization"
+    content = read("implicit_regularization.json")
+    if content is None:
+        return f"{title}\n\nNot run."
+    seeds = 1 + max(run["seed"] for run in content["runs"])
+    return (
+        f"{title}\n\n"
+        f"`{content['command']}`: linear regression by gradient descent on `W`, or on the "
+        "factors `W'` and `M` of `W = M^T W'`, from the same small `W`; "
+        f"{content['runs'][0]['steps'][-1]:,} steps, means over {seeds} problem(s).\n\n"
+        f"{implicit_regularization_table.table(content)}\n\n"
+        "![Nuclear norm and effective rank in training]"
+        "(figures/implicit_regularization.png)"
+    )
+
+
 def spirals_section() -> str:
     title = "## Meta-Neighborhoods, Figure 3: spirals"
     content = read("spirals.json")
@@ -151,7 +173,7 @@ def results_readme() -> str:
     ]
     for dataset in DATASETS:
         parts += [classification_section(dataset), tuning_section(dataset)]
-    parts += neural_similarity_sections()
+    parts += [*neural_similarity_sections(), implicit_regularization_section()]
     parts += [spirals_section(), regression_table.section(FOLDER)]
     parts += [
         "## Step times",
