@@ -27,5 +27,7 @@ def _fixed_seed():
 @pytest.fixture
 def one_thread():
     """Keeps scikit-learn to one thread: waiting for others takes longer than its work."""
-    with pytest.importorskip("threadpoolctl").threadpool_limits(1):
+    from threadpoolctl import threadpool_limits  # Comes with scikit-learn.
+
+    with threadpool_limits(1):
         yield

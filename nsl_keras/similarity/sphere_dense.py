@@ -122,6 +122,7 @@ class SphereDense(keras.layers.Layer):
         self.curvature = angles.add_curvature(self, self.units, self.response)
 
     def call(self, inputs: Tensor) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         outputs = at_least_float32(ops.matmul(inputs, ops.cast(kernel, inputs.dtype)))
         if self.normalize in ("both", "input"):

@@ -105,3 +105,11 @@ def test_errors_of_shapes():
     layer(inputs())
     with pytest.raises(ValueError, match=r"expected axis -1 .* value 7"):
         layer(ops.ones((2, 6)))
+
+
+def test_integer_inputs():
+    inputs = np.arange(12).reshape(3, 4)
+    layer = SphereDense(5)
+    expected = layer(inputs.astype("float32"))
+    received = ops.convert_to_numpy(layer(inputs))
+    np.testing.assert_array_equal(received, ops.convert_to_numpy(expected))
