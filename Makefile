@@ -24,7 +24,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 .PHONY: demo test test-data lint bench results tune setup
 
 demo: $(INSTALLED)
-	$(PY) -m examples.image_classification --dataset=digits --output_dir=.
+	$(PY) -m examples.demo --dataset=digits --output_dir=.
 	$(PY) -m results.tables
 
 test: $(INSTALLED)
@@ -45,7 +45,7 @@ bench: $(INSTALLED)
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)
-	$(PY) -m examples.image_classification --dataset=digits --tune --output_dir=.
+	$(PY) -m examples.demo --dataset=digits --tune --output_dir=.
 
 # The tables of results/README.md and README.md, from the JSON files.
 results: $(INSTALLED)

@@ -3,7 +3,7 @@
     python -m examples.look_inside --output_dir=results/figures    # under a minute
 
 A linear feature map, a cosine classifier, and a dictionary of learned neighbours: the
-model whose neighbours do most (see examples/image_classification.py). A second one learns
+model whose neighbours do most (see examples/demo.py). A second one learns
 only whether a digit is even, and is asked for the digit (sub-categories). Writes
 digits_*.png: the feature map (PCA and t-SNE), prototypes before and after finetuning,
 sub-categories of both models, and single predictions taken apart.
@@ -37,7 +37,7 @@ def features() -> keras.Model:
 
 
 def train(model: keras.Model, exempt: list, images: np.ndarray, labels: np.ndarray) -> None:
-    """Trains by the recipe of examples/image_classification.py."""
+    """Trains by the recipe of examples/demo.py."""
     steps = FLAGS.epochs * -(-len(images) // 64)
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3 * steps // 4], [1e-2, 1e-3])
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.075, epsilon=1e-8)

@@ -17,7 +17,7 @@ from examples import (
     regression_table,
     similarity_methods,
 )
-from examples.classification_table import table
+from examples.demo_table import table
 
 FOLDER = pathlib.Path(__file__).parent
 README = FOLDER.parent / "README.md"
@@ -31,8 +31,8 @@ def read(name: str) -> dict | None:
 
 
 def classification_section(dataset: str) -> str:
-    title = f"## Image classification: {dataset}"
-    content = read(f"image_classification_{dataset}.json")
+    title = f"## Demo: {dataset}"
+    content = read(f"demo_{dataset}.json")
     if content is None:
         return f"{title}\n\nNot run."
     seeds = max(row["seeds"] for row in content["table"])
@@ -49,7 +49,7 @@ def classification_section(dataset: str) -> str:
 
 
 def tuning_section(dataset: str) -> str:
-    content = read(f"image_classification_{dataset}_tuning.json")
+    content = read(f"demo_{dataset}_tuning.json")
     if content is None:
         return ""
     settings: dict[tuple, list[float]] = {}
@@ -189,7 +189,7 @@ def readme_with_tables(text: str) -> str:
     """The README with the parts between `<!-- table: name -->` markers made anew."""
 
     def made_anew(match: re.Match) -> str:
-        content = read(f"image_classification_{match['name']}.json")
+        content = read(f"demo_{match['name']}.json")
         made = "Not run." if content is None else table(content["table"])
         return f"<!-- table: {match['name']} -->\n{made}\n<!-- end -->"
 

@@ -294,7 +294,7 @@ model, linear_history = train_with_neighbors(linear)
 # step longer, and the head counts on it: as it is, it does worse.
 #
 # That does not say yet that neighbours beat a model trained without them. For this
-# `examples/image_classification.py` in the repository compares such twins.
+# `examples/demo.py` in the repository compares such twins.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -392,5 +392,5 @@ print("correct  ", test_y[:10])
 #   for each input.
 # * Read `help(nsl_keras.MetaNeighborhoodModel)`: it names every argument, and where in the
 #   paper it comes from.
-# * Run `examples/image_classification.py`, which trains such models side by side with
+# * Run `examples/demo.py`, which trains such models side by side with
 #   plain ones, over several seeds.

@@ -2,9 +2,12 @@ r"""Trains plain, neural-similarity and Meta-Neighborhoods classifiers on real i
 
 One recipe for all: AdamW, a cosine classifier, the same backbone, batches and seeds.
 
-    python -m examples.image_classification                       # scikit-learn's digits
-    python -m examples.image_classification --dataset=cifar10 \
+    python -m examples.demo                             # scikit-learn's digits
+    python -m examples.demo --dataset=cifar10 \
         --data_dir=~/tensorflow_datasets --train_examples=10000 --epochs=15
+
+The papers' own tables are made by examples/neural_similarity.py and
+examples/image_classification.py.
 
 Writes below --output_dir: results/*.json, results/figures/*.png, and a served model in
 saved_models/<name>/<version>/. The test images are looked at once, after training.
@@ -30,7 +33,7 @@ from absl import app, flags, logging
 import nsl_keras
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import classification_table
+import demo_table
 import image_data
 import run_records
 
@@ -429,7 +432,7 @@ def model_card(row: dict, recipe: Recipe, data: image_data.ImageData) -> str:
   {recipe.learning_rate:g}, {recipe.num_neighbors} dictionary entries; seed 0.
 * **Test accuracy**: {100 * row["test_accuracy"]:.2f} % on {len(data.test.images)} images
   that took no part in training or choices.
-* **Written by** `{run_records.command("image_classification")}`.
+* **Written by** `{run_records.command("demo")}`.
 * **Limits**: made to show the method; inputs are not checked.
 """
 
@@ -458,7 +461,7 @@ def tune(recipe: Recipe, data: image_data.ImageData, strategy, output: pathlib.P
                 changed = dataclasses.replace(recipe, **changes)
                 _, record = train(name, changed, data, seed, strategy)
                 records.append({**changes, **record})
-    path = output / "results" / f"image_classification_{FLAGS.dataset}_tuning.json"
+    path = output / "results" / f"demo_{FLAGS.dataset}_tuning.json"
     write_json(path, {"recipe": dataclasses.asdict(recipe), "trials": records})
     by_setting: dict[tuple, list[float]] = {}
     for record in records:
@@ -476,7 +479,7 @@ def _field_names() -> list[str]:
 
 def write_json(path: pathlib.Path, content: dict) -> None:
     content = {
-        "command": run_records.command("image_classification"),
+        "command": run_records.command("demo"),
         "versions": run_records.versions(),
         **content,
     }
@@ -560,9 +563,9 @@ def main(arguments: list[str]) -> None:
     ratios = step_time_ratios(models, batch)
     rows = summarize(records, ratios)
     print(f"\n{FLAGS.dataset}: {len(data.test.images)} test images\n")
-    print(f"{classification_table.table(rows)}\n")
+    print(f"{demo_table.table(rows)}\n")
     write_json(
-        output / "results" / f"image_classification_{FLAGS.dataset}.json",
+        output / "results" / f"demo_{FLAGS.dataset}.json",
         {
             "recipe": dataclasses.asdict(recipe),
             "train_examples": len(data.train.images),

@@ -1,4 +1,4 @@
-"""The main job in small: every step of it, on few images."""
+"""The demo in small: every step of it, on few images."""
 
 import json
 import os
@@ -15,7 +15,7 @@ DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 def run(folder, *arguments):
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "examples.image_classification"),
+            *(sys.executable, "-m", "examples.demo"),
             *(f"--output_dir={folder}", "--verbose=0", *arguments),
         ],
         cwd=ROOT,
@@ -29,9 +29,7 @@ def run(folder, *arguments):
 
 def check_run(folder, result, dataset, models):
     assert result.returncode == 0, result.stderr[-3000:]
-    content = json.loads(
-        (folder / f"results/image_classification_{dataset}.json").read_text()
-    )
+    content = json.loads((folder / f"results/demo_{dataset}.json").read_text())
     assert [row["model"] for row in content["table"]] == models
     served = content["served"]
     assert served["agreeing_predictions"] == served["test_images"]

@@ -1,4 +1,4 @@
-"""The closing table of an image-classification run, as Markdown."""
+"""The closing table of a run of the demo, as Markdown."""
 
 from __future__ import annotations
 
