@@ -13,7 +13,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend.precision import at_least_float32
 from nsl_keras.neighborhoods import initialization, inner_loss
-from nsl_keras.neighborhoods.unit_norm import unit_norm
+from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
 
 Tensor = Any
 
@@ -23,7 +23,6 @@ _LARGEST_PRODUCT = 2**31 - 1
 #: The least probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
 
-METRICS = ("cosine", "euclidean")
 DROPOUT_SCOPES = ("example", "batch")
 
 
@@ -304,14 +303,7 @@ class NeighborDictionary(keras.layers.Layer):
         keys = ops.cast(ops.convert_to_tensor(self.keys), queries.dtype)
         if entries is not None:
             keys = ops.take(keys, entries, axis=0)
-        if self.metric == "cosine":
-            similarity = ops.matmul(unit_norm(queries), ops.transpose(unit_norm(keys)))
-        else:
-            similarity = (
-                2 * ops.matmul(queries, ops.transpose(keys))
-                - ops.sum(ops.square(queries), axis=-1, keepdims=True)
-                - ops.sum(ops.square(keys), axis=-1)
-            )
+        similarity = key_similarity(queries, keys, self.metric)
         if similarity.shape[-1] == 1:
             return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.
         scores = similarity / self.temperature
