@@ -1,0 +1,309 @@
+"""A Keras classifier as a function of some of its variables and of its batch statistics.
+
+Nothing here changes the model: values of variables go in as tensors, and the statistics
+of batch norms come out as tensors, through which gradients run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import keras
+from keras import ops
+
+from nsl_keras import rewiring, validation
+from nsl_keras.backend.precision import at_least_float32
+
+Tensor = Any
+Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
+
+SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")
+POLICIES = ("support", "transductive", "moving")
+
+
+def select_variables(
+    model: keras.Model, selection: Selection, argument: str = "inner_variables"
+) -> list[Any]:
+    """Returns the trainable variables of a built model that a selection stands for.
+
+    Args:
+        model: A built model.
+        selection: `"similarity"`, the parameters of the static similarities;
+            `"classifier"`, the variables of the last layer with weights;
+            `"similarity+classifier"`, both; `"all"`; a collection of names or paths of
+            variables; or a function that takes a variable and returns whether to take it.
+        argument: Name of the argument, for the message.
+
+    Returns:
+        The variables, in the model's order.
+
+    Raises:
+        ValueError: If the selection, or a name of it, matches no trainable variable.
+    """
+    variables = model.trainable_variables
+    if callable(selection):
+        chosen = [variable for variable in variables if selection(variable)]
+    elif isinstance(selection, str):
+        validation.one_of(selection, SELECTIONS, argument)
+        chosen = list(variables) if selection == "all" else []
+        wanted: set[int] = set()
+        if "similarity" in selection:
+            # By itself too: a missing part must not hide behind the other.
+            found = [each for each in variables if each.name == "similarity"]
+            _require_match(found, "similarity", variables, argument)
+            wanted.update(map(id, found))
+        if "classifier" in selection:
+            found = last_layer_with_weights(model).trainable_variables
+            _require_match(found, "classifier", variables, argument)
+            wanted.update(map(id, found))
+        chosen += [each for each in variables if id(each) in wanted]
+    elif isinstance(selection, Collection) and all(
+        isinstance(each, str) for each in selection
+    ):
+        for name in selection:
+            matching = [each for each in variables if name in (each.name, each.path)]
+            _require_match(matching, name, variables, argument)
+        chosen = [
+            each for each in variables if each.name in selection or each.path in selection
+        ]
+    else:
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, a collection "
+            "of variables' names, or a function that takes a variable. "
+            f"Received: {argument}={selection!r}"
+        )
+    _require_match(chosen, selection, variables, argument)
+    return chosen
+
+
+def _require_match(
+    chosen: Sequence[Any], selection: Any, variables: Sequence[Any], argument: str
+) -> None:
+    if not chosen:
+        names = ", ".join(each.path for each in variables) or "none at all"
+        raise ValueError(
+            f"`{argument}` must match trainable variables of the model, which are: "
+            f"{names}. Received: {argument}={selection!r}, which matches none of them"
+        )
+
+
+def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
+    """Returns the layer with weights, no model itself, that a built model calls last.
+
+    In a model with a `call` of its own, it is the one that was made last.
+
+    Raises:
+        ValueError: If the model has no weights.
+    """
+    layers = rewiring.layers(model) if rewiring.is_graph(model) else model.layers
+    for layer in reversed(layers):
+        if isinstance(layer, keras.Model):
+            if layer.weights:
+                return last_layer_with_weights(layer)
+        elif layer.weights:
+            return layer
+    raise ValueError(f"`model` must have weights. Received: model {model.name!r}")
+
+
+class FunctionalClassifier:
+    """What a built classifier computes with other values in some of its variables.
+
+    All layers run in inference mode (dropout, noise and augmentation are off), except
+    that trainable batch norms normalise by the statistics of a batch where asked to.
+    Those with `trainable=False` keep to their moving statistics.
+
+    Args:
+        model: A built Keras model from images to logits.
+        selection: The variables that get other values; see `select_variables`.
+        batch_normalization: `"support"`: batch norms normalise the support set by its own
+            statistics, and queries by those of the support set; `"transductive"`: each
+            batch by its own, the queries included; `"moving"`: all by the moving
+            statistics that the model has stored.
+        argument: Name of the argument `selection`, for messages.
+
+    Attributes:
+        model: The model.
+        variables: The selected variables.
+        batch_normalization: The policy.
+        normalizations: The model's batch norms, trainable or not.
+
+    Raises:
+        ValueError: If the model is not built or ends in a softmax; if the selection
+            matches nothing; if a batch norm is synchronized, renormalises, or (with
+            `"support"`) is called more than once.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        selection: Selection = "all",
+        batch_normalization: str = "support",
+        argument: str = "inner_variables",
+    ) -> None:
+        if not model.built:
+            raise ValueError(
+                "`model` must be built. Call it on images, or its `build(input_shape)`, "
+                f"first. Received: unbuilt model {model.name!r}"
+            )
+        self.batch_normalization = validation.one_of(
+            batch_normalization, POLICIES, "batch_normalization"
+        )
+        _require_logits(model)
+        self.model = model
+        self.variables = select_variables(model, selection, argument)
+        self.normalizations = [
+            layer
+            for layer in rewiring.sublayers(model)
+            if isinstance(layer, keras.layers.BatchNormalization)
+        ]
+        self._check_normalizations()
+
+    def _check_normalizations(self) -> None:
+        for layer in self.normalizations:
+            if layer.synchronized or layer.renorm:
+                kind = "synchronized" if layer.synchronized else "renorm"
+                raise ValueError(
+                    "Batch norms of `model` must take the statistics of the episode at "
+                    f"hand, so that {kind} must be False. "
+                    f"Received: layer {layer.name!r} with {kind}=True"
+                )
+        if self.batch_normalization != "support" or not rewiring.is_graph(self.model):
+            return
+        called = [id(call.layer) for call in rewiring.calls(self.model)]
+        for layer in self.normalizations:
+            if called.count(id(layer)) > 1:
+                raise ValueError(
+                    '`batch_normalization` "support" needs one set of statistics for each '
+                    "batch norm of `model`, called once. "
+                    f"Received: layer {layer.name!r}, which is called more often"
+                )
+
+    def values(self) -> list[Tensor]:
+        """Returns the selected variables' own values."""
+        return [ops.convert_to_tensor(variable) for variable in self.variables]
+
+    def outputs(
+        self,
+        values: Sequence[Tensor],
+        images: Tensor,
+        statistics: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns logits, and the statistics that batch norms normalised by.
+
+        Args:
+            values: Values for `variables`, in their order.
+            images: Batch of images.
+            statistics: What an earlier call returned, to normalise by; or `None` for
+                the statistics of `images` (with `"moving"` the stored ones).
+
+        Returns:
+            `(logits, statistics)`: logits of shape `(batch, classes)`, in float32 or
+            wider, and mean and variance of each trainable batch norm in one flat list.
+        """
+        own = statistics is None and self.batch_normalization != "moving"
+        return self._run(values, images, statistics, own)
+
+    def query_outputs(
+        self, values: Sequence[Tensor], support_images: Tensor, query_images: Tensor
+    ) -> Tensor:
+        """Returns the logits of queries under the policy, of shape `(queries, classes)`."""
+        statistics = None
+        if self.batch_normalization == "support" and self._active():
+            _, statistics = self.outputs(values, support_images)
+        return self.outputs(values, query_images, statistics)[0]
+
+    def batch_statistics(self, values: Sequence[Tensor], images: Tensor) -> list[Tensor]:
+        """Returns the statistics of a batch under any policy, as `outputs` lists them."""
+        return self._run(values, images, None, own=True)[1]
+
+    def update_moving_statistics(self, statistics: Sequence[Tensor]) -> None:
+        """Moves the stored statistics towards those of a batch, as training does.
+
+        Args:
+            statistics: Mean and variance of each trainable batch norm, as `outputs` lists
+                them.
+        """
+        for layer, mean, variance in zip(
+            self._active(), statistics[::2], statistics[1::2], strict=True
+        ):
+            for stored, new in (
+                (layer.moving_mean, mean),
+                (layer.moving_variance, variance),
+            ):
+                old = ops.convert_to_tensor(stored)
+                new = ops.cast(new, old.dtype)
+                stored.assign(old * layer.momentum + new * (1 - layer.momentum))
+
+    def _active(self) -> list[keras.layers.BatchNormalization]:
+        return [layer for layer in self.normalizations if layer.trainable]
+
+    def _run(
+        self,
+        values: Sequence[Tensor],
+        images: Tensor,
+        statistics: Sequence[Tensor] | None,
+        own: bool,
+    ) -> tuple[Tensor, list[Tensor]]:
+        layers = self._active()
+        moving = [
+            variable
+            for layer in layers
+            for variable in (layer.moving_mean, layer.moving_variance)
+        ]
+        # All variables, since a scope around this one ends where the new one begins.
+        state = {
+            id(variable): (variable, ops.convert_to_tensor(variable))
+            for variable in self.model.variables
+        }
+        replaced = list(zip(self.variables, values, strict=True))
+        if statistics:
+            replaced += zip(moving, statistics, strict=True)
+        state.update({id(pair[0]): pair for pair in replaced})
+        with (
+            keras.StatelessScope(state_mapping=list(state.values())) as scope,
+            _normalizing_by_batch(layers if own else []),
+        ):
+            logits = self.model(images, training=False)
+            used = [scope.get_current_value(variable) for variable in moving]
+        return at_least_float32(logits), used
+
+
+@contextlib.contextmanager
+def _normalizing_by_batch(
+    layers: Sequence[keras.layers.BatchNormalization],
+) -> Iterator[None]:
+    """Lets batch norms run in training mode, and write a batch's statistics as they are."""
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.call = _in_training_mode(layer.call)
+        # With the momentum at zero the moving statistics become the batch's own.
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            del layer.call
+
+
+def _in_training_mode(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def training_call(inputs: Tensor, training: Any = None, **kwargs: Any) -> Tensor:
+        del training
+        return call(inputs, training=True, **kwargs)
+
+    return training_call
+
+
+def _require_logits(model: keras.Model) -> None:
+    layers = rewiring.layers(model) if rewiring.is_graph(model) else model.layers
+    if not layers:
+        return
+    last = layers[-1]
+    softmax = getattr(last, "activation", None) is keras.activations.softmax
+    if softmax or isinstance(last, keras.layers.Softmax):
+        raise ValueError(
+            "`model` must return logits, without a softmax at its end. "
+            f"Received: model {model.name!r}, which ends in layer {last.name!r}"
+        )
