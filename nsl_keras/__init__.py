@@ -7,6 +7,8 @@ from nsl_keras import backbones as backbones
 from nsl_keras import callbacks as callbacks
 from nsl_keras import convert as convert
 from nsl_keras import export as export
+from nsl_keras import few_shot as few_shot
+from nsl_keras import image_folders as image_folders
 from nsl_keras import layers as layers
 from nsl_keras import losses as losses
 from nsl_keras import predictors as predictors

@@ -30,6 +30,15 @@ def positive_integer(value: Any, name: str) -> int:
     return int(value)
 
 
+def non_negative_integer(value: Any, name: str) -> int:
+    """Returns `value` as an int of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(
+            f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
+        )
+    return int(value)
+
+
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
     """Returns `value`, an int or a sequence of `length` ints, as a tuple of positives."""
     entries = (value,) * length if isinstance(value, (int, np.integer)) else value

@@ -12,6 +12,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Floors from the ground up. A module imports only from floors below its own.
 FLOORS = {
     "backend": 0,
+    "image_folders": 0,
     "rewiring": 0,
     "timing": 0,
     "validation": 0,
@@ -20,6 +21,7 @@ FLOORS = {
     "neighborhoods": 1,
     "backbones": 2,
     "export": 2,
+    "few_shot": 2,
     "visualize": 2,
     # Names only.
     "callbacks": 3,
@@ -32,7 +34,11 @@ FLOORS = {
     "__init__": 4,
 }
 #: `validation` serves all, the timing helper included.
-ALLOWED_BESIDE = {("timing", "validation"), ("backend", "validation")}
+ALLOWED_BESIDE = {
+    ("backend", "validation"),
+    ("image_folders", "validation"),
+    ("timing", "validation"),
+}
 
 
 def room_of(path):

@@ -19,6 +19,8 @@ MODULES = (
     nsl_keras.regularizers,
     nsl_keras.backbones,
     nsl_keras.export,
+    nsl_keras.few_shot,
+    nsl_keras.image_folders,
     nsl_keras.visualize,
     nsl_keras.timing,
 )

@@ -40,6 +40,20 @@ def test_positive_integer_errors(value):
         validation.positive_integer(value, "size")
 
 
+@pytest.mark.parametrize("value", [0, 7, np.int64(3), np.uint8(0)])
+def test_non_negative_integer(value):
+    result = validation.non_negative_integer(value, "x")
+    assert result == value
+    assert type(result) is int
+
+
+@pytest.mark.parametrize("value", [-1, 0.0, np.float32(2), "1", None, False, (1,)])
+def test_non_negative_integer_errors(value):
+    message = rf"^`seed` must be an integer of at least 0\. {received('seed', value)}$"
+    with pytest.raises(ValueError, match=message):
+        validation.non_negative_integer(value, "seed")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -1,0 +1,135 @@
+"""Classes for training, validation and test, none of them in two parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nsl_keras import validation
+from nsl_keras.few_shot.labelled_images import checked, class_labels, listed
+
+
+def split_classes(
+    labels: Any, sizes: Sequence[int] | Sequence[float], seed: int = 0
+) -> list[np.ndarray]:
+    """Splits classes at random into disjoint sets.
+
+    Few-shot learning is judged on classes never trained on: what is split is the classes,
+    with all their images.
+
+    Args:
+        labels: Array of shape `(n,)`: the class of each image, or each class once. Class
+            numbers or names.
+        sizes: Sequence of ints that add up to the number of classes, or of floats that add
+            up to 1: the sizes of the sets.
+        seed: int, fixes the draw.
+
+    Returns:
+        A list of sorted arrays of classes, one for each of `sizes`.
+
+    Raises:
+        ValueError: If the sizes are not positive, do not add up, or leave a set without
+            classes.
+
+    Example:
+
+    >>> from nsl_keras import few_shot
+    >>> labels = ["cat", "cat", "cow", "dog", "dog", "owl"]
+    >>> train, test = few_shot.split_classes(labels, (0.75, 0.25), seed=1)
+    >>> len(train), len(test), len({*train} & {*test})
+    (3, 1, 0)
+    """
+    classes = np.unique(class_labels(labels))
+    counts = _counts(sizes, len(classes))
+    seed = validation.non_negative_integer(seed, "seed")
+    shuffled = np.random.default_rng(seed).permutation(classes)
+    return [np.sort(part) for part in np.split(shuffled, np.cumsum(counts)[:-1])]
+
+
+def _counts(sizes: Sequence[int] | Sequence[float], total: int) -> list[int]:
+    if not sizes:
+        raise ValueError(f"`sizes` must hold a size for each set. Received: sizes={sizes}")
+    if all(isinstance(size, (int, np.integer)) for size in sizes):
+        counts = [validation.positive_integer(size, "sizes") for size in sizes]
+        if sum(counts) != total:
+            raise ValueError(
+                f"`sizes` must add up to the number of classes, {total}. "
+                f"Received: sizes={tuple(sizes)}"
+            )
+        return counts
+    shares = [validation.positive_number(size, "sizes") for size in sizes]
+    if abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(
+            "`sizes` must be integers, or fractions that add up to 1. "
+            f"Received: sizes={tuple(sizes)}"
+        )
+    ends = [round(share * total) for share in itertools.accumulate(shares)]
+    counts = [int(count) for count in np.diff([0, *ends])]
+    if 0 in counts:
+        raise ValueError(
+            f"`sizes` must leave a class to every set. Received: sizes={tuple(sizes)} "
+            f"for {total} classes"
+        )
+    return counts
+
+
+def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Picks the images of some classes.
+
+    Args:
+        images: Array of shape `(n, height, width, channels)`.
+        labels: Array of shape `(n,)`: the class of each, a number or a name.
+        classes: Array of classes, as of `split_classes`.
+
+    Returns:
+        `(images, labels)` of these classes alone, in their order.
+
+    Raises:
+        ValueError: If a class has no image, or on bad images or labels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.zeros((4, 8, 8, 3), "uint8")
+    >>> some, labels = few_shot.select_classes(images, [7, 8, 9, 8], [8, 9])
+    >>> some.shape, labels.tolist()
+    ((3, 8, 8, 3), [8, 9, 8])
+    """
+    images, labels = checked(images, labels)
+    classes = np.unique(class_labels(classes, "classes"))
+    absent = classes[~np.isin(classes, labels)]
+    if len(absent):
+        raise ValueError(
+            f"`classes` must be among the labels. Received: {listed(absent)}, which no "
+            "image has"
+        )
+    chosen = np.isin(labels, classes)
+    return images[chosen], labels[chosen]
+
+
+def disjoint(**parts: Any) -> None:
+    """Raises if a class is in two parts.
+
+    Args:
+        parts: By the name of each part, array of its classes or of its images' classes.
+
+    Raises:
+        ValueError: If parts overlap; the message names them and the classes.
+
+    Example:
+
+    >>> from nsl_keras import few_shot
+    >>> few_shot.disjoint(train=[0, 1, 2], validation=[3], test=[4, 4, 5])
+    """
+    classes = {name: np.unique(class_labels(part, name)) for name, part in parts.items()}
+    for (one, its), (other, theirs) in itertools.combinations(classes.items(), 2):
+        shared = np.intersect1d(its, theirs)
+        if len(shared):
+            raise ValueError(
+                f"`{one}` and `{other}` must have no class in common. "
+                f"Received: {listed(shared)} in both"
+            )

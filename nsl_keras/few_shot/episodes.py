@@ -1,0 +1,331 @@
+"""Few-shot tasks drawn from labelled images: N ways, K shots, some queries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import keras
+import numpy as np
+
+from nsl_keras import image_folders, validation
+from nsl_keras.backend.data import endless_dataset
+from nsl_keras.few_shot.labelled_images import checked, listed
+
+#: What `fit` takes: what a learner sees of an episode, and what it is asked.
+Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Episode(NamedTuple):
+    """One few-shot task, or a batch of them with one more leading axis on each array.
+
+    Images and labels stand class by class, the classes numbered anew in every episode.
+
+    Attributes:
+        support_images: float32 array `(ways * shots, height, width, channels)`, to adapt
+            to.
+        support_labels: int32 array `(ways * shots,)` of classes 0 to `ways - 1`.
+        query_images: float32 array `(ways * queries, height, width, channels)`, to judge
+            the adapted model on.
+        query_labels: int32 array `(ways * queries,)`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> sampler = few_shot.EpisodeSampler(
+    ...     np.zeros((60, 8, 8, 1)), np.arange(60) // 10, ways=5, shots=1, queries=2)
+    >>> episode = sampler.episode(0)
+    >>> episode.support_labels.tolist(), episode.query_labels.tolist()
+    ([0, 1, 2, 3, 4], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    """
+
+    support_images: np.ndarray
+    support_labels: np.ndarray
+    query_images: np.ndarray
+    query_labels: np.ndarray
+
+
+class EpisodeSampler:
+    """Draws episodes: some classes, and of each some support and some query images.
+
+    For each episode `ways` different classes are drawn with equal chances, and of each
+    class `shots + queries` different images. Episode number `i` is a function of `seed` and
+    `i` alone, so that several methods can be compared on the same episodes, in any order
+    and on either backend. The papers' protocol for tests: 15 queries, 600 episodes.
+
+    The images stay in memory as they are given, uint8 in a quarter of float32's room.
+    Episodes hold float32: uint8 images divided by 255, in [0, 1]; floating-point images
+    with their values unchanged.
+
+    Args:
+        images: Array of shape `(n, height, width, channels)`, uint8 or floating-point.
+        labels: Array of shape `(n,)` or `(n, 1)`: the class of each image, a number or a
+            name. All classes count as one pool: give only the part's own (see
+            `split_classes`, `select_classes` and `disjoint`).
+        ways: int, the number of classes in an episode.
+        shots: int, the number of support images of a class.
+        queries: int, the number of query images of a class.
+        seed: int, at least 0.
+
+    Raises:
+        ValueError: If there are fewer classes than `ways`, or in some class (named) fewer
+            images than `shots + queries`; if the images are not finite, or their number is
+            not that of the labels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.random.default_rng(0).integers(0, 256, (100, 8, 8, 3), "uint8")
+    >>> sampler = few_shot.EpisodeSampler(images, np.arange(100) // 10, shots=2, queries=3)
+    >>> batch = sampler.episodes(4)
+    >>> batch.support_images.shape, batch.query_labels.shape
+    ((4, 10, 8, 8, 3), (4, 15))
+
+    Reference: Vinyals et al., Matching Networks for One Shot Learning (2016), Section 4.1;
+    Liu et al., Neural Similarity Learning (2019), Section 7.2.
+    """
+
+    def __init__(
+        self,
+        images: Any,
+        labels: Any,
+        ways: int = 5,
+        shots: int = 1,
+        queries: int = 15,
+        seed: int = 0,
+    ):
+        self.images, self.labels = checked(images, labels)
+        self.ways = validation.positive_integer(ways, "ways")
+        self.shots = validation.positive_integer(shots, "shots")
+        self.queries = validation.positive_integer(queries, "queries")
+        self.seed = validation.non_negative_integer(seed, "seed")
+        self.classes, numbers, counts = np.unique(
+            self.labels, return_inverse=True, return_counts=True
+        )
+        if self.ways > len(self.classes):
+            raise ValueError(
+                f"`ways` must be at most the number of classes, {len(self.classes)}. "
+                f"Received: ways={self.ways}"
+            )
+        few = counts < self.shots + self.queries
+        if few.any():
+            raise ValueError(
+                f"Every class must have at least shots + queries = {self.shots} + "
+                f"{self.queries} images. Received: {listed(self.classes[few])} with "
+                f"{counts[few].min()} at the fewest"
+            )
+        order = np.argsort(numbers, kind="stable")
+        self._images_of = np.split(order, np.cumsum(counts)[:-1])
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        ways: int = 5,
+        shots: int = 1,
+        queries: int = 15,
+        seed: int = 0,
+        *,
+        image_size: int | tuple[int, int] | None = None,
+        color: Literal["rgb", "grayscale"] = "rgb",
+        nested: bool = False,
+        unreadable: Literal["error", "skip"] = "error",
+    ) -> EpisodeSampler:
+        """Reads the images of a folder, one sub-folder a class (a mini-ImageNet part).
+
+        Args:
+            folder: Path of the folder.
+            ways: As of the class.
+            shots: As of the class.
+            queries: As of the class.
+            seed: As of the class.
+            image_size: As of `image_folders.load_image_folder`, with all that follows.
+            color: "rgb" or "grayscale".
+            nested: bool, whether classes lie deeper (alphabets of letters).
+            unreadable: "error" or "skip".
+
+        Raises:
+            ValueError: As the class and `image_folders.load_image_folder`.
+        """
+        images, labels, names = image_folders.load_image_folder(
+            folder, image_size=image_size, color=color, nested=nested, unreadable=unreadable
+        )
+        return cls(images, np.array(names)[labels], ways, shots, queries, seed)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Iterable[Any],
+        ways: int = 5,
+        shots: int = 1,
+        queries: int = 15,
+        seed: int = 0,
+    ) -> EpisodeSampler:
+        """Reads a data set of single examples once, as tensorflow-datasets has them.
+
+        Args:
+            dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`: a
+                `tf.data.Dataset` that ends, or what `tfds.as_numpy` or `tfds.data_source`
+                return. Images must be of one size (use the data set's `map` before).
+            ways: As of the class.
+            shots: As of the class.
+            queries: As of the class.
+            seed: As of the class.
+
+        Raises:
+            ValueError: As the class, and if there is no example or their sizes differ.
+
+        Example:
+
+        >>> import numpy as np
+        >>> from nsl_keras import few_shot
+        >>> examples = [{"image": np.zeros((8, 8, 1), "uint8"), "label": i % 6}
+        ...             for i in range(60)]
+        >>> sampler = few_shot.EpisodeSampler.from_dataset(examples, queries=2)
+        >>> sampler.images.shape
+        (60, 8, 8, 1)
+        """
+        images, labels = [], []
+        for example in dataset:
+            pair = isinstance(example, (tuple, list))
+            image, label = example if pair else (example["image"], example["label"])
+            images.append(np.asarray(image))
+            labels.append(np.asarray(label).item())
+        shapes = sorted({image.shape for image in images})
+        if len(shapes) != 1:
+            raise ValueError(
+                "`dataset` must hold images of one size. Received: "
+                + (f"sizes {shapes[0]} to {shapes[-1]}" if shapes else "no examples")
+            )
+        return cls(np.stack(images), labels, ways, shots, queries, seed)
+
+    def episode(self, index: int) -> Episode:
+        """Returns episode number `index`, a function of it and `seed` alone."""
+        return Episode(*(array[0] for array in self.episodes(1, index)))
+
+    def episodes(self, count: int, start: int = 0) -> Episode:
+        """Returns a batch of episodes, `start` to `start + count - 1`.
+
+        All are in memory at once as float32: 600 of 5 ways and 1 + 15 images of 84 x 84
+        pixels are 4 GB. Take many of them in smaller batches.
+
+        Args:
+            count: int, the number of episodes.
+            start: int, the number of the first.
+
+        Returns:
+            An `Episode` whose arrays have the episodes as their first axis.
+
+        Raises:
+            ValueError: If `count` is not positive or `start` negative.
+        """
+        count = validation.positive_integer(count, "count")
+        start = validation.non_negative_integer(start, "start")
+        drawn = np.stack([self._draw(start + i) for i in range(count)])
+        support, query = np.split(drawn, [self.shots], axis=2)
+        return Episode(
+            *self._gather(support.reshape(count, -1), self.shots),
+            *self._gather(query.reshape(count, -1), self.queries),
+        )
+
+    def _draw(self, index: int) -> np.ndarray:
+        """Returns the numbers of an episode's images, `(ways, shots + queries)`."""
+        generator = np.random.default_rng((self.seed, index))
+        classes = generator.choice(len(self.classes), self.ways, replace=False)
+        return np.stack(
+            [
+                generator.choice(
+                    self._images_of[each], self.shots + self.queries, replace=False
+                )
+                for each in classes
+            ]
+        )
+
+    def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+        images = self.images[drawn]
+        if images.dtype == np.uint8:
+            images = np.divide(images, 255, dtype="float32")
+        labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
+        return images.astype("float32", copy=False), np.tile(labels, (len(drawn), 1))
+
+    def _batch(self, number: int, size: int, start: int) -> Batch:
+        episodes = self.episodes(size, start + number * size)
+        return episodes[:3], episodes.query_labels
+
+    def batches(
+        self,
+        batch_size: int,
+        steps: int,
+        start: int = 0,
+        fresh: bool = True,
+        **options: Any,
+    ) -> keras.utils.PyDataset:
+        """Returns what `fit`, `evaluate` and `predict` take, on both backends.
+
+        Batch number `i` of epoch number `e` is
+        `((support_images, support_labels, query_images), query_labels)` of the episodes
+        from number `start + (e * steps + i) * batch_size`.
+
+        Args:
+            batch_size: int, the number of episodes in a batch.
+            steps: int, the number of batches in an epoch.
+            start: int, the number of the first episode. To go on with a training of `e`
+                epochs, give `e * steps * batch_size`.
+            fresh: bool, whether each epoch has new episodes, or, for validation, the same.
+            options: `workers`, `use_multiprocessing` and `max_queue_size` of
+                `keras.utils.PyDataset`.
+
+        Raises:
+            ValueError: If a number is not positive or `start` negative.
+        """
+        return _EpisodeBatches(self, batch_size, steps, start, fresh, **options)
+
+    def dataset(self, batch_size: int, start: int = 0) -> Any:
+        """Returns the same batches as an infinite `tf.data.Dataset` (TensorFlow only).
+
+        Give `fit` a number of `steps_per_epoch`.
+
+        Args:
+            batch_size: int, the number of episodes in a batch.
+            start: int, the number of the first episode.
+
+        Raises:
+            ValueError: If `batch_size` is not positive or `start` negative.
+            RuntimeError: On another backend than TensorFlow.
+        """
+        return endless_dataset(lambda number: self._batch(number, batch_size, start))
+
+
+class _EpisodeBatches(keras.utils.PyDataset):
+    """See `EpisodeSampler.batches`."""
+
+    def __init__(
+        self,
+        sampler: EpisodeSampler,
+        batch_size: int,
+        steps: int,
+        start: int,
+        fresh: bool,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.sampler = sampler
+        self.batch_size = validation.positive_integer(batch_size, "batch_size")
+        self.steps = validation.positive_integer(steps, "steps")
+        self.start = validation.non_negative_integer(start, "start")
+        self.fresh = fresh
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> Batch:
+        number = self.epoch * self.steps + index
+        return self.sampler._batch(number, self.batch_size, self.start)
+
+    def on_epoch_end(self) -> None:
+        if self.fresh:
+            self.epoch += 1
