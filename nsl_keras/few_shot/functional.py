@@ -116,7 +116,8 @@ class FunctionalClassifier:
 
     Args:
         model: A built Keras model from images to logits.
-        selection: The variables that get other values; see `select_variables`.
+        selection: The variables that get other values; see `select_variables`; or `None`
+            for none.
         batch_normalization: `"support"`: batch norms normalise the support set by its own
             statistics, and queries by those of the support set; `"transductive"`: each
             batch by its own, the queries included; `"moving"`: all by the moving
@@ -138,7 +139,7 @@ class FunctionalClassifier:
     def __init__(
         self,
         model: keras.Model,
-        selection: Selection = "all",
+        selection: Selection | None = "all",
         batch_normalization: str = "support",
         argument: str = "inner_variables",
     ) -> None:
@@ -152,7 +153,9 @@ class FunctionalClassifier:
         )
         _require_logits(model)
         self.model = model
-        self.variables = select_variables(model, selection, argument)
+        self.variables = (
+            [] if selection is None else select_variables(model, selection, argument)
+        )
         self.normalizations = [
             layer
             for layer in rewiring.sublayers(model)
