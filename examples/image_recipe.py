@@ -1,7 +1,8 @@
-"""How the networks of Neural Similarity Learning are trained: rates, decay, images.
+"""How image networks are trained: rates, decay, batches, and runs that can be resumed.
 
-The published recipes, in iterations; shorter budgets keep their proportions. Batches are
-NumPy arrays, a function of seed and iteration alone, so that a resumed run sees what an
+The published recipes of Neural Similarity Learning, in iterations; shorter budgets keep
+their proportions (those of Meta-Neighborhoods: neighborhood_recipe.py). Batches are NumPy
+arrays, a function of seed and iteration alone, so that a resumed run sees what an
 uninterrupted one would have, on either backend.
 """
 
@@ -12,6 +13,7 @@ import json
 import pathlib
 import statistics
 import time
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -19,28 +21,29 @@ import numpy as np
 import nsl_keras
 from examples import image_data
 
-AUGMENTATIONS = ("none", "flip", "crop_flip")
+#: "crop": padded by 4 pixels of the mirror image, "pad_crop": by zeros; "cutout": a square
+#: of 16x16 pixels is blackened.
+AUGMENTATIONS = (
+    "none",
+    "flip",
+    "crop_flip",
+    "pad_crop",
+    "pad_crop_flip",
+    "pad_crop_flip_cutout",
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """A training; `decay` is a factor of half the squared weights, as the authors' is."""
+class Schedule:
+    """The part of a recipe that `Batches` and `fit` know."""
 
     iterations: int
     rate_drops: tuple[int, ...]
-    optimizer: str = "momentum"
     learning_rate: float = 0.1
     batch_size: int = 128
-    label_smoothing: float = 0.01
-    decay: float = 5e-4
-    unconstrained_similarity_decay: float = 5e-3
-    batch_normalization_momentum: float = 0.999
     augmentation: str = "crop_flip"
-    # What images in [0, 1] are multiplied with, and what is then added.
-    input_scale: float = 255.0
-    input_offset: float = 0.0
 
-    def scaled(self, iterations: int) -> Recipe:
+    def scaled(self, iterations: int) -> Self:
         """The recipe with another number of iterations, rate drops in proportion."""
         return dataclasses.replace(
             self,
@@ -49,6 +52,29 @@ class Recipe:
                 round(drop * iterations / self.iterations) for drop in self.rate_drops
             ),
         )
+
+    def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
+        """The rate, divided by 10 at each drop."""
+        if not self.rate_drops:
+            return self.learning_rate
+        return keras.optimizers.schedules.PiecewiseConstantDecay(
+            list(self.rate_drops),
+            [self.learning_rate / 10**drops for drops in range(len(self.rate_drops) + 1)],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(Schedule):
+    """A training; `decay` is a factor of half the squared weights, as the authors' is."""
+
+    optimizer: str = "momentum"
+    label_smoothing: float = 0.01
+    decay: float = 5e-4
+    unconstrained_similarity_decay: float = 5e-3
+    batch_normalization_momentum: float = 0.999
+    # What images in [0, 1] are multiplied with, and what is then added.
+    input_scale: float = 255.0
+    input_offset: float = 0.0
 
 
 #: "paper": Section 7.1. "code": the authors' published scripts for images. "imagenet":
@@ -70,16 +96,10 @@ RECIPES = {
 
 
 def optimizer(recipe: Recipe) -> keras.optimizers.Optimizer:
-    """The recipe's optimizer, its rate divided by 10 at each drop."""
-    rate = recipe.learning_rate
-    if recipe.rate_drops:
-        rate = keras.optimizers.schedules.PiecewiseConstantDecay(
-            list(recipe.rate_drops),
-            [rate / 10**drops for drops in range(len(recipe.rate_drops) + 1)],
-        )
+    """The recipe's optimizer."""
     if recipe.optimizer == "adam":
-        return keras.optimizers.Adam(rate, epsilon=1e-8)
-    return keras.optimizers.SGD(rate, momentum=0.9)
+        return keras.optimizers.Adam(recipe.rates(), epsilon=1e-8)
+    return keras.optimizers.SGD(recipe.rates(), momentum=0.9)
 
 
 def add_decay(model: keras.Model, recipe: Recipe) -> None:
@@ -127,23 +147,33 @@ def trainable(
 def augmented(
     images: np.ndarray, augmentation: str, generator: np.random.Generator
 ) -> np.ndarray:
-    """Images shifted by up to 4 pixels and mirrored, each for itself.
+    """Images shifted by up to 4 pixels, mirrored and cut, each for itself.
 
-    Shifted in images are continued by their mirror image, as in the authors' code.
+    Shifted in images are continued by their mirror image, as in the authors' code of
+    Neural Similarity Learning, or by zeros, as in that of Meta-Neighborhoods.
     """
     count, height, width, _ = images.shape
     if augmentation == "none":
         return images
     rows, columns = np.arange(height), np.arange(width)
     rows, columns = np.tile(rows, (count, 1)), np.tile(columns, (count, 1))
-    if augmentation == "crop_flip":
+    if "crop" in augmentation:
         pad = 4
-        images = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="symmetric")
+        mode: Any = "constant" if "pad" in augmentation else "symmetric"
+        images = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode=mode)
         rows += generator.integers(0, 2 * pad + 1, (count, 1))
         columns += generator.integers(0, 2 * pad + 1, (count, 1))
-    mirrored = generator.random((count, 1)) < 0.5
-    columns = np.where(mirrored, columns[:, ::-1], columns)
-    return images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    if "flip" in augmentation:
+        mirrored = generator.random((count, 1)) < 0.5
+        columns = np.where(mirrored, columns[:, ::-1], columns)
+    images = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    if "cutout" in augmentation:
+        rows, columns = (
+            np.abs(2 * (np.arange(size) - generator.integers(0, size, (count, 1))) + 1) < 16
+            for size in (height, width)
+        )
+        images[rows[:, :, None] & columns[:, None, :]] = 0
+    return images
 
 
 class Batches(keras.utils.PyDataset):
@@ -152,7 +182,7 @@ class Batches(keras.utils.PyDataset):
     Training is divided into epochs of `steps` iterations, which need not be passes.
     """
 
-    def __init__(self, split: image_data.Split, recipe: Recipe, seed: int) -> None:
+    def __init__(self, split: image_data.Split, recipe: Schedule, seed: int) -> None:
         super().__init__()
         self.split, self.recipe, self.seed = split, recipe, seed
         self.steps = chunk_steps(recipe.iterations)
@@ -214,7 +244,7 @@ def chunk_steps(iterations: int, longest: int = 500) -> int:
 def fit(
     model: keras.Model,
     batches: keras.utils.PyDataset,
-    recipe: Recipe,
+    recipe: Schedule,
     folder: pathlib.Path,
     callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: int = 0,
