@@ -1,0 +1,203 @@
+"""Accuracies over many episodes, with their interval, and paired differences of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from nsl_keras import validation
+from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
+from nsl_keras.neighborhoods.non_finite_loss import NonFiniteLossError
+
+#: A model that scores `(support images, support labels, query images)`, or any callable
+#: from a batch of episodes to logits of shape `(episodes, queries, ways)`.
+Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Accuracies of a learner over episodes `start`, `start + 1`, ... of a sampler.
+
+    Attributes:
+        accuracies: Array of shape `(episodes,)`, the fraction of right queries of each.
+        start: int, the index of the first episode.
+        batch_normalization: The learner's policy (`"support"`, `"transductive"` or
+            `"moving"`), `None` where it names none.
+    """
+
+    accuracies: np.ndarray
+    start: int = 0
+    batch_normalization: str | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean accuracy."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
+        return _half_width(self.accuracies)
+
+    def __str__(self) -> str:
+        policy = self.batch_normalization
+        statistics = f", batch normalization {policy!r}" if policy else ""
+        return (
+            f"{100 * self.mean:.2f} ± {100 * self.half_width:.2f} % "
+            f"({len(self.accuracies)} episodes{statistics})"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """What one learner is more accurate than another by, episode for episode.
+
+    Attributes:
+        differences: Array of shape `(episodes,)`, first minus second.
+    """
+
+    differences: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return float(np.mean(self.differences))
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
+        return _half_width(self.differences)
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} % "
+            f"({len(self.differences)} paired episodes)"
+        )
+
+
+def evaluate(
+    learner: Learner,
+    sampler: EpisodeSampler,
+    episodes: int = 600,
+    batch_size: int = 4,
+    start: int = 0,
+) -> Evaluation:
+    """Returns a learner's accuracy on the queries of many episodes.
+
+    The papers' protocol is 600 episodes of 15 queries a class. Equal samplers give equal
+    episodes, so that learners can be compared in pairs (`compare`). What a learner
+    compiles, it compiles once for each shape: choose a `batch_size` that divides
+    `episodes`.
+
+    Args:
+        learner: A `keras.Model` that maps `(support_images, support_labels,
+            query_images)` of a batch of episodes to logits of shape `(batch, queries,
+            ways)`, or any callable from a batched `Episode` to such logits.
+        sampler: `EpisodeSampler` of the test classes.
+        episodes: int of at least 2, the number of episodes.
+        batch_size: int, the number of episodes given to the learner at once.
+        start: int, the index of the first episode.
+
+    Returns:
+        An `Evaluation`.
+
+    Raises:
+        ValueError: For numbers outside these ranges, or logits of another shape.
+        NonFiniteLossError: If the learner's inner loss or its logits are not finite; the
+            episode is named.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.random.default_rng(0).normal(size=(120, 4, 4, 1))
+    >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2)
+    >>> def guess(episode):
+    ...     return np.zeros((*episode.query_labels.shape, 5))
+    >>> print(few_shot.evaluate(guess, sampler, episodes=8))
+    20.00 ± 0.00 % (8 episodes)
+    """
+    episodes = validation.positive_integer(episodes, "episodes")
+    if episodes < 2:
+        raise ValueError(
+            f"`episodes` must be at least 2, for an interval. Received: episodes={episodes}"
+        )
+    batch_size = validation.positive_integer(batch_size, "batch_size")
+    start = validation.non_negative_integer(start, "start")
+    accuracies = []
+    for first in range(start, start + episodes, batch_size):
+        batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
+        try:
+            logits = _logits(learner, batch)
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                f"Where the first of the batch is episode {first} of the sampler: {error}"
+            ) from error
+        _check_logits(logits, batch, sampler.ways, first)
+        right = np.argmax(logits, axis=-1) == batch.query_labels
+        accuracies.append(np.mean(right, axis=-1))
+    policy = getattr(learner, "batch_normalization", None)
+    return Evaluation(np.concatenate(accuracies), start, policy)
+
+
+def compare(first: Evaluation, second: Evaluation) -> Difference:
+    """Returns the difference of two learners' accuracies on the same episodes.
+
+    The spread from one episode to the next, which both share, drops out: the interval is
+    narrower than those of the two accuracies.
+
+    Args:
+        first: `Evaluation` of one learner.
+        second: `Evaluation` of another one on the same episodes of an equal sampler.
+
+    Returns:
+        A `Difference`, first minus second.
+
+    Raises:
+        ValueError: If the evaluations start at, or count, different episodes.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> better = few_shot.Evaluation(np.array([0.9, 0.5, 0.7]))
+    >>> worse = few_shot.Evaluation(np.array([0.8, 0.4, 0.6]))
+    >>> print(few_shot.compare(better, worse))
+    +10.00 ± 0.00 % (3 paired episodes)
+    """
+    if first.start != second.start or first.accuracies.shape != second.accuracies.shape:
+        raise ValueError(
+            "`first` and `second` must be evaluations of the same episodes. Received: "
+            f"first with {len(first.accuracies)} episodes from {first.start} on, second "
+            f"with {len(second.accuracies)} from {second.start} on"
+        )
+    return Difference(first.accuracies - second.accuracies)
+
+
+def _half_width(values: np.ndarray) -> float:
+    return float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def _logits(learner: Learner, batch: Episode) -> np.ndarray:
+    if isinstance(learner, keras.Model):
+        inputs = (batch.support_images, batch.support_labels, batch.query_images)
+        return np.asarray(learner.predict_on_batch(inputs))
+    return keras.ops.convert_to_numpy(learner(batch))
+
+
+def _check_logits(logits: np.ndarray, batch: Episode, ways: int, first: int) -> None:
+    expected = (*batch.query_labels.shape, ways)
+    if logits.shape != expected:
+        raise ValueError(
+            "`learner` must return logits of shape (episodes, queries, ways), here "
+            f"{expected}. Received: logits.shape={logits.shape}"
+        )
+    finite = np.isfinite(logits).all(axis=(1, 2))
+    if not finite.all():
+        raise NonFiniteLossError(
+            f"The logits of episode {first + int(np.argmin(finite))} are not finite."
+        )

@@ -1,0 +1,417 @@
+"""Finetuning a classifier anew in each episode, for many episodes at once.
+
+A copy of the model is cut before the first layer that is adapted: what lies before it is
+computed once an episode. A classifier alone is finetuned in all episodes together, by
+batched products; whatever reaches into the network, in one episode after the other, by
+plain convolutions inside one compiled loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import rewiring, validation
+from nsl_keras.backend.compilation import compiled
+from nsl_keras.backend.gradients import gradients_of
+from nsl_keras.few_shot.episodes import Episode
+from nsl_keras.few_shot.functional import (
+    FunctionalClassifier,
+    Selection,
+    last_layer_with_weights,
+)
+from nsl_keras.few_shot.momentum import DampenedMomentum
+from nsl_keras.neighborhoods.cosine_dense import CosineDense
+from nsl_keras.neighborhoods.non_finite_loss import NonFiniteLossError
+from nsl_keras.neighborhoods.unit_norm import unit_norm
+
+Tensor = Any
+
+
+class Finetuner:
+    """Finetunes chosen variables of a classifier on the support set of each episode.
+
+    Each episode starts from the same values and has its own; none are written into the
+    model. With the cross-entropy `L` of the whole support set,
+
+        w <- rule(w, dL / dw)        `epochs` times
+
+    where the rule is `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries
+    are scored. Paper's strategies: a network trained with static similarities at the
+    identity is finetuned with `"similarity+classifier"`, one with dynamic similarities
+    with `"classifier"`.
+
+    The finetuner is a learner for `evaluate`. It compiles once for each shape and follows
+    the model's weights: those of the time of a call count. Layers other than batch norms
+    run in inference mode (no dropout), and regularizers add nothing to the loss.
+
+    Cost: a classifier alone costs one forward pass an episode, and hardly anything
+    besides. Through the network it is `epochs` forward and backward passes over the
+    support set; memory is that of one of them, whatever the number of epochs and episodes.
+
+    Args:
+        model: A built functional or Sequential model from images to logits, of layers
+            that can be made from their configs. It is not changed.
+        ways: int, the number of classes in an episode.
+        variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
+            collection of names or paths of variables, or a function that takes a variable
+            (of the copy, with the model's names) and returns whether to adapt it.
+        epochs: int, the number of steps. Each is on the whole support set: the paper does
+            not give a batch size.
+        learning_rate: float above 0.
+        momentum: float in [0, 1).
+        dampening: float in [0, 1).
+        weight_decay: float of at least 0, on all adapted variables.
+        batch_normalization: `"support"`: batch norms normalise the support set by its own
+            statistics, and queries by those of the support set, of the adapted network;
+            `"transductive"`: queries by their own batch's; `"moving"`: all by the moving
+            statistics that the model has stored, as batch norms with `trainable=False`
+            always do.
+        new_classifier: bool, whether a fresh last layer of `ways` outputs, like the
+            model's but drawn by its initializers with `seed`, takes the place of the
+            trained one. The draw is the same for each episode.
+        seed: int of at least 0.
+        jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
+            convolutions take many times as long. JAX always compiles.
+
+    Call arguments:
+        episodes: `Episode` with a leading axis of episodes on each array.
+
+    Returns:
+        NumPy array of the queries' logits, of shape `(episodes, queries, ways)`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; if the selection matches
+            nothing (the message lists the names); if the last layer cannot be made anew,
+            or the model has not `ways` outputs; for support labels outside the ways.
+        NonFiniteLossError: If a loss in the finetuning is not finite; the message names
+            step and episode.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> from nsl_keras import few_shot
+    >>> images = np.random.default_rng(0).normal(size=(120, 16, 16, 1))
+    >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
+    >>> network = nsl_keras.backbones.cnn4(
+    ...     (16, 16, 1), classes=64, similarity="diagonal", filters=4)
+    >>> static = few_shot.Finetuner(network, ways=5, epochs=2)
+    >>> static(sampler.episodes(3)).shape
+    (3, 15, 5)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
+        "Dynamic NSN") and Appendix A, which says "query sets" where it means the labelled
+        images of the episode. The authors released no code for it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        ways: int,
+        variables: Selection = "similarity+classifier",
+        epochs: int = 100,
+        learning_rate: float = 0.01,
+        momentum: float = 0.9,
+        dampening: float = 0.9,
+        weight_decay: float = 0.001,
+        batch_normalization: str = "support",
+        new_classifier: bool = True,
+        seed: int = 0,
+        jit_compile: bool = False,
+    ) -> None:
+        rewiring.require_graph(model)
+        self.model = model
+        self.ways = validation.positive_integer(ways, "ways")
+        self.epochs = validation.positive_integer(epochs, "epochs")
+        self.batch_normalization = batch_normalization
+        self.rule = DampenedMomentum(learning_rate, momentum, dampening, weight_decay)
+        copy, self._sources = _copy_of(model, ways if new_classifier else None, seed)
+        _check_outputs(copy, self.ways)
+        # Checks the selection and the policy on the whole model.
+        adapted = FunctionalClassifier(
+            copy, variables, batch_normalization, "variables"
+        ).variables
+        before, after = _cut(copy, adapted)
+        self._before = before and FunctionalClassifier(before, None, batch_normalization)
+        classifier = last_layer_with_weights(copy)
+        chosen = {id(variable) for variable in adapted}
+        self._run: Callable[..., tuple[Tensor, Tensor]]
+        if _is_linear(classifier) and after.layers[1:] == [classifier]:
+            self._classifier = classifier
+            self._adapted = adapted
+            self._run = self._all_together
+        else:
+            self._after = FunctionalClassifier(
+                after, lambda variable: id(variable) in chosen, batch_normalization
+            )
+            self._run = self._one_by_one
+        self._variables = copy.variables
+        self._images_dtype = copy.inputs[0].dtype
+        self._compiled = compiled(self._with_values, jit_compile)
+
+    def __call__(self, episodes: Episode) -> np.ndarray:
+        self._check_labels(episodes.support_labels)
+        logits, losses = self._compiled(
+            [ops.convert_to_tensor(source) for source in self._sources],
+            ops.convert_to_tensor(episodes.support_images, self._images_dtype),
+            ops.convert_to_tensor(episodes.support_labels, "int32"),
+            ops.convert_to_tensor(episodes.query_images, self._images_dtype),
+        )
+        _check_losses(ops.convert_to_numpy(losses))
+        return ops.convert_to_numpy(logits)
+
+    def _check_labels(self, labels: Any) -> None:
+        labels = np.asarray(labels)
+        if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
+            raise ValueError(
+                "`episodes.support_labels` must be of shape (episodes, images), and of "
+                f"classes 0 to ways - 1 = {self.ways - 1}. Received: labels of shape "
+                f"{labels.shape} between {labels.min()} and {labels.max()}"
+            )
+
+    def _with_values(self, values: Sequence[Tensor], *arrays: Tensor) -> Any:
+        """Returns queries' logits, and losses `(episodes, epochs)`, for a model's values.
+
+        They are arguments since a compiled function would keep those it has seen.
+        """
+        mapping = list(zip(self._variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return self._run(*arrays)
+
+    def _features(self, support: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the first adapted layer gets in an episode."""
+        if self._before is None:
+            return support, queries
+        return (
+            self._before.outputs([], support)[0],
+            self._before.query_outputs([], support, queries),
+        )
+
+    def _all_together(
+        self, support: Tensor, labels: Tensor, queries: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        support, queries = ops.map(lambda pair: self._features(*pair), (support, queries))
+        episodes = support.shape[0]
+        values = [
+            ops.repeat(ops.convert_to_tensor(each)[None], episodes, axis=0)
+            for each in self._adapted
+        ]
+
+        def losses_of(values: Sequence[Tensor]) -> Tensor:
+            return _cross_entropy(self._scores(values, support), labels)
+
+        values, losses = self._descend(losses_of, values)
+        return self._scores(values, queries), ops.transpose(losses)
+
+    def _scores(self, values: Sequence[Tensor], features: Tensor) -> Tensor:
+        """Returns what the classifier says with one value of each variable an episode."""
+        own = dict(zip(map(id, self._adapted), values, strict=True))
+
+        def value_of(variable: Any) -> Tensor:
+            if id(variable) in own:
+                return own[id(variable)]
+            return ops.convert_to_tensor(variable)[None]
+
+        layer = self._classifier
+        if isinstance(layer, CosineDense):
+            scale = ops.reshape(value_of(layer.learned_scale), (-1, 1, 1))
+            kernel = unit_norm(value_of(layer.kernel), axis=-2)
+            return scale * ops.matmul(unit_norm(features), kernel)
+        scores = ops.matmul(features, value_of(layer.kernel))
+        return scores if layer.bias is None else scores + value_of(layer.bias)[:, None]
+
+    def _one_by_one(
+        self, support: Tensor, labels: Tensor, queries: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return ops.map(lambda episode: self._one(*episode), (support, labels, queries))
+
+    def _one(
+        self, support: Tensor, labels: Tensor, queries: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        support, queries = self._features(support, queries)
+
+        def loss_of(values: Sequence[Tensor]) -> Tensor:
+            return _cross_entropy(self._after.outputs(values, support)[0], labels)
+
+        values, losses = self._descend(loss_of, self._after.values())
+        return self._after.query_outputs(values, support, queries), losses
+
+    def _descend(
+        self, losses_of: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Returns the values after all steps, and the losses before each.
+
+        Losses of several episodes come and go together: those of one do not depend on
+        the values of another.
+        """
+
+        def total(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            losses = losses_of(values)
+            return ops.sum(losses), losses
+
+        def step(index: Tensor, state: Any) -> Any:
+            values, buffers, history = state
+            gradients, losses = gradients_of(total, values)
+            now = ops.equal(ops.arange(self.epochs), index)
+            now = ops.reshape(now, (-1, *([1] * len(losses.shape))))
+            values, buffers = self.rule.step(values, gradients, buffers, index)
+            return values, buffers, ops.where(now, losses, history)
+
+        first = losses_of(values)
+        history = ops.zeros((self.epochs, *first.shape), first.dtype)
+        state: Any = (list(values), self.rule.start(values), history)
+        adapted, _, history = ops.fori_loop(0, self.epochs, step, state)
+        return adapted, history
+
+
+def finetune(
+    model: keras.Model,
+    episodes: Episode,
+    variables: Selection = "similarity+classifier",
+    **options: Any,
+) -> np.ndarray:
+    """Returns logits of the queries, from a model finetuned in each episode.
+
+    `Finetuner(model, ways, variables, **options)(episodes)` once, with as many ways as the
+    support labels have. For many batches make one `Finetuner`: it compiles once.
+
+    Args:
+        model: As of `Finetuner`.
+        episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
+        variables: As of `Finetuner`.
+        **options: Other arguments of `Finetuner`.
+
+    Returns:
+        NumPy array of shape `(episodes, queries, ways)`.
+
+    Raises:
+        ValueError: As `Finetuner`.
+        NonFiniteLossError: As `Finetuner`.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.random.default_rng(0).normal(size=(60, 8, 8, 1))
+    >>> sampler = few_shot.EpisodeSampler(images, np.arange(60) // 20, ways=3, queries=4)
+    >>> network = keras.Sequential([
+    ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    >>> few_shot.finetune(network, sampler.episodes(2), "classifier", epochs=5).shape
+    (2, 12, 3)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2.
+    """
+    ways = int(np.max(episodes.support_labels)) + 1
+    return Finetuner(model, ways, variables, **options)(episodes)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean over the images of each episode."""
+    right = ops.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    losses = ops.logsumexp(logits, axis=-1) - ops.sum(right * logits, axis=-1)
+    return ops.mean(losses, axis=-1)
+
+
+def _copy_of(
+    model: keras.Model, ways: int | None, seed: int
+) -> tuple[keras.Model, list[Any]]:
+    """Returns a copy of a model, and the variable that each of the copy's is fed from.
+
+    Args:
+        model: The model.
+        ways: Outputs of a new classifier, or `None` to keep the model's own.
+        seed: Seed of the new classifier.
+    """
+    classifier = last_layer_with_weights(model)
+
+    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+        return [new] if layer is classifier and new is not None else None
+
+    new = None if ways is None else _new_classifier(classifier, ways, seed)
+    copy = rewiring.rebuild(model, replace)
+    old = {id(variable) for variable in classifier.variables}
+    sources = [
+        mine if new is not None and id(theirs) in old else theirs
+        for mine, theirs in zip(copy.variables, model.variables, strict=True)
+    ]
+    # Sequential models have no graph to be cut.
+    return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
+
+
+def _new_classifier(layer: keras.layers.Layer, ways: int, seed: int) -> keras.layers.Layer:
+    config = layer.get_config()
+    if "units" not in config:
+        raise ValueError(
+            "`model` must end in a layer with `units`, such as Dense or CosineDense, for "
+            "a new classifier of the episode's ways; or `new_classifier` must be False. "
+            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+        )
+    config["units"] = ways
+    for value in config.values():
+        if isinstance(value, dict) and "seed" in value.get("config", {}):
+            value["config"]["seed"] = validation.non_negative_integer(seed, "seed")
+    return type(layer).from_config(config)
+
+
+def _check_outputs(model: keras.Model, ways: int) -> None:
+    if len(model.output_shape) != 2 or model.output_shape[-1] != ways:
+        raise ValueError(
+            "`model` must have as many outputs as `ways`, or `new_classifier` be True and "
+            f"the classifier be its end. Received: ways={ways}, and a model with outputs "
+            f"of shape {model.output_shape}"
+        )
+
+
+def _cut(
+    model: keras.Model, adapted: Sequence[Any]
+) -> tuple[keras.Model | None, keras.Model]:
+    """Cuts a model where one tensor carries all that the adapted variables see.
+
+    Returns:
+        What lies before the cut (`None` for nothing), and what comes after.
+    """
+    chosen = {id(variable) for variable in adapted}
+    candidates = []
+    for layer in model.layers:
+        if isinstance(layer.input, keras.KerasTensor):
+            candidates.append(layer.input)
+        if any(id(variable) in chosen for variable in layer.variables):
+            break
+    for tensor in reversed(candidates):
+        if tensor is model.inputs[0]:
+            break
+        try:
+            after = keras.Model(tensor, model.outputs[0])
+        except ValueError:  # Something goes round the tensor.
+            continue
+        return keras.Model(model.inputs, tensor), after
+    return None, model
+
+
+def _is_linear(layer: keras.layers.Layer) -> bool:
+    """Whether `Finetuner` knows the layer's formula."""
+    if type(layer) is keras.layers.Dense:
+        return layer.activation is keras.activations.linear
+    return type(layer) is CosineDense
+
+
+def _check_losses(losses: np.ndarray) -> None:
+    finite = np.isfinite(losses)
+    if finite.all():
+        return
+    episode = int(np.argmin(finite.all(axis=1)))
+    step = int(np.argmin(finite[episode]))
+    raise NonFiniteLossError(
+        f"The loss became {losses[episode, step]} in step {step + 1} of episode "
+        f"{episode} of the batch. Check the images for NaN and infinities, or lower the "
+        "learning rate."
+    )
