@@ -6,10 +6,12 @@ the argument, what is allowed and what was received.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 
@@ -222,6 +224,21 @@ def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y")
         f"`{name}` must have the shape of the head's outputs, {allowed}. "
         f"Received: {name}.shape={shape}"
     )
+
+
+def is_array(data: Any) -> bool:
+    """Whether `data` is a NumPy array or a tensor, and no data set."""
+    return isinstance(data, np.ndarray) or keras.ops.is_tensor(data)
+
+
+def arguments_by_name(
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the arguments of a bound call to `method` by name."""
+    bound = inspect.signature(method).bind(None, *args, **kwargs)
+    arguments = dict(bound.arguments)
+    arguments.pop("self")
+    return {**arguments.pop("kwargs", {}), **arguments}
 
 
 def _as_numpy(data: Any) -> np.ndarray:

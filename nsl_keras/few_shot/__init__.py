@@ -8,6 +8,7 @@ from nsl_keras.few_shot.class_splits import (
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
 from nsl_keras.few_shot.finetuning import Finetuner, finetune
+from nsl_keras.few_shot.maml import MAML
 from nsl_keras.few_shot.matching import MatchingNet
 from nsl_keras.few_shot.momentum import DampenedMomentum
 from nsl_keras.few_shot.nearest_centroid import NearestCentroid
@@ -18,6 +19,7 @@ from nsl_keras.few_shot.relation import RelationLoss, RelationNet, relation_modu
 from nsl_keras.few_shot.rotations import rotated_classes
 
 __all__ = [
+    "MAML",
     "DampenedMomentum",
     "Difference",
     "Episode",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -290,7 +289,7 @@ class MetaNeighborhoodModel(keras.Model):
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
-        if not _is_array(x) or not _is_array(y):
+        if not validation.is_array(x) or not validation.is_array(y):
             raise ValueError(
                 "`x` and `y` must be arrays. Received: "
                 f"x of type {type(x).__name__}, y of type {type(y).__name__}"
@@ -412,33 +411,26 @@ class MetaNeighborhoodModel(keras.Model):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = _bind(keras.Model.fit, args, kwargs)
+        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
         self._check_arrays(arguments.get("x"), arguments.get("y"))
         validation_data = arguments.get("validation_data")
         if isinstance(validation_data, (tuple, list)):
             self._check_arrays(*validation_data[:2])
-        callbacks = arguments.get("callbacks")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(StopAtNonFiniteLoss())
-        else:
-            arguments["callbacks"] = [
-                *keras.tree.flatten(callbacks or []),
-                StopAtNonFiniteLoss(),
-            ]
+        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
         return super().fit(**arguments)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = _bind(keras.Model.evaluate, args, kwargs)
+        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
         self._check_arrays(arguments.get("x"), arguments.get("y"))
         return super().evaluate(**arguments)
 
     def _check_arrays(self, x: Any, y: Any = None) -> None:
         """Checks arrays on the host; data sets and generators are left to the step."""
-        if not _is_array(x):
+        if not validation.is_array(x):
             return
         validation.finite(x, "x")
-        if _is_array(y):
+        if validation.is_array(y):
             if not self.built:
                 with variable_scope(self):
                     self.build((None, *x.shape[1:]))
@@ -590,15 +582,3 @@ def _require_loss_of_logits(loss: Any) -> None:
             "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
             f"Received: loss={loss!r}"
         )
-
-
-def _is_array(data: Any) -> bool:
-    return isinstance(data, np.ndarray) or ops.is_tensor(data)
-
-
-def _bind(method: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a bound call to `method` by name."""
-    bound = inspect.signature(method).bind(None, *args, **kwargs)
-    arguments = dict(bound.arguments)
-    arguments.pop("self")
-    return {**arguments.pop("kwargs", {}), **arguments}

@@ -31,6 +31,14 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
         super().__init__()
         self.epoch = 0
 
+    @classmethod
+    def added_to(cls, callbacks: Any) -> Any:
+        """Returns the callbacks given to `fit`, in any form it takes, and this one."""
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(cls())
+            return callbacks
+        return [*keras.tree.flatten(callbacks or []), cls()]
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch
 

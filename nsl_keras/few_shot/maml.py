@@ -1,0 +1,513 @@
+"""Model-agnostic meta-learning: a classifier that is trained to be finetuned."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import assertions
+from nsl_keras.backend.distribution import variable_scope
+from nsl_keras.backend.gradients import gradients_of
+from nsl_keras.backend.mapping import map_elements
+from nsl_keras.backend.tracing import is_known
+from nsl_keras.few_shot.functional import (
+    POLICIES,
+    FunctionalClassifier,
+    Selection,
+    select_variables,
+)
+from nsl_keras.few_shot.second_order import require_second_derivatives
+from nsl_keras.neighborhoods.inner_loss import cross_entropy
+from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+
+Tensor = Any
+
+FORMS = ("fixed", "learned")
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class MAML(keras.Model):
+    """A classifier that adapts to the support set of an episode, then scores its queries.
+
+    With a classifier `f` of weights `theta`, part of which are the inner variables `phi`,
+    and the mean cross-entropy `L`,
+
+        phi'            = phi - rate * d/dphi L(f_phi(support images), support labels)
+        logits          = f_phi'(query images)
+
+    where the first line is repeated `inner_steps` times. Training takes the gradient of
+    the loss of these logits with respect to all trainable variables of the classifier
+    (and to learned rates), through the inner steps: the same `fit` as for any Keras
+    model. The wrapped model itself is what is trained, and is never changed by a call.
+
+    Special cases: `inner_variables="classifier"` is ANIL, which adapts the last layer
+    alone. `inner_variables="similarity+classifier"` on a network with static neural
+    similarities is the meta-learned static network of the paper, which finetunes both for
+    5 steps of rate 0.2 and then the classifier alone for 20:
+    `MAML(model, "similarity+classifier", inner_steps=5, inner_learning_rate=0.2,
+    test_extra_steps=20)`. It starts from a pretrained network, whose other variables stay
+    as they are where they are frozen (`kernel_trainable=False`, `layer.trainable=False`).
+
+    Batch norms. `batch_normalization` says whose statistics they normalise by:
+
+    * `"support"`: those of the support set; the queries too, by statistics that the
+      adapted network has on the support set. The answer for a query does not depend on
+      other queries.
+    * `"transductive"`: each set by its own, the queries by those of all queries of the
+      episode. Numbers published with it, most of MAML's before 2020, are not comparable:
+      an answer depends on the other queries.
+    * `"moving"`: the moving statistics, in all passes. It suits a pretrained network.
+
+    The moving statistics change in training under `"moving"` alone: each step moves them,
+    by the layer's momentum, towards the statistics of the query images under the adapted
+    weights, all episodes of the batch taken together. Under the other policies they are
+    neither read nor written. Batch norms with `trainable=False` always normalise by their
+    moving statistics. All other layers run in inference mode, in training too: no
+    dropout, no augmentation (augment the images that episodes are made of).
+
+    Cost. An inner step is a forward and a backward pass over the support set, and its
+    share of the outer gradient costs about twice that again. Training holds the
+    activations of all inner steps of an episode, so memory grows linearly with the number
+    of steps; `first_order=True` drops what the second differentiation needs of each step,
+    not the activations that the query pass needs. Outside training nothing of a step
+    outlives it. Episodes of a batch are computed one after the other in a loop of the
+    graph, so tracing time does not depend on the batch.
+
+    Non-finite inner losses. In `fit`, `evaluate` and `predict` on TensorFlow without XLA,
+    and in eager calls, an inner loss that is not finite raises
+    `tf.errors.InvalidArgumentError` that names the step and the episode. XLA and JAX have
+    no assertions: there `fit` raises `NonFiniteLossError` after the step.
+
+    Args:
+        model: Keras classifier of any kind, from images to logits of shape `(batch,
+            ways)`, without a softmax.
+        inner_variables: Which trainable variables the inner steps change: `"all"`,
+            `"classifier"` (the last layer with weights), `"similarity"` (the parameters
+            of static neural similarities), `"similarity+classifier"`; a collection of
+            names or paths of variables; or a function that takes a variable and returns
+            whether to change it, registered with
+            `keras.saving.register_keras_serializable` if the model is to be saved.
+        inner_steps: int of at least 1, the number of inner steps in training.
+        inner_learning_rate: float above 0, the rate of the inner steps, or its start.
+        learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
+            that is adapted, used by its absolute value.
+        first_order: bool, whether the inner gradients count as constants in training.
+        extra_steps: int of at least 0, the number of further steps, on `extra_variables`
+            alone, in training.
+        extra_variables: As `inner_variables`, for the further steps.
+        test_inner_steps: int or `None`, the number of inner steps outside training;
+            `None` is `inner_steps`.
+        test_extra_steps: int or `None`, the number of further steps outside training;
+            `None` is `extra_steps`.
+        batch_normalization: `"support"`, `"transductive"` or `"moving"`, see above.
+        **kwargs: `name`, `trainable` of `keras.Model`. The dtype policy is that of
+            `model`.
+
+    Call arguments:
+        inputs: Tuple `(support_images, support_labels, query_images)`, with labels from 0
+            to `ways - 1`, each of them present.
+        training: bool, whether this is a training step.
+
+    Input shape:
+        `(batch, support, ...)`, `(batch, support)` and `(batch, queries, ...)`; the sizes
+        of the first axes may be unknown.
+
+    Output shape:
+        `(batch, queries, ways)`, logits. Compile with
+        `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`; the targets are
+        query labels of shape `(batch, queries)`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; for a selection that matches
+            no variable, which lists their names; for a model that ends in a softmax, whose
+            outputs are no vector of known width, whose batch norms are synchronized or
+            renormalise, or (with `"support"`) are called more than once; without
+            `first_order` on TensorFlow, for a layer that has no second derivative, which
+            is named; at `fit`, `evaluate` and `predict` with arrays or a
+            `keras.utils.PyDataset` (its first batch), for support labels that are not the
+            model's `ways` classes, and for images that are not finite.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> network = keras.Sequential([
+    ...     keras.Input((8, 8, 1)),
+    ...     keras.layers.Conv2D(4, 3, activation="relu"),
+    ...     keras.layers.Flatten(),
+    ...     keras.layers.Dense(2),
+    ... ])
+    >>> model = nsl_keras.few_shot.MAML(network, inner_steps=2)
+    >>> model.compile(
+    ...     "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    ...     metrics=["accuracy"])
+    >>> sampler = nsl_keras.few_shot.EpisodeSampler(
+    ...     np.random.default_rng(0).random((40, 8, 8, 1)).astype("float32"),
+    ...     np.arange(40) % 4, ways=2, shots=1, queries=3)
+    >>> episodes = sampler.episodes(8)
+    >>> inputs = (
+    ...     episodes.support_images, episodes.support_labels, episodes.query_images)
+    >>> history = model.fit(inputs, episodes.query_labels, batch_size=4, verbose=0)
+    >>> model.predict(inputs, verbose=0).shape
+    (8, 6, 2)
+
+    Reference:
+        Model-Agnostic Meta-Learning (Finn et al., ICML 2017); ANIL: Rapid Learning or
+        Feature Reuse? (Raghu et al., ICLR 2020); learned rates: Meta-SGD (Li et al.,
+        2017), there one for each weight. Neural Similarity Learning (Liu et al., NeurIPS
+        2019), Section 7.2, Eq. (7) and Appendix A ("5 gradient steps on both the static
+        similarity matrices and the classifier with step size = 0.2", then "additional 20
+        gradient steps with the same step size but on the classifier only"). The authors
+        published no code for it. Eq. (7) has one step on the similarity; the text says
+        that only the similarity is updated, the appendix that the classifier is too.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        inner_variables: Selection = "all",
+        inner_steps: int = 5,
+        inner_learning_rate: float = 0.01,
+        learning_rate_form: str = "fixed",
+        first_order: bool = False,
+        extra_steps: int = 0,
+        extra_variables: Selection = "classifier",
+        test_inner_steps: int | None = None,
+        test_extra_steps: int | None = None,
+        batch_normalization: str = "support",
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
+        kwargs.setdefault("dtype", model.dtype_policy)
+        # The inner steps read and change the variables in their own dtype.
+        super().__init__(autocast=False, **kwargs)
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.inner_learning_rate = validation.positive_number(
+            inner_learning_rate, "inner_learning_rate"
+        )
+        self.learning_rate_form = validation.one_of(
+            learning_rate_form, FORMS, "learning_rate_form"
+        )
+        self.first_order = bool(first_order)
+        self.extra_steps = validation.non_negative_integer(extra_steps, "extra_steps")
+        self.test_inner_steps = (
+            None
+            if test_inner_steps is None
+            else validation.positive_integer(test_inner_steps, "test_inner_steps")
+        )
+        self.test_extra_steps = (
+            None
+            if test_extra_steps is None
+            else validation.non_negative_integer(test_extra_steps, "test_extra_steps")
+        )
+        self.batch_normalization = validation.one_of(
+            batch_normalization, POLICIES, "batch_normalization"
+        )
+        self.inner_variables = inner_variables
+        self.extra_variables = extra_variables
+        self.model = model
+        self.ways = 0
+        self._rates: list[Any] = []
+        self._checks = False
+        if model.built:
+            self._select()
+
+    def _select(self) -> None:
+        """Finds the variables that are adapted, and in which of the steps."""
+        inner = select_variables(self.model, self.inner_variables, "inner_variables")
+        extra = []
+        if self.extra_steps or self.test_extra_steps:
+            extra = select_variables(self.model, self.extra_variables, "extra_variables")
+        chosen = {id(variable) for variable in [*inner, *extra]}
+        self.classifier = FunctionalClassifier(
+            self.model,
+            lambda variable: id(variable) in chosen,
+            self.batch_normalization,
+        )
+        place = {id(each): i for i, each in enumerate(self.classifier.variables)}
+        self._inner = [place[id(variable)] for variable in inner]
+        self._extra = [place[id(variable)] for variable in extra]
+
+    def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
+        support, _, _ = _episode_shapes(input_shape)
+        images = (None, *support[2:])
+        if not self.model.built:
+            self.model.build(images)
+            self._select()
+        outputs = tuple(self.model.compute_output_shape(images))
+        if len(outputs) != 2 or outputs[1] is None:
+            raise ValueError(
+                "`model` must return logits of shape (batch, ways). "
+                f"Received: model {self.model.name!r} with outputs of shape {outputs}"
+            )
+        self.ways = outputs[1]
+        if self.learning_rate_form == "learned":
+            self._rates = [
+                self.add_weight(
+                    name=f"inner_learning_rate_{index}",
+                    shape=(),
+                    initializer=keras.initializers.Constant(self.inner_learning_rate),
+                )
+                for index in range(len(self.classifier.variables))
+            ]
+        if not self.first_order:
+            require_second_derivatives(self.model, support[2:])
+        self.built = True
+
+    @property
+    def inner_learning_rates(self) -> dict[str, Tensor]:
+        """The rates as they stand, by the path of the variable that each one adapts."""
+        paths = [variable.path for variable in self.classifier.variables]
+        return dict(zip(paths, self._rates_of_variables(), strict=True))
+
+    def _rates_of_variables(self) -> list[Tensor]:
+        if self.learning_rate_form == "learned":
+            return [ops.abs(ops.convert_to_tensor(rate)) for rate in self._rates]
+        return [self.inner_learning_rate] * len(self.classifier.variables)
+
+    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
+        support_images, support_labels, query_images = map(ops.convert_to_tensor, inputs)
+        normalizations = [
+            layer for layer in self.classifier.normalizations if layer.trainable
+        ]
+        updates = training and self.batch_normalization == "moving" and normalizations
+
+        def one_episode(elements: list[Tensor]) -> list[Tensor]:
+            number, images, labels, queries = elements
+            values = self._adapted(images, labels, number, bool(training))
+            logits = self.classifier.query_outputs(values, images, queries)
+            if not updates:
+                return [logits]
+            fixed = [ops.stop_gradient(value) for value in values]
+            statistics = self.classifier.batch_statistics(fixed, queries)
+            return [logits, *map(ops.stop_gradient, statistics)]
+
+        dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        outputs = [keras.KerasTensor((query_images.shape[1], self.ways), dtype)]
+        if updates:
+            outputs += [
+                keras.KerasTensor(variable.shape, variable.dtype)
+                for layer in normalizations
+                for variable in (layer.moving_mean, layer.moving_variance)
+            ]
+        numbers = ops.arange(ops.shape(support_images)[0])
+        logits, *statistics = map_elements(
+            one_episode, [numbers, support_images, support_labels, query_images], outputs
+        )
+        if updates:
+            self.classifier.update_moving_statistics(_pooled(statistics))
+        return logits
+
+    def _adapted(
+        self, images: Tensor, labels: Tensor, episode: Tensor, training: bool
+    ) -> list[Tensor]:
+        """Returns the values of the adapted variables after all steps on a support set."""
+        targets = ops.one_hot(ops.cast(labels, "int32"), self.ways)
+        checks = self._checks or is_known(images)
+        if checks:
+            targets = self._checked_targets(targets, labels, episode)
+        steps = [self._inner] * self._number_of_steps("inner_steps", training)
+        steps += [self._extra] * self._number_of_steps("extra_steps", training)
+        rates = self._rates_of_variables()
+        values = self.classifier.values()
+        for step, places in enumerate(steps):
+
+            def inner_loss(
+                at: list[Tensor],
+                values: list[Tensor] = values,
+                places: list[int] = places,
+                step: int = step,
+            ) -> tuple[Tensor, None]:
+                trial = list(values)
+                for place, value in zip(places, at, strict=True):
+                    trial[place] = value
+                logits, _ = self.classifier.outputs(trial, images)
+                loss = ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits))
+                if checks:
+                    loss = assertions.checked(
+                        loss,
+                        ops.isfinite(loss),
+                        "The inner loss must be finite: lower `inner_learning_rate`, or "
+                        "check the images. Received: inner step",
+                        step + 1,
+                        "of episode",
+                        episode,
+                        "(counted from 0 in its batch) with the loss",
+                        loss,
+                    )
+                return loss, None
+
+            gradients, _ = gradients_of(inner_loss, [values[place] for place in places])
+            values = list(values)
+            for place, gradient in zip(places, gradients, strict=True):
+                if self.first_order:
+                    gradient = ops.stop_gradient(gradient)
+                rate = ops.cast(rates[place], values[place].dtype)
+                values[place] = values[place] - rate * gradient
+        return values
+
+    def _number_of_steps(self, kind: str, training: bool) -> int:
+        at_test = getattr(self, f"test_{kind}")
+        return getattr(self, kind) if training or at_test is None else at_test
+
+    def _checked_targets(self, targets: Tensor, labels: Tensor, episode: Tensor) -> Tensor:
+        present = ops.any(targets > 0, axis=0)
+        known = ops.all(ops.any(targets > 0, axis=1))
+        return assertions.checked(
+            targets,
+            ops.all(present) & known,
+            f"`support_labels` must be the classes 0 to {self.ways} - 1, each of them "
+            "present, as many as `model` has outputs. Received: in episode",
+            episode,
+            "the labels",
+            labels,
+        )
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        validation_data = arguments.get("validation_data")
+        if isinstance(validation_data, (tuple, list)):
+            validation_data = validation_data[0]
+        self._check_episodes(validation_data)
+        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
+        return super().fit(**arguments)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        return super().evaluate(**arguments)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.predict, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        return super().predict(**arguments)
+
+    def _check_episodes(self, x: Any) -> None:
+        """Checks arrays on the host; other data sets are left to the step."""
+        if isinstance(x, keras.utils.PyDataset):
+            x = x[0][0]
+        if not isinstance(x, (tuple, list)) or not all(map(validation.is_array, x)):
+            return
+        if len(x) != 3:
+            raise ValueError(
+                "`x` must be (support_images, support_labels, query_images). "
+                f"Received: {len(x)} arrays"
+            )
+        images, labels, queries = x
+        validation.finite(images, "support_images")
+        validation.finite(queries, "query_images")
+        if not self.built:
+            with variable_scope(self):
+                self.build([(None, *np.shape(each)[1:]) for each in x])
+        for episode, row in enumerate(ops.convert_to_numpy(labels)):
+            if not np.array_equal(np.unique(row), np.arange(self.ways)):
+                raise ValueError(
+                    f"`support_labels` must be the classes 0 to {self.ways - 1}, each "
+                    f"of them present, as many as model {self.model.name!r} has outputs. "
+                    f"Received: the labels {np.unique(row).tolist()} in episode {episode}"
+                )
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Lets a call inside a step check its data, which an exported one does not."""
+        self._checks = True
+        try:
+            yield
+        finally:
+            self._checks = False
+
+    def train_step(self, *arguments: Any) -> Any:
+        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().train_step(*arguments)
+
+    def test_step(self, *arguments: Any) -> Any:
+        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().test_step(*arguments)
+
+    def predict_step(self, *arguments: Any) -> Any:
+        """One step: `predict_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().predict_step(*arguments)
+
+    def compute_output_shape(
+        self, input_shape: Sequence[Sequence[int | None]]
+    ) -> tuple[int | None, ...]:
+        support, _, query = _episode_shapes(input_shape)
+        ways = self.ways or self.model.compute_output_shape((None, *support[2:]))[-1]
+        return (support[0], query[1], ways)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "model": keras.saving.serialize_keras_object(self.model),
+            "inner_variables": _serialized(self.inner_variables),
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "first_order": self.first_order,
+            "extra_steps": self.extra_steps,
+            "extra_variables": _serialized(self.extra_variables),
+            "test_inner_steps": self.test_inner_steps,
+            "test_extra_steps": self.test_extra_steps,
+            "batch_normalization": self.batch_normalization,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None):
+        config = dict(config)
+        for part in ("model", "inner_variables", "extra_variables"):
+            if isinstance(config[part], dict):
+                config[part] = keras.saving.deserialize_keras_object(
+                    config[part], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+
+def _serialized(selection: Any) -> Any:
+    if callable(selection):
+        return keras.saving.serialize_keras_object(selection)
+    return selection if isinstance(selection, str) else list(selection)
+
+
+def _pooled(statistics: Sequence[Tensor]) -> list[Tensor]:
+    """Returns mean and variance over all episodes, from those of each episode."""
+    pooled = []
+    for means, variances in zip(statistics[::2], statistics[1::2], strict=True):
+        pooled.append(ops.mean(means, axis=0))
+        pooled.append(ops.mean(variances, axis=0) + ops.var(means, axis=0))
+    return pooled
+
+
+def _episode_shapes(
+    input_shape: Sequence[Sequence[int | None]],
+) -> tuple[tuple[int | None, ...], ...]:
+    shapes = tuple(
+        tuple(each) if isinstance(each, (tuple, list)) else (each,) for each in input_shape
+    )
+    if (
+        len(shapes) != 3
+        or len(shapes[0]) < 3
+        or len(shapes[1]) != 2
+        or len(shapes[2]) != len(shapes[0])
+    ):
+        raise ValueError(
+            "Inputs must be (support_images, support_labels, query_images) of shapes "
+            "(batch, support, ...), (batch, support) and (batch, queries, ...). "
+            f"Received: input_shape={input_shape}"
+        )
+    return shapes

@@ -1,0 +1,88 @@
+"""Finds layers that TensorFlow cannot differentiate twice, before they cost anything.
+
+The gradient of bilinear resizing, for one, has no gradient itself: TensorFlow then returns
+none, silently, and MAML would learn from what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from nsl_keras import rewiring
+from nsl_keras.backend.gradients import lost_second_derivatives
+from nsl_keras.backend.tracing import outside_traces
+
+Tensor = Any
+
+#: Lost shares that are no rounding errors: a path that is missing takes most of one away.
+_TOLERANCE = 0.1
+
+
+def require_second_derivatives(
+    model: keras.Model, image_shape: Sequence[int | None]
+) -> None:
+    """Raises unless a built model can be differentiated twice.
+
+    Each layer of a functional or Sequential model is tried by itself, on a random input;
+    any other model as a whole. JAX needs no such check: it differentiates or raises.
+
+    Args:
+        model: A built model.
+        image_shape: Shape of its input, without the batch axis.
+
+    Raises:
+        ValueError: If second derivatives are missing; it names the layer.
+    """
+    if keras.backend.backend() == "jax":
+        return
+    with outside_traces():
+        if not rewiring.is_graph(model):
+            _require(model, [(2, *image_shape)])
+            return
+        tried: set[int] = set()
+        for call in rewiring.calls(model):
+            if id(call.layer) not in tried:
+                tried.add(id(call.layer))
+                _require(call.layer, call.input_shapes)
+
+
+def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> None:
+    random = np.random.default_rng(0)
+    # Two examples; the sizes that a model leaves open may be any.
+    sizes = [(2, *(8 if size is None else size for size in each[1:])) for each in shapes]
+    inputs = [ops.convert_to_tensor(random.normal(size=each), _dtype()) for each in sizes]
+    is_layer = isinstance(layer, keras.layers.Layer)
+    variables = list(layer.trainable_variables) if is_layer else []
+    training: dict[str, Any] = {}
+    if isinstance(layer, keras.layers.BatchNormalization):
+        training["training"] = True  # What MAML differentiates.
+
+    def outputs(at: list[Tensor]) -> list[Tensor]:
+        tensors = at[: len(inputs)]
+        mapping = list(zip(variables, at[len(inputs) :], strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            found = layer(tensors[0] if len(tensors) == 1 else tensors, **training)
+        return [each for each in tree.flatten(found) if _is_float(each)]
+
+    at = [*inputs, *(ops.convert_to_tensor(variable) for variable in variables)]
+    if lost_second_derivatives(outputs, at) > _TOLERANCE:
+        raise ValueError(
+            "`model` must be made of layers that can be differentiated twice, since the "
+            "full gradient runs through the gradients of the inner steps. TensorFlow has "
+            "no second derivative for bilinear resizing, for example. Replace the layer "
+            '(`UpSampling2D(interpolation="nearest")` has one) or pass first_order=True. '
+            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+        )
+
+
+def _dtype() -> str:
+    return keras.config.floatx()
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
