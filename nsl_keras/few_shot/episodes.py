@@ -245,11 +245,13 @@ class EpisodeSampler:
         )
 
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-        images = self.images[drawn]
-        if images.dtype == np.uint8:
-            images = np.divide(images, 255, dtype="float32")
+        images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
+        white = np.float32(255 if self.images.dtype == np.uint8 else 1)
+        # One at a time: a copy of all in between would take longer than the work.
+        for episode, numbers in zip(images, drawn, strict=True):
+            np.divide(self.images[numbers], white, out=episode, casting="same_kind")
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
-        return images.astype("float32", copy=False), np.tile(labels, (len(drawn), 1))
+        return images, np.tile(labels, (len(drawn), 1))
 
     def _batch(self, number: int, size: int, start: int) -> Batch:
         episodes = self.episodes(size, start + number * size)
@@ -261,7 +263,6 @@ class EpisodeSampler:
         steps: int,
         start: int = 0,
         fresh: bool = True,
-        **options: Any,
     ) -> keras.utils.PyDataset:
         """Returns what `fit`, `evaluate` and `predict` take, on both backends.
 
@@ -275,18 +276,18 @@ class EpisodeSampler:
             start: int, the number of the first episode. To go on with a training of `e`
                 epochs, give `e * steps * batch_size`.
             fresh: bool, whether each epoch has new episodes, or, for validation, the same.
-            options: `workers`, `use_multiprocessing` and `max_queue_size` of
-                `keras.utils.PyDataset`.
+                An epoch is one in which all batches were taken: give `fit` no
+                `steps_per_epoch`.
 
         Raises:
             ValueError: If a number is not positive or `start` negative.
         """
-        return _EpisodeBatches(self, batch_size, steps, start, fresh, **options)
+        return _EpisodeBatches(self, batch_size, steps, start, fresh)
 
     def dataset(self, batch_size: int, start: int = 0) -> Any:
         """Returns the same batches as an infinite `tf.data.Dataset` (TensorFlow only).
 
-        Give `fit` a number of `steps_per_epoch`.
+        Give `fit` a number of `steps_per_epoch` and `shuffle=False`.
 
         Args:
             batch_size: int, the number of episodes in a batch.
@@ -309,23 +310,32 @@ class _EpisodeBatches(keras.utils.PyDataset):
         steps: int,
         start: int,
         fresh: bool,
-        **options: Any,
     ):
-        super().__init__(**options)
+        super().__init__()
         self.sampler = sampler
         self.batch_size = validation.positive_integer(batch_size, "batch_size")
         self.steps = validation.positive_integer(steps, "steps")
         self.start = validation.non_negative_integer(start, "start")
         self.fresh = fresh
         self.epoch = 0
+        # The batches of the running epoch that were asked for; None between epochs.
+        self._taken: set[int] | None = None
 
     def __len__(self) -> int:
         return self.steps
 
     def __getitem__(self, index: int) -> Batch:
+        if self._taken is not None:
+            self._taken.add(index)
         number = self.epoch * self.steps + index
         return self.sampler._batch(number, self.batch_size, self.start)
 
+    def on_epoch_begin(self) -> None:
+        self._taken = set()
+
     def on_epoch_end(self) -> None:
-        if self.fresh:
+        # Keras says so also after it looked at a batch or two to build the model, and
+        # not equally often on both backends.
+        if self.fresh and self._taken is not None and len(self._taken) == self.steps:
             self.epoch += 1
+        self._taken = None

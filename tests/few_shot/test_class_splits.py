@@ -1,0 +1,88 @@
+"""Splits of classes: disjoint, complete, and loud where they are not."""
+
+import numpy as np
+import pytest
+
+from nsl_keras import few_shot
+
+LABELS = np.repeat(np.arange(10, 30), 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((12, 5, 3), [12, 5, 3]), ((0.6, 0.25, 0.15), [12, 5, 3]), ((1.0,), [20])],
+)
+def test_sizes(sizes, expected):
+    parts = few_shot.split_classes(LABELS, sizes, seed=4)
+    assert [len(part) for part in parts] == expected
+    assert sorted(np.concatenate(parts)) == list(range(10, 30))
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_fractions_lose_no_class_to_rounding():
+    for classes in range(3, 40):
+        parts = few_shot.split_classes(range(classes), (1 / 3, 1 / 3, 1 / 3))
+        assert sum(map(len, parts)) == classes
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_the_seed_decides():
+    one = few_shot.split_classes(LABELS, (10, 10), seed=1)[0]
+    assert np.array_equal(one, few_shot.split_classes(LABELS, (10, 10), seed=1)[0])
+    assert not np.array_equal(one, few_shot.split_classes(LABELS, (10, 10), seed=2)[0])
+    # Neither the order of the images nor their number counts.
+    assert np.array_equal(
+        one, few_shot.split_classes(range(29, 9, -1), (10, 10), seed=1)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((), r"`sizes` must hold a size for each set"),
+        ((10, 9), r"add up to the number of classes, 20\. Received: sizes=\(10, 9\)"),
+        ((20, 0), r"`sizes` must be a positive integer\. Received: sizes=0"),
+        ((0.5, 0.4), r"fractions that add up to 1\. Received: sizes=\(0.5, 0.4\)"),
+        ((1.5, -0.5), r"`sizes` must be a finite number above zero.*-0.5"),
+        ((0.99, 0.01), r"must leave a class to every set.*for 20 classes"),
+    ],
+)
+def test_bad_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        few_shot.split_classes(LABELS, sizes)
+
+
+def test_bad_seed():
+    with pytest.raises(ValueError, match="`seed` must be an integer of at least 0"):
+        few_shot.split_classes(LABELS, (10, 10), seed=None)
+
+
+def test_select_classes():
+    images = np.arange(6, dtype="uint8").reshape(6, 1, 1, 1)
+    names = ["b", "a", "c", "a", "b", "c"]
+    chosen, labels = few_shot.select_classes(images, names, ["c", "a"])
+    assert chosen.ravel().tolist() == [1, 2, 3, 5]
+    assert labels.tolist() == ["a", "c", "a", "c"]
+    with pytest.raises(ValueError, match=r"`classes` must be among.*Received: 'd', 'e'"):
+        few_shot.select_classes(images, names, ["a", "e", "d"])
+
+
+def test_disjoint():
+    few_shot.disjoint(train=[1, 1, 2], validation=[3], test=np.array([[4], [5]]))
+    with pytest.raises(
+        ValueError,
+        match=r"`train` and `test` must have no class in common\. Received: 2, 3 in both",
+    ):
+        few_shot.disjoint(train=[1, 2, 3, 3], validation=[5], test=[2, 3, 4])
+    with pytest.raises(ValueError, match=r"`validation` and `test`.*: 'owl' in both"):
+        few_shot.disjoint(train=["cat"], validation=["owl"], test=["dog", "owl"])
+
+
+def test_disjoint_names_the_first_of_many_classes():
+    with pytest.raises(ValueError, match=r"0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 15 more in"):
+        few_shot.disjoint(train=range(25), test=range(25))
+
+
+def test_disjoint_takes_classes_alone():
+    with pytest.raises(ValueError, match="`test` must be class numbers or names"):
+        few_shot.disjoint(train=[1], test=[0.5])

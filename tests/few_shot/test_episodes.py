@@ -1,0 +1,356 @@
+"""Episodes: what is in them, that they are the same again, and what bad input says."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras import few_shot
+
+EACH = 12  # Images of a class.
+
+
+def numbered_images(classes=7, dtype="float32", size=2):
+    """Images whose every pixel is the image's own number, and classes in mixed order."""
+    count = classes * EACH
+    labels = np.random.default_rng(3).permutation(np.arange(count) % classes)
+    images = np.broadcast_to(
+        np.arange(count, dtype=dtype)[:, None, None, None], (count, size, size, 1)
+    )
+    return images, labels
+
+
+def numbers_in(images):
+    return images[..., 0, 0, 0].astype(int)
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_shapes_and_dtypes():
+    images, labels = numbered_images()
+    sampler = few_shot.EpisodeSampler(images, labels, ways=3, shots=2, queries=4)
+    episode = sampler.episode(5)
+    assert [each.shape for each in episode] == [(6, 2, 2, 1), (6,), (12, 2, 2, 1), (12,)]
+    assert [each.dtype.name for each in episode] == ["float32", "int32"] * 2
+    assert episode.support_labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert episode.query_labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    batch = sampler.episodes(5)
+    assert [each.shape for each in batch] == [
+        (5, 6, 2, 2, 1),
+        (5, 6),
+        (5, 12, 2, 2, 1),
+        (5, 12),
+    ]
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_images_stand_class_by_class_and_none_twice(names):
+    images, labels = numbered_images()
+    given = np.array([f"class {label}" for label in labels]) if names else labels
+    sampler = few_shot.EpisodeSampler(images, given, ways=4, shots=3, queries=5)
+    for index in range(20):
+        episode = sampler.episode(index)
+        support = numbers_in(episode.support_images).reshape(4, 3)
+        query = numbers_in(episode.query_images).reshape(4, 5)
+        drawn = np.concatenate([support, query], axis=1)
+        assert len(np.unique(drawn)) == 4 * 8
+        assert (labels[drawn] == labels[drawn[:, :1]]).all()
+        assert len(np.unique(labels[drawn[:, 0]])) == 4
+
+
+def test_all_classes_and_images_are_drawn_equally():
+    images, labels = numbered_images(classes=4)
+    sampler = few_shot.EpisodeSampler(images, labels, ways=2, shots=1, queries=2)
+    batch = sampler.episodes(2000)
+    for part, per_episode in ((batch.support_images, 2), (batch.query_images, 4)):
+        counts = np.bincount(numbers_in(part).ravel(), minlength=len(images))
+        expected = 2000 * per_episode / len(images)
+        # Six standard deviations of a Poisson count.
+        assert np.abs(counts - expected).max() < 6 * np.sqrt(expected)
+    # The number of a class in an episode tells nothing of the class.
+    first = np.bincount(labels[numbers_in(batch.support_images)[:, 0]], minlength=4)
+    assert np.abs(first - 500).max() < 6 * np.sqrt(500)
+
+
+def test_an_episode_depends_on_seed_and_index_alone():
+    images, labels = numbered_images()
+    one = few_shot.EpisodeSampler(images, labels, ways=3, queries=4, seed=8)
+    late = one.episode(11)
+    twin = few_shot.EpisodeSampler(images, labels, ways=3, queries=4, seed=8)
+    assert same(twin.episode(11), late)
+    assert same((array[2] for array in one.episodes(4, start=9)), late)
+    assert not same(one.episode(12), late)
+    other = few_shot.EpisodeSampler(images, labels, ways=3, queries=4, seed=9)
+    assert not same(other.episode(11), late)
+    # Nor is it the same number that counts.
+    assert not same(other.episode(10), late)
+
+
+def test_bytes_stay_bytes_and_come_out_between_0_and_1():
+    images, labels = numbered_images(dtype="uint8")
+    sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
+    assert sampler.images.dtype == np.uint8
+    assert np.shares_memory(sampler.images, images)
+    drawn = sampler.episode(0).query_images
+    floats = few_shot.EpisodeSampler(images.astype("float32"), labels, ways=3, queries=2)
+    assert drawn.dtype == np.float32
+    np.testing.assert_array_equal(drawn, floats.episode(0).query_images / np.float32(255))
+
+
+def test_floats_keep_their_values():
+    images, labels = numbered_images(dtype="float64")
+    images = images / 7 - 3
+    sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
+    drawn = sampler.episodes(3).support_images
+    assert drawn.dtype == np.float32
+    assert np.isin(drawn, images.astype("float32")).all()
+
+
+def test_labels_in_a_column():
+    images, labels = numbered_images()
+    column = few_shot.EpisodeSampler(images, labels[:, None], queries=2)
+    assert same(
+        column.episode(0), few_shot.EpisodeSampler(images, labels, queries=2).episode(0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ways": 8}, r"`ways` must be at most the number of classes, 7\. .*ways=8"),
+        ({"ways": 0}, r"`ways` must be a positive integer\. Received: ways=0"),
+        ({"shots": 0}, r"`shots` must be a positive integer\. Received: shots=0"),
+        ({"queries": 1.5}, r"`queries` must be a positive integer\. Received: queries=1.5"),
+        ({"seed": -1}, r"`seed` must be an integer of at least 0\. Received: seed=-1"),
+        (
+            {"shots": 5, "queries": 8},
+            r"at least shots \+ queries = 5 \+ 8 images\. Received: 0, 1, 2.*12 at the",
+        ),
+    ],
+)
+def test_bad_numbers(changes, message):
+    images, labels = numbered_images()
+    with pytest.raises(ValueError, match=message):
+        few_shot.EpisodeSampler(images, labels, **{"ways": 3, "queries": 2} | changes)
+
+
+def test_a_class_of_few_images_is_named():
+    images, labels = numbered_images()
+    names = np.array(["owl", "cat", "dog", "cow", "ant", "bee", "fox"])[labels]
+    rare = np.flatnonzero(names == "bee")[4:]
+    images, names = np.delete(images, rare, axis=0), np.delete(names, rare)
+    with pytest.raises(ValueError, match=r"= 1 \+ 4 images\. Received: 'bee' with 4 at"):
+        few_shot.EpisodeSampler(images, names, queries=4)
+    few_shot.EpisodeSampler(images, names, queries=3)
+
+
+def test_bad_images():
+    images, labels = numbered_images()
+    with pytest.raises(ValueError, match="84 labels for 83 images"):
+        few_shot.EpisodeSampler(images[1:], labels)
+    bad = images.copy()
+    bad[3, 0, 1, 0] = np.nan
+    with pytest.raises(ValueError, match=r"`images` must be finite.*\(3, 0, 1, 0\)"):
+        few_shot.EpisodeSampler(bad, labels)
+    with pytest.raises(ValueError, match=r"`images` must have shape.*\(84, 2, 2\)"):
+        few_shot.EpisodeSampler(images[..., 0], labels)
+    with pytest.raises(ValueError, match=r"`images` must be uint8.*int64"):
+        few_shot.EpisodeSampler(images.astype("int64"), labels)
+
+
+@pytest.mark.parametrize("labels", [np.eye(84), np.zeros(84), np.zeros((2, 42), int)])
+def test_bad_labels(labels):
+    with pytest.raises(ValueError, match="`labels` must be class numbers or names"):
+        few_shot.EpisodeSampler(numbered_images()[0], labels)
+
+
+class SumOfSupport(keras.Model):
+    """Scores a query by one weight times the difference to each class's support image."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(name="scale", shape=(), initializer="zeros")
+
+    def call(self, inputs, training=None):
+        support, labels, query = inputs
+        assert support.shape[-4:] == (3, 2, 2, 1) and labels.shape[-1:] == (3,)
+        distance = ops.abs(
+            ops.mean(query, axis=(2, 3, 4))[:, :, None]
+            - ops.mean(support, axis=(2, 3, 4))[:, None]
+        )
+        return self.scale * distance
+
+
+def class_images():
+    """Every image of a class is the same."""
+    labels = np.arange(60) // 10
+    return np.tile(labels.astype("float32")[:, None, None, None], (1, 2, 2, 1)), labels
+
+
+def learner():
+    model = SumOfSupport()
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def test_batches_train_a_model():
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    model = learner()
+    batches = sampler.batches(4, steps=5)
+    history = model.fit(
+        batches,
+        validation_data=sampler.batches(4, 3, start=1000, fresh=False),
+        epochs=3,
+        verbose=0,
+    ).history
+    assert history["val_accuracy"][-1] == 1.0
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    assert model.predict(batches, verbose=0).shape == (20, 6, 3)
+
+
+def test_which_episodes_are_in_a_batch():
+    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+    batches = sampler.batches(4, steps=3, start=100)
+    assert len(batches) == 3
+    inputs, labels = batches[2]
+    assert same((*inputs, labels), sampler.episodes(4, start=108))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("steps", [2, 3])
+def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
+    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+    drawn = []
+
+    class Spy(type(sampler.batches(2, steps))):
+        def __getitem__(self, index):
+            batch = super().__getitem__(index)
+            if self._taken is not None:
+                drawn.append(numbers_in(batch[0][2])[0].tolist())
+            return batch
+
+    batches = Spy(sampler, 2, steps, 10, fresh)
+    model = learner()
+    for _ in range(2):  # The second time the model is built.
+        model.fit(batches, epochs=2, verbose=0)
+    expected = [
+        numbers_in(sampler.episode(10 + 2 * number).query_images).tolist()
+        for number in (range(4 * steps) if fresh else list(range(steps)) * 4)
+    ]
+    # Building may have looked at one more; `fit` shuffles within an epoch.
+    assert sorted(drawn[-4 * steps :]) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((0, 1), "batch_size"), ((1, 0), "steps"), ((1, 1, -1), "start")],
+)
+def test_bad_batches(arguments, name):
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        sampler.batches(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [((0,), "count"), ((2, -1), "start"), ((2, 1.0), "start")]
+)
+def test_bad_counts_of_episodes(arguments, name):
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        sampler.episodes(*arguments)
+
+
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="tf.data is TensorFlow's"
+)
+
+
+@tensorflow_only
+def test_dataset_is_the_same_as_batches():
+    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+    dataset = sampler.dataset(4, start=7)
+    for number, (inputs, labels) in enumerate(dataset.take(3).as_numpy_iterator()):
+        assert same((*inputs, labels), sampler.episodes(4, start=7 + 4 * number))
+        assert labels.dtype == np.int32
+    inputs, _ = dataset.element_spec
+    assert tuple(inputs[0].shape) == (4, 3, 2, 2, 1)
+
+
+@tensorflow_only
+def test_dataset_trains_a_model():
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    history = learner().fit(
+        sampler.dataset(4), steps_per_epoch=5, epochs=2, shuffle=False, verbose=0
+    )
+    assert history.history["accuracy"][-1] == 1.0
+
+
+@tensorflow_only
+def test_bad_dataset():
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    with pytest.raises(ValueError, match="`count` must be"):
+        sampler.dataset(0)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has tf.data")
+def test_dataset_on_another_backend():
+    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
+    with pytest.raises(RuntimeError, match="needs the TensorFlow backend"):
+        sampler.dataset(4)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_from_dataset(pairs):
+    images, labels = numbered_images(dtype="uint8")
+    examples = (
+        (image, label) if pairs else {"image": image, "label": label, "id": "x"}
+        for image, label in zip(images, labels, strict=True)
+    )
+    sampler = few_shot.EpisodeSampler.from_dataset(examples, 3, 2, 4, seed=6)
+    expected = few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=6)
+    assert same(sampler.episode(0), expected.episode(0))
+
+
+def test_from_a_tensorflow_dataset():
+    tf = pytest.importorskip("tensorflow")
+    images, labels = numbered_images(dtype="uint8")
+    dataset = tf.data.Dataset.from_tensor_slices({"image": images, "label": labels})
+    sampler = few_shot.EpisodeSampler.from_dataset(dataset, queries=2)
+    np.testing.assert_array_equal(sampler.images, images)
+    np.testing.assert_array_equal(sampler.labels, labels)
+
+
+def test_from_a_bad_dataset():
+    with pytest.raises(ValueError, match=r"`dataset` must hold images.*no examples"):
+        few_shot.EpisodeSampler.from_dataset([])
+    examples = [(np.zeros((size, 2, 3)), 0) for size in (4, 5)]
+    with pytest.raises(ValueError, match=r"of one size.*\(4, 2, 3\) to \(5, 2, 3\)"):
+        few_shot.EpisodeSampler.from_dataset(examples)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_from_folder(tmp_path, nested):
+    for letter in ("alpha", "beta", "gamma"):
+        folder = tmp_path / ("Greek/" if nested else "") / letter
+        folder.mkdir(parents=True)
+        for number in range(5):
+            image = np.full((6, 4, 3), 10.0 * number)
+            keras.utils.save_img(folder / f"{number}.png", image, scale=False)
+    sampler = few_shot.EpisodeSampler.from_folder(
+        tmp_path, 2, 1, 3, 4, image_size=3, color="grayscale", nested=nested
+    )
+    before = "Greek/" if nested else ""
+    assert sampler.classes.tolist() == [f"{before}{c}" for c in ("alpha", "beta", "gamma")]
+    assert sampler.images.shape == (15, 3, 3, 1) and sampler.images.dtype == np.uint8
+    assert (sampler.ways, sampler.shots, sampler.queries, sampler.seed) == (2, 1, 3, 4)
+    assert set(np.unique(sampler.images)) == {0, 10, 20, 30, 40}
+    with pytest.raises(ValueError, match=f"Received: '{before}alpha', '{before}beta'"):
+        few_shot.EpisodeSampler.from_folder(
+            tmp_path, 2, queries=5, image_size=3, nested=nested
+        )
