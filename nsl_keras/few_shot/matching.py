@@ -1,0 +1,172 @@
+"""Matching networks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.few_shot.metric_learner import MetricLearner, flattened
+from nsl_keras.few_shot.temperature import Temperature
+from nsl_keras.neighborhoods.key_similarity import key_similarity
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class MatchingNet(MetricLearner):
+    """Matching network: labels are read from the support set by attention.
+
+        a_i       = softmax_i(cos(f(query), g(x_i)) / temperature)
+        logits_c  = log sum over i with label c of a_i
+
+    The logits are log-probabilities. They serve as they are, since `softmax(log p) = p`:
+    compile with `SparseCategoricalCrossentropy(from_logits=True)`.
+
+    Without `reading_steps` both `f` and `g` are the backbone alone, which is what the
+    baseline of the few-shot literature means. With it they are "full context
+    embeddings": over the backbone's features, `g` adds a bidirectional LSTM along the
+    support set (so its order counts), and `f` an LSTM that reads the support set by
+    attention, `reading_steps` times:
+
+        r_(k-1)    = sum_i softmax_i(h_(k-1) . g(x_i)) g(x_i),    h_0 = c_0 = 0
+        u_k, c_k   = LSTM(f'(query), [h_(k-1), r_(k-1)], c_(k-1))
+        h_k        = u_k + f'(query)
+
+    Args:
+        backbone: Keras model from images to features; features of several axes are
+            flattened.
+        ways: int, the number of classes of an episode.
+        temperature: float above 0, what cosines are divided by. The paper has none, that
+            is 1.
+        learn_temperature: bool, whether the temperature is trained, by its logarithm.
+        reading_steps: int, the number of readings of full context embeddings; `None`
+            goes without such embeddings.
+        batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
+            backbone's batch norms normalise by; see `ProtoNet`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, each at least once.
+        training: bool, training mode of the backbone.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`.
+
+    Output shape:
+        `(batch, queries, ways)`, log-probabilities, in float32 or wider.
+
+    Raises:
+        ValueError: As `ProtoNet` does.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> model = nsl_keras.few_shot.MatchingNet(backbone, ways=3)
+    >>> rng = np.random.default_rng(0)
+    >>> support, labels = rng.normal(size=(2, 3, 8, 8, 1)), np.array([[2, 0, 1]] * 2)
+    >>> logits = model((support, labels, rng.normal(size=(2, 4, 8, 8, 1))))
+    >>> sums = keras.ops.sum(keras.ops.exp(logits), axis=-1)
+    >>> tuple(logits.shape), bool(keras.ops.all(keras.ops.abs(sums - 1) < 1e-5))
+    ((2, 4, 3), True)
+
+    Reference:
+        Matching Networks for One Shot Learning (Vinyals et al., NeurIPS 2016), Section
+        2.1, Eq. (1) and (2); full context embeddings: Section 2.1.2 and Appendix A.1 and
+        A.2. Without them: Optimization as a Model for Few-Shot Learning (Ravi &
+        Larochelle, ICLR 2017), Section 5, and A Closer Look at Few-Shot Classification
+        (Chen et al., ICLR 2019), whose code has a temperature of 0.01.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        temperature: float = 1.0,
+        learn_temperature: bool = False,
+        reading_steps: int | None = None,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.scale_down = Temperature(
+            temperature, learn_temperature, dtype="float32", name="temperature"
+        )
+        self.temperature = self.scale_down.initial
+        self.learn_temperature = self.scale_down.learned
+        self.reading_steps = (
+            None
+            if reading_steps is None
+            else validation.positive_integer(reading_steps, "reading_steps")
+        )
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        self.scale_down.build()
+        if self.reading_steps is None:
+            return
+        features = math.prod(feature_shape)
+        self.support_context = keras.layers.Bidirectional(
+            keras.layers.LSTM(features, return_sequences=True, dtype=self.dtype_policy),
+            merge_mode="sum",
+            dtype=self.dtype_policy,
+            name="support_context",
+        )
+        self.support_context.build((None, support, features))
+        # What is read goes in beside the query's features: an LSTM is linear before its
+        # gates, so this is the state `[h, r]` of the paper.
+        self.reader = keras.layers.LSTMCell(
+            features, dtype=self.dtype_policy, name="reader"
+        )
+        self.reader.build((None, 2 * features))
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        support, queries = flattened(support), flattened(queries)
+        if self.reading_steps is not None:
+            context = self.support_context(support, training=training)
+            support = support + ops.cast(context, support.dtype)
+            queries = self._read(support, queries, self.reading_steps, training)
+        scores = self.scale_down(key_similarity(queries, support, "cosine"))
+        # Log-probabilities by class, without leaving the logarithm.
+        of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
+        total = ops.logsumexp(scores, axis=-1, keepdims=True)
+        return ops.logsumexp(of_class, axis=2) - total
+
+    def _read(
+        self, support: Tensor, queries: Tensor, steps: int, training: bool | None
+    ) -> Tensor:
+        features = queries.shape[-1]
+        flat = ops.reshape(queries, (-1, features))
+        hidden, memory = ops.zeros_like(queries), ops.zeros_like(flat)
+        for _ in range(steps):
+            scores = ops.matmul(hidden, ops.swapaxes(support, 1, 2))
+            reading = ops.matmul(ops.softmax(scores), support)
+            inputs = ops.concatenate([queries, reading], axis=-1)
+            inputs = ops.reshape(inputs, (-1, 2 * features))
+            state = [ops.reshape(hidden, (-1, features)), memory]
+            output, (_, memory) = self.reader(inputs, state, training=training)
+            output = ops.reshape(at_least_float32(output), ops.shape(queries))
+            hidden = queries + ops.cast(output, queries.dtype)
+        return hidden
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+            "reading_steps": self.reading_steps,
+        }

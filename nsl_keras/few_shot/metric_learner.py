@@ -1,0 +1,188 @@
+"""What learners that compare features have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend.assertions import checked
+from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend.tracing import is_known
+from nsl_keras.few_shot.episodic_model import EpisodicModel
+from nsl_keras.few_shot.functional import POLICIES
+
+Tensor = Any
+
+
+class MetricLearner(keras.Model):
+    """Base of the learners that score queries by features of the support set.
+
+    A subclass writes `scores`, and `build_scores` where it has weights of its own.
+
+    Args:
+        backbone: Model from images to features.
+        ways: int, the number of classes of an episode.
+        batch_normalization: `"moving"`, `"support"` or `"transductive"`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(backbone, keras.Model):
+            raise ValueError(
+                "`backbone` must be a Keras model from images to features. "
+                f"Received: backbone={backbone!r}"
+            )
+        self.backbone = backbone
+        self.ways = validation.positive_integer(ways, "ways")
+        self.batch_normalization = validation.one_of(
+            batch_normalization, POLICIES, "batch_normalization"
+        )
+
+    def build(self, input_shape: Any) -> None:
+        support, _, _ = shapes = [tuple(shape) for shape in input_shape]
+        self._check_shapes(*shapes)
+        features = self.backbone(keras.KerasTensor((None, *support[2:])))
+        if not isinstance(features, keras.KerasTensor) or len(features.shape) < 2:
+            raise ValueError(
+                "`backbone` must have one output, of shape (batch, ...). "
+                f"Received: outputs {features!r} for images of shape {support[2:]}"
+            )
+        shape = tuple(features.shape[1:])
+        if None in shape:
+            raise ValueError(
+                "The features of `backbone` must have a known shape. "
+                f"Received: features of shape {tuple(features.shape)} "
+                f"for images of shape {support[2:]}"
+            )
+        self.images_to_features = EpisodicModel(self.backbone, self.batch_normalization)
+        self.build_scores(shape, support[1])
+
+    def _check_shapes(
+        self,
+        support: tuple[int | None, ...],
+        labels: tuple[int | None, ...],
+        query: tuple[int | None, ...],
+    ) -> None:
+        if len(support) < 3 or len(query) != len(support) or support[2:] != query[2:]:
+            raise ValueError(
+                "Support and query images must have shape (batch, images, ...), with "
+                "images of one shape. "
+                f"Received: support_images.shape={support}, query_images.shape={query}"
+            )
+        if len(labels) != 2 or any(
+            None not in pair and pair[0] != pair[1]
+            for pair in zip(labels, support[:2], strict=True)
+        ):
+            raise ValueError(
+                "`support_labels` must have shape (batch, support images), one label an "
+                f"image. Received: support_labels.shape={labels}, "
+                f"support_images.shape={support}"
+            )
+        if None not in (support[0], query[0]) and support[0] != query[0]:
+            raise ValueError(
+                "There must be as many support sets as query sets. "
+                f"Received: support_images.shape={support}, query_images.shape={query}"
+            )
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        """Creates what `scores` needs.
+
+        Args:
+            feature_shape: Shape of the backbone's output, without the batch axis.
+            support: Number of images in a support set, `None` where it is not known.
+        """
+
+    def call(
+        self, inputs: tuple[Tensor, Tensor, Tensor], training: bool | None = None
+    ) -> Tensor:
+        support_images, support_labels, query_images = inputs
+        self._check_shapes(
+            *(tuple(each.shape) for each in (support_images, support_labels, query_images))
+        )
+        membership, valid = self._membership(support_labels)
+        support, queries = (
+            at_least_float32(features)
+            for features in self.images_to_features.outputs(
+                [support_images, query_images], training
+            )
+        )
+        membership = ops.cast(membership, support.dtype)
+        logits = self.scores(support, membership, queries, training)
+        # Where no check can run, in compiled code, wrong labels do not go unseen.
+        return ops.where(valid[:, None, None], logits, float("nan"))
+
+    def _membership(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """One-hot labels `(batch, support images, ways)`, and which episodes are valid."""
+        labels = ops.cast(labels, "int32")
+        membership = ops.one_hot(labels, self.ways)
+        in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
+        valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
+        message = (
+            f"`support_labels` must hold classes 0 to {self.ways - 1} (`ways` is "
+            f"{self.ways}), each at least once in every episode."
+        )
+        if is_known(valid):
+            if not ops.convert_to_numpy(valid).all():
+                received = ops.convert_to_numpy(labels).tolist()
+                raise ValueError(f"{message} Received: support_labels={received}")
+            return membership, valid
+        return checked(membership, ops.all(valid), message), valid
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        """Returns logits of shape `(batch, queries, ways)`.
+
+        Args:
+            support: Features of shape `(batch, support images, ...)`.
+            membership: One-hot labels, of shape `(batch, support images, ways)`.
+            queries: Features of shape `(batch, queries, ...)`.
+            training: bool, whether this is a training step.
+        """
+        raise NotImplementedError
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        query = input_shape[2]
+        return (query[0], query[1], self.ways)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "ways": self.ways,
+            "batch_normalization": self.batch_normalization,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        backbone = keras.saving.deserialize_keras_object(
+            config["backbone"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "backbone": backbone})
+
+
+def flattened(features: Tensor) -> Tensor:
+    """Returns features of shape `(batch, images, ...)` with one axis for the features."""
+    size = math.prod(features.shape[2:])
+    return ops.reshape(features, (*ops.shape(features)[:2], size))
+
+
+def class_means(support: Tensor, membership: Tensor) -> Tensor:
+    """Returns the mean features of each class, of shape `(batch, ways, features)`."""
+    counts = ops.sum(membership, axis=1)[..., None]
+    return ops.matmul(ops.swapaxes(membership, 1, 2), support) / ops.maximum(counts, 1)

@@ -1,0 +1,216 @@
+"""Meta-Neighborhoods with the support set as its dictionary."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
+from nsl_keras.neighborhoods.dual_form import DenseStage, adapted_outputs
+from nsl_keras.neighborhoods.inner_loss import cross_entropy
+from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
+from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
+from nsl_keras.neighborhoods.unit_norm import unit_norm
+
+Tensor = Any
+
+HEADS = ("cosine", "dense")
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeighborhoodLearner(MetricLearner):
+    """Finetunes a head for each query on the support images that it attends to.
+
+    Meta-Neighborhoods with the support set in the dictionary's place: its keys are the
+    support features `k_j`, its values the one-hot labels `v_j`. For a query with features
+    `z`,
+
+        w_j(z)  = softmax_j(sim(z, k_j) / temperature)
+        phi_z   = phi - rate * d/dphi sum_j w_j(z) L(h_phi(k_j), v_j)   (inner_steps times)
+        logits  = h_{phi_z}(z)
+
+    with the cross-entropy as `L`. The head `h` starts anew in every episode:
+
+    * `head="cosine"`: `h(z)_c = scale * cos(z, W_c)` with a learned scale, from the class
+      prototypes `W_c`, the means of the support features at length 1. With a rate of zero
+      it is `NearestCentroid`.
+    * `head="dense"`: `h(z) = W z + b` from zero. Here one step is attention itself: with
+      `C` ways, `logits = sum_j w_j (rate_W k_j . z + rate_b) (v_j - 1 / C)`, and with the
+      bias alone (`rate_W = 0`) a vote of the support images, weighted by attention.
+
+    Trained are the backbone, the rate and the scale, through the inner steps, second
+    derivatives included. Compile with `SparseCategoricalCrossentropy(from_logits=True)`.
+
+    Args:
+        backbone: Keras model from images to features; features of several axes are
+            flattened.
+        ways: int, the number of classes of an episode.
+        head: `"cosine"` or `"dense"`.
+        metric: `"cosine"` or `"euclidean"` (minus the squared distance), of attention.
+        temperature: float above 0, of attention; not trained.
+        inner_steps: int, the number of inner steps. With the cosine head, and with more
+            than one step, every query has weights of its own: memory holds `features *
+            ways` numbers a query.
+        inner_learning_rate: float above 0, the start value of the rate.
+        learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each
+            feature, and one for the bias; `"fixed"`: not trained. Learned rates enter
+            through their absolute value.
+        scale: float above 0, the start value of the cosine head's scale.
+        batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
+            backbone's batch norms normalise by; see `ProtoNet`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, in any order, each at least once.
+        training: bool, training mode of the backbone.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`; the number of support images must be known.
+
+    Output shape:
+        `(batch, queries, ways)`, logits, in float32 or wider.
+
+    Raises:
+        ValueError: As `ProtoNet` does; and at build, if the number of support images is
+            not known.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> model = nsl_keras.few_shot.NeighborhoodLearner(backbone, ways=3)
+    >>> support = np.random.default_rng(0).normal(size=(1, 3, 8, 8, 1))
+    >>> logits = model((support, np.array([[2, 0, 1]]), support))
+    >>> keras.ops.convert_to_numpy(keras.ops.argmax(logits, axis=-1)).tolist()
+    [[2, 0, 1]]
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3), and
+        Section 2.3. The paper learns its dictionary and does not treat few-shot episodes:
+        the support set as dictionary, and the heads' starts, are this package's.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        head: str = "cosine",
+        metric: str = "cosine",
+        temperature: float = 0.2,
+        inner_steps: int = 1,
+        inner_learning_rate: float = 0.05,
+        learning_rate_form: str = "scalar",
+        scale: float = 10.0,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.head = validation.one_of(head, HEADS, "head")
+        self.metric = validation.one_of(metric, METRICS, "metric")
+        self.temperature = validation.positive_number(temperature, "temperature")
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.rate = InnerLearningRate(
+            inner_learning_rate,
+            learning_rate_form,
+            dtype=self.dtype_policy,
+            name="inner_learning_rate",
+        )
+        self.inner_learning_rate = self.rate.initial
+        self.learning_rate_form = self.rate.form
+        self.scale = validation.positive_number(scale, "scale")
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        if support is None:
+            raise ValueError(
+                "The number of support images must be known. "
+                "Received: support_images.shape=(None, None, ...)"
+            )
+        kernel = (math.prod(feature_shape), self.ways)
+        if self.head == "dense":
+            self.rate.build_for([kernel, (self.ways,)])
+            return
+        self.rate.build_for([kernel])
+        self.learned_scale = self.add_weight(
+            name="scale",
+            shape=(),
+            initializer=keras.initializers.Constant(self.scale),
+            autocast=False,
+        )
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        support, queries = flattened(support), flattened(queries)
+        similarity = key_similarity(queries, support, self.metric)
+        attention = ops.softmax(similarity / self.temperature)
+        prototypes = class_means(unit_norm(support), membership)
+        rates = self.rate.rates()
+
+        def one_episode(tensors: list[Tensor]) -> Tensor:
+            keys, values, attention, queries, prototypes = tensors
+            kernel = ops.transpose(prototypes)
+            start = [kernel]
+            if self.head == "dense":
+                start = [ops.zeros_like(kernel), ops.zeros_like(kernel[0])]
+            return adapted_outputs(
+                [_EpisodeStage(self, None, self.head == "cosine", start)],
+                keys,
+                values,
+                attention,
+                queries,
+                rates,
+                self.inner_steps,
+                cross_entropy,
+                chunk_size=keys.shape[0],  # A support set is small.
+            )
+
+        return ops.vectorized_map(
+            one_episode, [support, membership, attention, queries, prototypes]
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "head": self.head,
+            "metric": self.metric,
+            "temperature": self.temperature,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "scale": self.scale,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _EpisodeStage(DenseStage):
+    """A stage whose start weights are made of an episode, instead of a layer's own.
+
+    Attributes:
+        layer: Whose `learned_scale` stands in front of the cosines.
+        cosine: Whether the stage is a cosine one.
+        start: The kernel, and perhaps the bias.
+    """
+
+    cosine: bool
+    start: list[Tensor]
+
+    @property
+    def is_cosine(self) -> bool:
+        return self.cosine
+
+    @property
+    def variables(self) -> list[Any]:
+        return self.start

@@ -1,0 +1,126 @@
+"""Prototypical networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from nsl_keras import validation
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
+from nsl_keras.few_shot.temperature import Temperature
+from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class ProtoNet(MetricLearner):
+    """Prototypical network: classes are the means of their support features.
+
+    With the backbone `f` and the support images `S_c` of class `c`,
+
+        p_c       = mean over x in S_c of f(x)
+        logits_c  = -||f(query) - p_c||^2 / temperature
+
+    or with the cosine of `f(query)` and `p_c` in place of minus the squared distance.
+    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit`.
+
+    Args:
+        backbone: Keras model from images to features; features of several axes are
+            flattened.
+        ways: int, the number of classes of an episode. It has no weights: a second
+            learner with the same backbone can have another number, as in the paper,
+            which trains with more ways than it tests with.
+        distance: `"euclidean"` (squared) or `"cosine"`.
+        temperature: float above 0, what distances or cosines are divided by. Cosines
+            want one well below 1, such as 0.1.
+        learn_temperature: bool, whether the temperature is trained, by its logarithm.
+        batch_normalization: What the backbone's batch norms normalise by. `"moving"`: in
+            training by the statistics of all images of the step, support and query of all
+            its episodes, at test by the moving statistics; `"support"`: in every episode,
+            training and test alike, by the statistics of its support set;
+            `"transductive"`: the support set and the queries of an episode each by its
+            own statistics. With the last two dropout is off.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, in any order, each at least once.
+        training: bool, training mode of the backbone.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`.
+
+    Output shape:
+        `(batch, queries, ways)`, logits, in float32 or wider.
+
+    Raises:
+        ValueError: For arguments outside the ranges above; at build, for shapes that do
+            not fit each other, and a backbone with several outputs or of unknown feature
+            shape; in eager mode, for labels outside the classes or a class without an
+            image. In a TensorFlow graph the latter is an
+            `tf.errors.InvalidArgumentError`; compiled, the episode's logits are NaN.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([
+    ...     keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()])
+    >>> model = nsl_keras.few_shot.ProtoNet(backbone, ways=3)
+    >>> rng = np.random.default_rng(0)
+    >>> support = rng.normal(size=(2, 6, 8, 8, 1))  # 2 episodes of 3 ways, 2 shots.
+    >>> labels = np.array([[0, 0, 1, 1, 2, 2]] * 2)
+    >>> queries = rng.normal(size=(2, 4, 8, 8, 1))
+    >>> tuple(model((support, labels, queries)).shape)
+    (2, 4, 3)
+
+    Reference:
+        Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
+        2.2, Eq. (1) and (2), Algorithm 1: Euclidean, without a temperature. A learned
+        scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018), Section 3.1. The
+        authors' code has the statistics of `"moving"`.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        distance: str = "euclidean",
+        temperature: float = 1.0,
+        learn_temperature: bool = False,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.distance = validation.one_of(distance, METRICS, "distance")
+        self.scale_down = Temperature(
+            temperature, learn_temperature, dtype="float32", name="temperature"
+        )
+        self.temperature = self.scale_down.initial
+        self.learn_temperature = self.scale_down.learned
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        self.scale_down.build()
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        prototypes = class_means(flattened(support), membership)
+        similarity = key_similarity(flattened(queries), prototypes, self.distance)
+        return self.scale_down(similarity)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "distance": self.distance,
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+        }

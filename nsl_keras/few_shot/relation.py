@@ -1,0 +1,254 @@
+"""Relation networks: a learned comparison of feature maps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.few_shot.episodic_model import EpisodicModel
+from nsl_keras.few_shot.metric_learner import MetricLearner
+
+Tensor = Any
+
+
+def relation_module(
+    map_shape: tuple[int, ...], filters: int = 64, units: int = 8
+) -> keras.Model:
+    """Returns the relation module of the paper: from two joined feature maps to a score.
+
+    Two times 3x3 convolution ("same"), batch norm, ReLU and 2x2 max pooling; then a dense
+    layer with ReLU, and one to a single number, without the paper's sigmoid: that is in
+    `RelationLoss`.
+
+    Args:
+        map_shape: tuple of 3 ints, the shape of the joined maps (in the order of
+            `keras.config.image_data_format()`): height and width of at least 4, and
+            twice the channels of the backbone.
+        filters: int, the filters of the convolutions.
+        units: int, the width of the dense layer between.
+
+    Returns:
+        A functional `keras.Model`, with outputs of shape `(batch, 1)`.
+
+    Raises:
+        ValueError: If the maps are smaller than 4x4, or for sizes that are not positive.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> nsl_keras.few_shot.relation_module((7, 7, 128)).output_shape
+    (None, 1)
+
+    Reference:
+        Learning to Compare: Relation Network for Few-Shot Learning (Sung et al., CVPR
+        2018), Section 3.4 and Figure 2.
+    """
+    filters = validation.positive_integer(filters, "filters")
+    units = validation.positive_integer(units, "units")
+    map_shape = validation.positive_integers(tuple(map_shape), 3, "map_shape")
+    first = keras.config.image_data_format() == "channels_first"
+    if min(map_shape[1:] if first else map_shape[:-1]) < 4:
+        raise ValueError(
+            "`map_shape` must be at least 4x4 for two poolings: use a backbone that pools "
+            f"less, or a relation module of your own. Received: map_shape={map_shape}"
+        )
+    inputs = outputs = keras.Input(map_shape)
+    for _ in range(2):
+        outputs = keras.layers.Conv2D(filters, 3, padding="same")(outputs)
+        outputs = keras.layers.BatchNormalization(axis=1 if first else -1)(outputs)
+        outputs = keras.layers.ReLU()(outputs)
+        outputs = keras.layers.MaxPooling2D(2)(outputs)
+    outputs = keras.layers.Flatten()(outputs)
+    outputs = keras.layers.Dense(units, activation="relu")(outputs)
+    outputs = keras.layers.Dense(1)(outputs)
+    return keras.Model(inputs, outputs, name="relation_module")
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class RelationNet(MetricLearner):
+    """Relation network: a small network compares a query with each class.
+
+    With the feature maps `f`, the support images `S_c` of class `c` and the relation
+    module `g`,
+
+        logits_c = g(concatenate[sum over x in S_c of f(x), f(query)])
+
+    along the channels. The paper's relation scores are `sigmoid(logits)`, trained with
+    their squared error to one-hot labels: compile with `RelationLoss()`. Compiled with
+    `SparseCategoricalCrossentropy(from_logits=True)`, like the other learners, classes
+    compete in a softmax instead. The predicted class is the largest logit either way.
+
+    Args:
+        backbone: Keras model from images to feature maps, of shape `(batch, height,
+            width, channels)` (in the order of `keras.config.image_data_format()`).
+        ways: int, the number of classes of an episode.
+        relation: Keras model from joined feature maps, of twice the channels, to one
+            number; `None` stands for `relation_module` of that shape.
+        batch_normalization: What the backbone's batch norms normalise by; see `ProtoNet`.
+            Those of the relation module see pairs of an image and a class: with
+            `"moving"` the pairs of all queries of the step in training, and the moving
+            statistics at test; with `"support"` the statistics of the pairs that the
+            support images make with the classes of their episode, which are computed
+            for that alone; with `"transductive"` those of the episode's query pairs.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, in any order, each at least once.
+        training: bool, training mode of backbone and relation module.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`.
+
+    Output shape:
+        `(batch, queries, ways)`, logits, in float32 or wider.
+
+    Raises:
+        ValueError: As `ProtoNet` does; and at build, for a backbone whose output is no
+            feature map, maps too small for the default relation module, and a relation
+            module whose output is not one number.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3)])
+    >>> model = nsl_keras.few_shot.RelationNet(backbone, ways=3)
+    >>> model.compile("adam", nsl_keras.few_shot.RelationLoss(), metrics=["accuracy"])
+    >>> rng = np.random.default_rng(0)
+    >>> support, labels = rng.normal(size=(2, 3, 8, 8, 1)), np.array([[2, 0, 1]] * 2)
+    >>> queries = rng.normal(size=(2, 4, 8, 8, 1))
+    >>> history = model.fit((support, labels, queries), np.zeros((2, 4)), verbose=0)
+    >>> model.predict((support, labels, queries), verbose=0).shape
+    (2, 4, 3)
+
+    Reference:
+        Learning to Compare: Relation Network for Few-Shot Learning (Sung et al., CVPR
+        2018), Section 3.2, Eq. (1); sum over shots: Section 3.2, "K-shot".
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        relation: keras.Model | None = None,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        if relation is not None and not isinstance(relation, keras.Model):
+            raise ValueError(
+                "`relation` must be a Keras model from joined feature maps to one number, "
+                f"or None. Received: relation={relation!r}"
+            )
+        self.relation = relation
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        if len(feature_shape) != 3:
+            raise ValueError(
+                "`backbone` must return feature maps, with two axes of space and one of "
+                "channels, neither pooled away nor flattened. "
+                f"Received: features of shape {(None, *feature_shape)}"
+            )
+        first = keras.config.image_data_format() == "channels_first"
+        self.channel_axis = 0 if first else 2
+        joined = list(feature_shape)
+        joined[self.channel_axis] *= 2
+        self.comparison = self.relation or relation_module(tuple(joined))
+        found = self.comparison(keras.KerasTensor((None, *joined)))
+        if getattr(found, "shape", None) != (None, 1):
+            raise ValueError(
+                "`relation` must return one number for each pair, of shape (batch, 1). "
+                f"Received: outputs {found!r} for pairs of shape {tuple(joined)}"
+            )
+        self.pairs_to_scores = EpisodicModel(self.comparison, self.batch_normalization)
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        batch, shots = ops.shape(support)[:2]
+        maps = support.shape[2:]
+        flat = ops.reshape(support, (batch, shots, math.prod(maps)))
+        sums = ops.matmul(ops.swapaxes(membership, 1, 2), flat)
+        sums = ops.reshape(sums, (batch, self.ways, *maps))
+        sets = [self._pairs(sums, queries)]
+        if self.batch_normalization == "support" and self.pairs_to_scores.functional:
+            sets.insert(0, self._pairs(sums, support))
+        found = self.pairs_to_scores.outputs(sets, training)[-1]
+        return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
+
+    def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
+        """Each map joined to each class, of shape `(batch, maps * ways, ...)`."""
+        batch, count = ops.shape(maps)[:2]
+        shape = (batch, count, self.ways, *maps.shape[2:])
+        joined = ops.concatenate(
+            [
+                ops.broadcast_to(sums[:, None], shape),
+                ops.broadcast_to(maps[:, :, None], shape),
+            ],
+            axis=3 + self.channel_axis,
+        )
+        return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
+
+    def get_config(self) -> dict[str, Any]:
+        relation = self.relation
+        if relation is not None:
+            relation = keras.saving.serialize_keras_object(relation)
+        return {**super().get_config(), "relation": relation}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        relation = keras.saving.deserialize_keras_object(
+            config["relation"], custom_objects=custom_objects
+        )
+        return super().from_config({**config, "relation": relation}, custom_objects)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class RelationLoss(keras.losses.Loss):
+    """Squared error between relation scores and one-hot labels.
+
+        loss = mean over classes c of (sigmoid(logits_c) - [label = c])^2
+
+    The paper sums over classes, a constant factor.
+
+    Args:
+        **kwargs: `name`, `reduction`, `dtype` of `keras.losses.Loss`.
+
+    Call arguments:
+        y_true: Class numbers, of shape `(batch, queries)`.
+        y_pred: Logits, of shape `(batch, queries, ways)`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> loss = nsl_keras.few_shot.RelationLoss()
+    >>> float(loss(np.array([[1]]), np.zeros((1, 1, 4))))
+    0.25
+
+    Reference:
+        Learning to Compare: Relation Network for Few-Shot Learning (Sung et al., CVPR
+        2018), Section 3.2, Eq. (2).
+    """
+
+    def __init__(self, name: str = "relation_loss", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        scores = ops.sigmoid(ops.convert_to_tensor(y_pred))
+        labels = ops.one_hot(
+            ops.cast(y_true, "int32"), scores.shape[-1], dtype=scores.dtype
+        )
+        return ops.mean(ops.square(scores - labels), axis=-1)
