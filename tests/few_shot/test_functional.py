@@ -1,0 +1,223 @@
+"""A classifier as a function of its variables and batch statistics."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from nsl_keras.few_shot.functional import FunctionalClassifier, select_variables
+from nsl_keras.layers import NeuralSimilarityConv2D
+
+
+def network(*after_norm, similarity=False, **norm_options):
+    convolution = (
+        NeuralSimilarityConv2D(3, 3, name="convolution")
+        if similarity
+        else layers.Conv2D(3, 3, name="convolution")
+    )
+    return keras.Sequential(
+        [
+            keras.Input((5, 5, 2)),
+            convolution,
+            layers.BatchNormalization(name="norm", **norm_options),
+            *after_norm,
+            layers.Flatten(),
+            layers.Dense(4, name="head"),
+        ],
+        name="net",
+    )
+
+
+def images(count=6, seed=0):
+    shape = (count, 5, 5, 2)
+    return (3 * np.random.default_rng(seed).normal(size=shape) + 1).astype("float32")
+
+
+def numbers(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor))
+
+
+def normalized_logits(model, x, mean, variance):
+    """The rest of `network` behind the convolution, by hand."""
+    maps = numbers(model.get_layer("convolution")(x))
+    maps = (maps - mean) / np.sqrt(variance + model.get_layer("norm").epsilon)
+    head = model.get_layer("head")
+    return maps.reshape(len(x), -1) @ numbers(head.kernel) + numbers(head.bias)
+
+
+def moments(model, x):
+    maps = numbers(model.get_layer("convolution")(x))
+    return maps.mean(axis=(0, 1, 2)), maps.var(axis=(0, 1, 2))
+
+
+def test_selections():
+    model = network(similarity=True)
+
+    def names(selection):
+        return [variable.path for variable in select_variables(model, selection)]
+
+    assert names("similarity") == ["net/convolution/similarity"]
+    assert names("classifier") == ["net/head/kernel", "net/head/bias"]
+    assert names("similarity+classifier") == names("similarity") + names("classifier")
+    assert names("all") == [each.path for each in model.trainable_variables]
+    assert names(["net/head/bias", "gamma"]) == ["net/norm/gamma", "net/head/bias"]
+    assert names(lambda each: "head" in each.path) == names("classifier")
+    model.get_layer("convolution").trainable = False
+    with pytest.raises(ValueError, match="`inner_variables` must match trainable"):
+        names("similarity")
+
+
+def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
+    body = network()
+    inputs = keras.Input((5, 5, 2))
+    nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
+    head = body.get_layer("head").trainable_variables
+
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.body = body
+
+        def call(self, inputs, training=None):
+            return self.body(inputs, training=training)
+
+    subclassed = Subclassed()
+    subclassed(images())
+    for model in (nested, subclassed):
+        found = select_variables(model, "classifier")
+        assert [id(each) for each in found] == [id(each) for each in head]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    ["similarity", "similarity+classifier", ["head", "gamma"], lambda each: False],
+)
+def test_a_selection_that_matches_nothing_lists_the_names(selection):
+    with pytest.raises(ValueError, match=r"which are: net/convolution/kernel, .*head/bias"):
+        select_variables(network(), selection)
+
+
+@pytest.mark.parametrize("selection", ["head", 3, [3]])
+def test_other_selections_are_refused(selection):
+    with pytest.raises(ValueError, match="`inner_variables` must be one of"):
+        select_variables(network(), selection)
+
+
+def test_statistics_are_those_of_the_batch_and_the_model_stays():
+    model = network()
+    before = [numbers(weight).copy() for weight in model.weights]
+    functional = FunctionalClassifier(model, "classifier")
+    x, others = images(), images(seed=1)
+    mean, variance = moments(model, x)
+    logits, statistics = functional.outputs(functional.values(), x)
+    np.testing.assert_allclose(numbers(statistics[0]), mean, atol=1e-5)
+    np.testing.assert_allclose(numbers(statistics[1]), variance, rtol=1e-5)
+    expected = normalized_logits(model, x, mean, variance)
+    np.testing.assert_allclose(numbers(logits), expected, atol=1e-4)
+    logits, used = functional.outputs(functional.values(), others, statistics)
+    expected = normalized_logits(model, others, mean, variance)
+    np.testing.assert_allclose(numbers(logits), expected, atol=1e-4)
+    np.testing.assert_array_equal(numbers(used[0]), numbers(statistics[0]))
+    for weight, old in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(numbers(weight), old)
+    norm = model.get_layer("norm")
+    assert norm.momentum == 0.99
+    assert "call" not in vars(norm)
+
+
+@pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
+def test_policies(policy):
+    model = network()
+    norm = model.get_layer("norm")
+    norm.moving_mean.assign([1.0, -1.0, 0.5])
+    norm.moving_variance.assign([2.0, 3.0, 4.0])
+    functional = FunctionalClassifier(model, "all", policy)
+    support, queries = images(), images(seed=1)
+    mean, variance = {
+        "support": moments(model, support),
+        "transductive": moments(model, queries),
+        "moving": (numbers(norm.moving_mean), numbers(norm.moving_variance)),
+    }[policy]
+    found = functional.query_outputs(functional.values(), support, queries)
+    expected = normalized_logits(model, queries, mean, variance)
+    np.testing.assert_allclose(numbers(found), expected, atol=1e-4)
+    statistics = functional.batch_statistics(functional.values(), queries)
+    for one, other in zip(statistics, moments(model, queries), strict=True):
+        np.testing.assert_allclose(numbers(one), other, rtol=1e-4, atol=1e-5)
+
+
+def test_update_of_the_moving_statistics_is_that_of_training():
+    model, twin = network(), network()
+    functional = FunctionalClassifier(model, "all", "moving")
+    twin.set_weights(model.get_weights())
+    statistics = functional.batch_statistics(functional.values(), images())
+    functional.update_moving_statistics(statistics)
+    twin(images(), training=True)
+    for one, other in zip(model.weights, twin.weights, strict=True):
+        np.testing.assert_allclose(numbers(one), numbers(other), atol=1e-5)
+
+
+def test_values_take_the_place_of_variables():
+    model, other = network(), network()
+    functional = FunctionalClassifier(model, "all", "moving")
+    values = [ops.convert_to_tensor(each) for each in other.trainable_variables]
+    found, _ = functional.outputs(values, images())
+    np.testing.assert_allclose(numbers(found), numbers(other(images())), atol=1e-5)
+
+
+def test_frozen_norms_keep_to_their_moving_statistics():
+    model = network()
+    model.get_layer("norm").trainable = False
+    functional = FunctionalClassifier(model, "all", "support")
+    found, statistics = functional.outputs(functional.values(), images())
+    assert statistics == []
+    np.testing.assert_allclose(numbers(found), numbers(model(images())), atol=1e-5)
+    found = functional.query_outputs(functional.values(), images(seed=1), images())
+    np.testing.assert_allclose(numbers(found), numbers(model(images())), atol=1e-5)
+
+
+def test_random_layers_are_off():
+    plain = network()
+    noisy = network(layers.Dropout(0.5), layers.GaussianNoise(1.0))
+    noisy.set_weights(plain.get_weights())
+    found = [
+        FunctionalClassifier(model).outputs(FunctionalClassifier(model).values(), images())
+        for model in (plain, noisy)
+    ]
+    np.testing.assert_array_equal(numbers(found[0][0]), numbers(found[1][0]))
+
+
+def test_logits_are_float32_under_mixed_precision():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    functional = FunctionalClassifier(network())
+    logits, statistics = functional.outputs(functional.values(), images())
+    for tensor in (logits, *statistics, *functional.values()):
+        assert keras.backend.standardize_dtype(tensor.dtype) == "float32"
+
+
+def test_unsuitable_models_are_refused():
+    with pytest.raises(ValueError, match=r"must be built.*unbuilt model 'bare'"):
+        FunctionalClassifier(keras.Sequential([layers.Dense(2)], name="bare"))
+    with pytest.raises(ValueError, match=r"must return logits.*'softmax'"):
+        FunctionalClassifier(
+            keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Softmax()])
+        )
+    with pytest.raises(ValueError, match=r"must return logits.*'probabilities'"):
+        last = layers.Dense(2, activation="softmax", name="probabilities")
+        FunctionalClassifier(keras.Sequential([keras.Input((3,)), last]))
+    with pytest.raises(ValueError, match="layer 'norm' with renorm=True"):
+        FunctionalClassifier(network(renorm=True))
+    with pytest.raises(ValueError, match="`batch_normalization` must be one of"):
+        FunctionalClassifier(network(), batch_normalization="query")
+    norm = layers.BatchNormalization(name="twice")
+    inputs = keras.Input((3,))
+    shared = keras.Model(inputs, layers.Dense(2)(norm(norm(inputs))))
+    with pytest.raises(ValueError, match="layer 'twice', which is called more often"):
+        FunctionalClassifier(shared)
+    FunctionalClassifier(shared, batch_normalization="transductive")
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="TensorFlow's alone")
+def test_synchronized_norms_are_refused():
+    with pytest.raises(ValueError, match="layer 'norm' with synchronized=True"):
+        FunctionalClassifier(network(synchronized=True))
