@@ -1,4 +1,4 @@
-"""Image sets for the examples: scikit-learn's digits, or any prepared by tfds."""
+"""Image sets for the examples: scikit-learn's digits, tfds' prepared ones, folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import pathlib
 
 import numpy as np
+
+from examples import image_folder_sets
 
 _PARTS = ("train", "validation", "test")
 
@@ -41,22 +43,45 @@ class ImageData:
 
 
 def load(
-    dataset: str, data_dir: str | None = None, train_examples: int | None = None
+    dataset: str,
+    data_dir: str | None = None,
+    train_examples: int | None = None,
+    image_size: int | None = None,
 ) -> ImageData:
-    """Loads `"digits"` (ships with scikit-learn), `"mnist"` or `"cifar10"`.
+    """Loads an image set by its name. Nothing is downloaded.
 
     Args:
-        dataset: Name of the data set.
-        data_dir: Folder of tensorflow-datasets' prepared copies; `None` is its default,
-            `~/tensorflow_datasets`. Nothing is downloaded.
+        dataset: `"digits"` (ships with scikit-learn), one of `image_folder_sets.READERS`
+            (`"cinic10"`, `"mnist_m"`, `"pacs"`, `"pacs_without_sketch"`,
+            `"tiny_imagenet"`, ...), or any labelled image set of tensorflow-datasets, as
+            `"mnist"`, `"cifar10"`.
+        data_dir: For a set of `image_folder_sets` its folder, else the folder of
+            tensorflow-datasets' prepared copies; `None` is their default,
+            `~/tensorflow_datasets`.
         train_examples: Number of training images used; `None` is all of them.
+        image_size: Height and width that images are made; `None` leaves them as they are,
+            or makes them 32 x 32 where they come from a folder.
 
     Raises:
-        ValueError: If there is no prepared copy in the folder.
+        ValueError: If the folder does not hold the set.
     """
+    if dataset in image_folder_sets.READERS:
+        return _from_folder(dataset, data_dir, train_examples, image_size or 32)
     if dataset == "digits":
-        return _digits(train_examples)
-    return _prepared(dataset, data_dir, train_examples)
+        data = _digits(train_examples)
+    else:
+        data = _prepared(dataset, data_dir, train_examples)
+    return resized(data, image_size) if image_size else data
+
+
+def _from_folder(
+    dataset: str, data_dir: str | None, train_examples: int | None, image_size: int
+) -> ImageData:
+    *parts, names = image_folder_sets.read(dataset, data_dir, image_size)
+    train, validation, test = (
+        Split(np.divide(images, 255, dtype="float32"), labels) for images, labels in parts
+    )
+    return ImageData(train.take(train_examples), validation, test, names)
 
 
 def _digits(train_examples: int | None) -> ImageData:

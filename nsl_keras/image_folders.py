@@ -81,9 +81,8 @@ def load_image_folder(
     images, kept = load_images(paths, image_size, color, unreadable)
     names = list(files)
     labels = labels[kept]
-    _require_images(
-        folder, [name for i, name in enumerate(names) if i not in set(labels.tolist())]
-    )
+    absent = np.setdiff1d(np.arange(len(names)), labels)
+    _require_images(folder, [names[number] for number in absent])
     return images, labels.astype("int64"), names
 
 
