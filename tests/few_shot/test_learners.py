@@ -1,0 +1,330 @@
+"""What all learners by metric share: files, compiled training, policies, bad input."""
+
+import functools
+
+import few_shot_data as data
+import keras
+import numpy as np
+import pytest
+from golden_files import gradients
+from keras import ops
+
+from nsl_keras import few_shot
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+IMAGE = (6, 6, 1)
+
+
+def relation(backbone, ways, **options):
+    del backbone
+    return few_shot.RelationNet(data.convolutional(flat=False), ways, **options)
+
+
+LEARNERS = {
+    "proto": functools.partial(few_shot.ProtoNet, learn_temperature=True),
+    "proto_cosine": functools.partial(
+        few_shot.ProtoNet, distance="cosine", temperature=0.1
+    ),
+    "matching": functools.partial(few_shot.MatchingNet, temperature=0.1),
+    "matching_context": functools.partial(
+        few_shot.MatchingNet, reading_steps=2, learn_temperature=True
+    ),
+    "relation": relation,
+    "neighborhood_cosine": few_shot.NeighborhoodLearner,
+    "neighborhood_dense": functools.partial(
+        few_shot.NeighborhoodLearner,
+        head="dense",
+        inner_steps=2,
+        learning_rate_form="diagonal",
+        metric="euclidean",
+    ),
+    "nearest_centroid": few_shot.NearestCentroid,
+    "nearest_neighbor": few_shot.NearestNeighbor,
+}
+TRAINED = [name for name in LEARNERS if not name.startswith("nearest")]
+
+
+def make(name, **options):
+    return LEARNERS[name](data.convolutional(), data.WAYS, **options)
+
+
+def as_numpy(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_keras_file(name, tmp_path):
+    model = make(name, batch_normalization="support")
+    inputs, _ = data.episodes(shape=IMAGE)
+    expected = as_numpy(model(inputs))
+    assert (
+        expected.shape
+        == (2, data.QUERIES, data.WAYS)
+        == model.compute_output_shape([each.shape for each in inputs])
+    )
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(inputs), expected)
+    assert type(again) is type(model)
+    own = {"backbone", "relation"}
+    assert {k: v for k, v in again.get_config().items() if k not in own} == {
+        k: v for k, v in model.get_config().items() if k not in own
+    }
+
+
+# The one left out reads the support set as a sequence.
+@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"matching_context"}))
+def test_order_of_the_support_does_not_matter(name):
+    model = make(name)
+    (support, labels, queries), _ = data.episodes(shape=IMAGE)
+    expected = model((support, labels, queries))
+    order = np.array([3, 0, 5, 1, 4, 2])
+    found = model((support[:, order], labels[:, order], queries))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("policy", ["moving", "support"])
+def test_episodes_and_queries_do_not_touch_each_other(name, policy):
+    model = make(name, batch_normalization=policy)
+    (support, labels, queries), _ = data.episodes(batch=3, shape=IMAGE)
+    expected = as_numpy(model((support, labels, queries)))
+    assert np.ptp(expected) > 0
+    found = model((support[1:2], labels[1:2], queries[1:2, :1]))
+    np.testing.assert_allclose(found, expected[1:2, :1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_weight_gets_a_finite_gradient(name):
+    model = make(name, batch_normalization="support")
+    inputs, labels = data.episodes(shape=IMAGE)
+    model(inputs)
+    variables = model.trainable_variables
+
+    def loss():
+        return data.cross_entropy()(labels, model(inputs, training=True))
+
+    for variable, gradient in zip(variables, gradients(loss, [], variables), strict=True):
+        gradient = as_numpy(gradient)
+        assert np.all(np.isfinite(gradient)), variable.path
+        # A bias in front of a batch norm has none; one in front of the features none
+        # where distances alone count.
+        if variable.name != "bias":
+            assert np.any(gradient != 0), variable.path
+
+
+@pytest.mark.parametrize("name", ["proto", "relation", "neighborhood_cosine"])
+@pytest.mark.parametrize("policy", ["moving", "support"])
+def test_fit_and_predict(name, policy):
+    model = make(name, batch_normalization=policy)
+    inputs, labels = data.episodes(batch=6, shape=IMAGE)
+    model.compile("adam", data.cross_entropy(), metrics=["accuracy"])
+    history = model.fit(inputs, labels, batch_size=4, epochs=2, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+    np.testing.assert_allclose(
+        model.predict(inputs, batch_size=4, verbose=0),
+        as_numpy(model(inputs)),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("name", ["matching", "neighborhood_dense"])
+def test_compiled(name):
+    model = make(name, batch_normalization="support")
+    inputs, labels = data.episodes(batch=2, shape=IMAGE)
+    expected = as_numpy(model(inputs))
+    model.compile("sgd", data.cross_entropy(), jit_compile=True)
+    found = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    assert np.isfinite(model.train_on_batch(inputs, labels))
+
+
+@pytest.mark.parametrize("name", ["proto", "matching", "neighborhood_cosine"])
+def test_training_helps(name):
+    """Two of six inputs tell the classes apart; the backbone learns which."""
+    keras.utils.set_random_seed(1)
+    backbone = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dense(4)])
+    model = LEARNERS[name](backbone, 2)
+    model.compile(keras.optimizers.Adam(0.03), data.cross_entropy(), metrics=["accuracy"])
+    held_out = data.class_blobs(200, seed=1)
+    before = model.evaluate(*held_out, verbose=0, return_dict=True)["accuracy"]
+    model.fit(*data.class_blobs(400), batch_size=16, epochs=4, verbose=0)
+    after = model.evaluate(*held_out, verbose=0, return_dict=True)["accuracy"]
+    assert before < 0.9
+    assert after > max(0.95, before + 0.05), (before, after)
+
+
+def normalized(images, mean, variance, layer):
+    gamma, beta = (as_numpy(each) for each in (layer.gamma, layer.beta))
+    return (images - mean) / np.sqrt(variance + layer.epsilon) * gamma + beta
+
+
+@pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_normalization_policies(policy, training):
+    """Which images' statistics a batch norm takes, and what its moving ones become."""
+    layer = keras.layers.BatchNormalization(momentum=0.75)
+    backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
+    rng = np.random.default_rng(3)
+    stored = [rng.uniform(0.5, 2, size=data.SIZE).astype("float32") for _ in range(4)]
+    layer.set_weights(stored)
+    model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
+    (support, labels, queries), _ = data.episodes()
+    support += 1
+    found = model((support, labels, queries), training=training)
+
+    def statistics(images, axes):
+        return [images.mean(axes, keepdims=True), images.var(axes, keepdims=True)]
+
+    if policy == "moving":
+        everything = np.concatenate([support, queries], axis=1)
+        taken = statistics(everything, (0, 1)) if training else stored[2:]
+        of_support = of_queries = taken
+        update = taken
+    else:
+        of_support, of_queries = statistics(support, 1), statistics(queries, 1)
+        update = of_support
+        if policy == "support":
+            of_queries = of_support
+        else:
+            update = [(a + b) / 2 for a, b in zip(of_support, of_queries, strict=True)]
+    support = normalized(support, *of_support, layer)
+    queries = normalized(queries, *of_queries, layer)
+    means = np.stack(
+        [
+            [images[own == c].mean(axis=0) for c in range(data.WAYS)]
+            for images, own in zip(support, labels, strict=True)
+        ]
+    )
+    expected = -((queries[:, :, None] - means[:, None]) ** 2).sum(-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    for new, old, batch in zip(layer.get_weights()[2:], stored[2:], update, strict=True):
+        batch = batch.mean(axis=(0, 1)) if batch.ndim == 3 else batch
+        expected = 0.75 * old + 0.25 * batch if training else old
+        np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_backbone_keeps_its_statistics():
+    backbone = data.convolutional()
+    inputs, _ = data.episodes(shape=IMAGE)
+    expected = as_numpy(few_shot.ProtoNet(backbone, data.WAYS)(inputs))
+    backbone.trainable = False
+    frozen = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization="support")
+    np.testing.assert_array_equal(frozen(inputs, training=True), expected)
+    np.testing.assert_array_equal(frozen(inputs), expected)
+
+
+def test_mixed_precision():
+    inputs, _ = data.episodes(shape=IMAGE)
+    reference = make("proto")
+    expected = as_numpy(reference(inputs))
+    keras.config.set_dtype_policy("mixed_float16")
+    model = make("proto")
+    found = model(inputs)
+    model.set_weights(reference.get_weights())
+    found = model(inputs)
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    error = np.abs(as_numpy(found) - expected).max()
+    assert error < 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("wrong", [-1, data.WAYS])
+def test_labels_outside_the_classes(wrong):
+    (support, labels, queries), _ = data.episodes()
+    labels = labels.copy()
+    labels[1, 0] = wrong
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    with pytest.raises(ValueError, match="`support_labels` must hold classes 0 to 2"):
+        model((support, labels, queries))
+
+
+def test_a_class_without_an_image():
+    (support, labels, queries), _ = data.episodes()
+    model = few_shot.ProtoNet(data.identity(), data.WAYS + 1)
+    with pytest.raises(ValueError, match="each at least once in every episode"):
+        model((support, labels, queries))
+
+
+def test_wrong_labels_do_not_go_unseen_in_compiled_code():
+    """Without a check the episode's logits, and no others, are NaN."""
+    inputs, _ = data.episodes(batch=2)
+    inputs[1][1] = 0
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile(jit_compile=True)
+    found = model.predict(inputs, verbose=0)
+    assert np.all(np.isfinite(found[0])) and np.all(np.isnan(found[1]))
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="graphs are TensorFlow's")
+def test_wrong_labels_in_a_graph():
+    import tensorflow as tf
+
+    inputs, _ = data.episodes(batch=2)
+    inputs[1][1] = 0
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile(jit_compile=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="classes 0 to 2"):
+        model.predict(inputs, verbose=0)
+
+
+@pytest.mark.parametrize("learner", [few_shot.ProtoNet, few_shot.NearestNeighbor])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, y, q: (s[:, 1:], y, q), "`support_labels` must have shape"),
+        (lambda s, y, q: (s, y[..., None], q), "`support_labels` must have shape"),
+        (lambda s, y, q: (s, y, q[..., 1:]), "images of one shape"),
+        (lambda s, y, q: (s, y, q[:, 0]), "images of one shape"),
+        (lambda s, y, q: (s[:1], y[:1], q), "as many support sets as query sets"),
+    ],
+)
+def test_shapes_that_do_not_fit(learner, change, message):
+    inputs, _ = data.episodes()
+    model = learner(data.identity(), data.WAYS)
+    with pytest.raises(ValueError, match=message):
+        model(change(*inputs))
+    model(inputs)
+    with pytest.raises(ValueError, match=message):
+        model(change(*inputs))
+
+
+def test_backbones_that_do_not_serve():
+    inputs, _ = data.episodes()
+    image = keras.Input((data.SIZE,))
+    several = keras.Model(image, [image, 2 * image])
+    with pytest.raises(ValueError, match="`backbone` must have one output"):
+        few_shot.ProtoNet(several, data.WAYS)(inputs)
+    with pytest.raises(ValueError, match="`backbone` must be a Keras model"):
+        few_shot.ProtoNet(keras.ops.relu)
+    unknown = keras.Input((None, 2))
+    sequences = keras.Model(unknown, keras.layers.Identity()(unknown))
+    with pytest.raises(ValueError, match="must have a known shape"):
+        few_shot.ProtoNet(sequences).build([(2, 6, None, 2), (2, 6), (2, 4, None, 2)])
+
+
+@pytest.mark.parametrize(
+    ("learner", "options", "message"),
+    [
+        (few_shot.ProtoNet, {"ways": 0}, "`ways` must be a positive integer"),
+        (few_shot.ProtoNet, {"distance": "dot"}, "`distance` must be one of"),
+        (few_shot.ProtoNet, {"temperature": 0}, "`temperature` must be"),
+        (few_shot.ProtoNet, {"learn_temperature": 2}, "`learn_temperature` must be"),
+        (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),
+        (few_shot.MatchingNet, {"reading_steps": 0}, "`reading_steps` must be"),
+        (few_shot.NearestCentroid, {"metric": "x"}, "`metric` must be one of"),
+        (few_shot.NearestCentroid, {"normalize": 3}, "`normalize` must be one of"),
+        (few_shot.NearestNeighbor, {"metric": "x"}, "`metric` must be one of"),
+        (few_shot.NeighborhoodLearner, {"head": "x"}, "`head` must be one of"),
+        (few_shot.NeighborhoodLearner, {"metric": "x"}, "`metric` must be one of"),
+        (few_shot.NeighborhoodLearner, {"temperature": -1}, "`temperature` must be"),
+        (few_shot.NeighborhoodLearner, {"inner_steps": 0}, "`inner_steps` must be"),
+        (few_shot.NeighborhoodLearner, {"scale": 0}, "`scale` must be"),
+        (few_shot.NeighborhoodLearner, {"inner_learning_rate": 0}, "`inner_learning_rate`"),
+        (few_shot.NeighborhoodLearner, {"learning_rate_form": "x"}, "`learning_rate_form`"),
+        (few_shot.RelationNet, {"relation": "x"}, "`relation` must be a Keras model"),
+    ],
+)
+def test_bad_arguments(learner, options, message):
+    with pytest.raises(ValueError, match=message):
+        learner(data.identity(), **options)

@@ -1,0 +1,122 @@
+"""Nearest neighbours and centroids against NumPy and scikit-learn."""
+
+import few_shot_data as data
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+
+from nsl_keras import few_shot
+
+CENTER = np.linspace(-1, 1, data.SIZE).astype("float32")
+BASE = np.random.default_rng(9).normal(CENTER, size=(300, data.SIZE)).astype("float32")
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def predictions(model, inputs):
+    return ops.convert_to_numpy(ops.argmax(model(inputs), axis=-1))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("centered", [False, True])
+def test_nearest_neighbor(metric, centered, one_thread):
+    inputs, _ = data.episodes(batch=3, queries=20)
+    model = few_shot.NearestNeighbor(data.identity(), data.WAYS, metric=metric)
+    shift = 0.0
+    if centered:
+        model.center_on(BASE, batch_size=128)
+        shift = BASE.mean(axis=0)
+    found = predictions(model, inputs)
+    for support, labels, queries, own in zip(*inputs, found, strict=True):
+        nearest = KNeighborsClassifier(1, metric=metric).fit(support - shift, labels)
+        np.testing.assert_array_equal(own, nearest.predict(queries - shift))
+
+
+def test_nearest_neighbor_logits():
+    inputs, _ = data.episodes()
+    support, labels, queries = inputs
+    found = few_shot.NearestNeighbor(data.identity(), data.WAYS)(inputs)
+    cosines = np.einsum("bqd,bsd->bqs", unit(queries), unit(support))
+    expected = np.stack(
+        [
+            np.where(labels[:, None] == way, cosines, -np.inf).max(axis=-1)
+            for way in range(data.WAYS)
+        ],
+        axis=-1,
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
+def test_nearest_centroid(normalize, centered):
+    inputs, _ = data.episodes(batch=3, queries=20)
+    options = {"metric": "euclidean", "normalize": normalize}
+    model = few_shot.NearestCentroid(data.identity(), data.WAYS, **options)
+    shift = 0.0
+    if centered:
+        model.center_on(BASE, batch_size=100)
+        shift = BASE.mean(axis=0)
+    prepare = unit if normalize else np.asarray
+    found = predictions(model, inputs)
+    for support, labels, queries, own in zip(*inputs, found, strict=True):
+        nearest = NearestCentroid().fit(prepare(support - shift), labels)
+        np.testing.assert_array_equal(own, nearest.predict(prepare(queries - shift)))
+
+
+def test_cosines_with_the_centroids():
+    inputs, _ = data.episodes()
+    support, labels, queries = inputs
+    found = few_shot.NearestCentroid(data.identity(), data.WAYS)(inputs)
+    means = np.stack(
+        [
+            [unit(images[own == way]).mean(axis=0) for way in range(data.WAYS)]
+            for images, own in zip(support, labels, strict=True)
+        ]
+    )
+    expected = np.einsum("bqd,bwd->bqw", unit(queries), unit(means))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("learner", [few_shot.NearestCentroid, few_shot.NearestNeighbor])
+def test_the_backbone_stays_in_inference_mode(learner):
+    backbone = data.convolutional()
+    inputs, _ = data.episodes(shape=(6, 6, 1))
+    model = learner(backbone, data.WAYS)
+    expected = ops.convert_to_numpy(model(inputs))
+    weights = backbone.get_weights()
+    np.testing.assert_array_equal(model(inputs, training=True), expected)
+    for new, old in zip(backbone.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_the_center_is_stored(tmp_path):
+    inputs, _ = data.episodes()
+    model = few_shot.NearestCentroid(data.identity(), data.WAYS)
+    plain = ops.convert_to_numpy(model(inputs))
+    model.center_on(BASE)
+    np.testing.assert_allclose(model.center, BASE.mean(axis=0), rtol=1e-4, atol=1e-6)
+    centered = ops.convert_to_numpy(model(inputs))
+    assert np.abs(centered - plain).max() > 0.1
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(inputs), centered)
+
+
+def test_images_that_give_no_center():
+    model = few_shot.NearestCentroid(data.identity(), data.WAYS)
+    with pytest.raises(ValueError, match="`images` must not be empty"):
+        model.center_on(BASE[:0])
+    with pytest.raises(ValueError, match="`batch_size` must be"):
+        model.center_on(BASE, batch_size=0)
+    with pytest.raises(ValueError, match="`features` must be finite"):
+        model.center_on(np.full((2, data.SIZE), np.nan))
+    model = few_shot.NearestCentroid(
+        data.convolutional(), data.WAYS, batch_normalization="support"
+    )
+    with pytest.raises(ValueError, match="`batch_normalization` must be"):
+        model.center_on(np.zeros((2, 6, 6, 1)))

@@ -1,0 +1,134 @@
+"""Support sets as dictionaries: against the head of Meta-Neighborhoods, and by hand."""
+
+import few_shot_data as data
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras import few_shot
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
+
+
+def as_numpy(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def attention(support, queries, metric, temperature):
+    if metric == "cosine":
+        scores = unit(queries) @ unit(support).T
+    else:
+        scores = -((queries[:, None] - support) ** 2).sum(-1)
+    weights = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("head", ["cosine", "dense"])
+@pytest.mark.parametrize(("steps", "inner_loop"), [(1, "dual"), (3, "dual"), (3, "tape")])
+def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop):
+    """Episode by episode, with a layer that keeps the support set in its weights."""
+    inputs, _ = data.episodes()
+    options = {
+        "temperature": 0.5,
+        "inner_steps": steps,
+        "inner_learning_rate": 0.3,
+        "metric": "euclidean",
+    }
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, head, **options)
+    found = as_numpy(model(inputs))
+    for support, labels, queries, own in zip(*inputs, found, strict=True):
+        values = np.eye(data.WAYS)[labels]
+        if head == "cosine":
+            layer = CosineDense(data.WAYS)
+            start = [values.T @ unit(support) / data.SHOTS]
+            start = [start[0].T, np.array(10.0)]
+        else:
+            layer = keras.layers.Dense(data.WAYS)
+            start = [np.zeros((data.SIZE, data.WAYS)), np.zeros(data.WAYS)]
+        layer.build((None, data.SIZE))
+        layer.set_weights(start)
+        adapted = MetaNeighborhoodHead(
+            layer, len(support), fixed_values=values, inner_loop=inner_loop, **options
+        )
+        adapted.build((None, data.SIZE))
+        adapted.dictionary.assign(keys=support)
+        np.testing.assert_allclose(own, adapted(queries), rtol=1e-4, atol=1e-4)
+
+
+def test_rate_zero_is_the_nearest_centroid():
+    inputs, _ = data.episodes()
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, scale=7.0)
+    adapted = as_numpy(model(inputs))
+    (raw,) = model.rate.raw_rates
+    raw.assign(0.0)
+    centroids = few_shot.NearestCentroid(data.identity(), data.WAYS)
+    expected = 7 * as_numpy(centroids(inputs))
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(adapted - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_a_head_of_a_bias_alone_is_a_weighted_vote(metric):
+    inputs, _ = data.episodes()
+    model = few_shot.NeighborhoodLearner(
+        data.identity(),
+        data.WAYS,
+        "dense",
+        metric=metric,
+        temperature=0.7,
+        learning_rate_form="diagonal",
+    )
+    model(inputs)
+    of_kernel, of_bias = model.rate.raw_rates
+    of_kernel.assign(np.zeros(of_kernel.shape))
+    of_bias.assign(2.0)
+    found = as_numpy(model(inputs))
+    for support, labels, queries, own in zip(*inputs, found, strict=True):
+        weights = attention(support, queries, metric, 0.7)
+        votes = weights @ np.eye(data.WAYS)[labels]
+        np.testing.assert_allclose(own, 2 * (votes - 1 / data.WAYS), rtol=1e-4, atol=1e-5)
+
+
+def test_one_step_of_a_dense_head_is_attention():
+    """The formula of the docstring."""
+    inputs, _ = data.episodes()
+    model = few_shot.NeighborhoodLearner(
+        data.identity(), data.WAYS, "dense", inner_learning_rate=0.4
+    )
+    found = as_numpy(model(inputs))
+    for support, labels, queries, own in zip(*inputs, found, strict=True):
+        weights = attention(support, queries, "cosine", 0.2)
+        factors = weights * 0.4 * (queries @ support.T + 1)
+        expected = factors @ (np.eye(data.WAYS)[labels] - 1 / data.WAYS)
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rate_and_scale_are_trained():
+    inputs, labels = data.episodes(batch=4)
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS)
+    model.compile(keras.optimizers.SGD(0.1), data.cross_entropy())
+    model(inputs)
+    before = {v.path: float(v.value) for v in model.trainable_variables}
+    assert len(before) == 2
+    model.fit(inputs, labels, verbose=0)
+    for variable in model.trainable_variables:
+        assert abs(float(variable.value) - before[variable.path]) > 1e-6, variable.path
+
+
+def test_a_fixed_rate_is_no_weight():
+    inputs, _ = data.episodes()
+    options = {"learning_rate_form": "fixed", "inner_learning_rate": 0.3}
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
+    model(inputs)
+    assert not model.weights
+
+
+def test_the_number_of_support_images_must_be_known():
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS)
+    size = data.SIZE
+    with pytest.raises(ValueError, match="number of support images must be known"):
+        model.build([(None, None, size), (None, None), (None, 4, size)])

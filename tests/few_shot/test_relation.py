@@ -1,0 +1,142 @@
+"""Relation networks: what is compared with what, and the squared error."""
+
+import few_shot_data as data
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras import few_shot
+
+SHAPE = (4, 5, 2)
+
+
+def identity():
+    image = keras.Input(SHAPE)
+    return keras.Model(image, keras.layers.Identity()(image))
+
+
+def as_numpy(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+def test_scores_of_all_pairs():
+    """Each query's map joined to the sum of each class's maps, one pair at a time."""
+    inputs, _ = data.episodes(shape=SHAPE)
+    support, labels, queries = inputs
+    model = few_shot.RelationNet(identity(), data.WAYS)
+    found = as_numpy(model(inputs))
+    for episode, query, way in np.ndindex(found.shape):
+        total = support[episode][labels[episode] == way].sum(axis=0)
+        pair = np.concatenate([total, queries[episode, query]], axis=-1)[None]
+        expected = as_numpy(model.comparison(pair))[0, 0]
+        np.testing.assert_allclose(
+            found[episode, query, way], expected, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_the_default_module():
+    """Figure 2: convolutions, batch norms, the layers of 8 and 1 units."""
+    module = few_shot.relation_module((7, 7, 128))
+    shapes = [tuple(each.shape) for each in module.trainable_variables if each.ndim > 1]
+    assert shapes == [(3, 3, 128, 64), (3, 3, 64, 64), (64, 8), (8, 1)]
+
+
+@pytest.mark.parametrize("policy", ["support", "transductive"])
+def test_statistics_of_pairs(policy):
+    """By which pairs the relation module's batch norm normalises."""
+    pair = keras.Input((*SHAPE[:2], 2 * SHAPE[2]))
+    norm = keras.layers.BatchNormalization()
+    pooled = keras.layers.GlobalAveragePooling2D()(norm(pair))
+    relation = keras.Model(pair, keras.layers.Dense(1)(pooled))
+    model = few_shot.RelationNet(
+        identity(), data.WAYS, relation, batch_normalization=policy
+    )
+    (support, labels, queries), _ = data.episodes(shape=SHAPE)
+    found = as_numpy(model((support, labels, queries)))
+    kernel, bias = (as_numpy(each) for each in relation.layers[-1].weights)
+    for episode in range(len(support)):
+        sums = [support[episode][labels[episode] == way].sum(0) for way in range(data.WAYS)]
+
+        def pairs(maps, sums=sums):
+            return np.array(
+                [[np.concatenate([s, image], axis=-1) for s in sums] for image in maps]
+            )
+
+        seen = pairs(support[episode] if policy == "support" else queries[episode])
+        mean, variance = seen.mean(axis=(0, 1, 2, 3)), seen.var(axis=(0, 1, 2, 3))
+        normalized = (pairs(queries[episode]) - mean) / np.sqrt(variance + norm.epsilon)
+        expected = (normalized.mean(axis=(2, 3)) @ kernel + bias)[..., 0]
+        np.testing.assert_allclose(found[episode], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_loss():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 4, 3)).astype("float32")
+    labels = rng.integers(0, 3, size=(2, 4))
+    scores = 1 / (1 + np.exp(-logits))
+    expected = ((scores - np.eye(3)[labels]) ** 2).mean()
+    loss = few_shot.RelationLoss()
+    np.testing.assert_allclose(loss(labels, logits), expected, rtol=1e-5)
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert type(again) is few_shot.RelationLoss and again.name == loss.name
+
+
+def test_training_with_the_squared_error_helps():
+    """Query and support image are alike in brightness where they share a class."""
+    rng = np.random.default_rng(0)
+    labels = np.tile(np.arange(2), (64, 4))
+    base = rng.permuted(np.tile([1.0, -1.0], (64, 1)), axis=1)
+
+    def draw(labels):
+        noise = rng.normal(size=(*labels.shape, 4, 4, 1))
+        own = np.take_along_axis(base, labels, axis=1)
+        return (own[..., None, None, None] + 0.3 * noise).astype("float32")
+
+    support_labels = np.tile(np.arange(2), (64, 1))
+    inputs = draw(support_labels), support_labels, draw(labels)
+    image = keras.Input((4, 4, 1))
+    backbone = keras.Model(image, keras.layers.Conv2D(4, 1, activation="relu")(image))
+    model = few_shot.RelationNet(
+        backbone, 2, few_shot.relation_module((4, 4, 8), 8), "moving"
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01), few_shot.RelationLoss(), metrics=["accuracy"]
+    )
+    history = model.fit(inputs, labels, batch_size=16, epochs=12, verbose=0).history
+    assert history["accuracy"][0] < 0.9 < history["accuracy"][-1]
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+
+
+def test_relation_of_its_own_in_a_file(tmp_path):
+    inputs, _ = data.episodes(shape=SHAPE)
+    relation = few_shot.relation_module((*SHAPE[:2], 4), filters=3, units=2)
+    model = few_shot.RelationNet(identity(), data.WAYS, relation)
+    expected = as_numpy(model(inputs))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(inputs), expected)
+    assert len(again.weights) == len(model.weights)
+
+
+def test_bad_input():
+    inputs, _ = data.episodes()
+    with pytest.raises(ValueError, match="`backbone` must return feature maps"):
+        few_shot.RelationNet(data.identity(), data.WAYS)(inputs)
+    small, _ = data.episodes(shape=(3, 3, 2))
+    image = keras.Input((3, 3, 2))
+    backbone = keras.Model(image, keras.layers.Identity()(image))
+    with pytest.raises(ValueError, match="`map_shape` must be at least 4x4"):
+        few_shot.RelationNet(backbone, data.WAYS)(small)
+    pair = keras.Input((*SHAPE[:2], 4))
+    wide = keras.Model(pair, keras.layers.Dense(2)(keras.layers.Flatten()(pair)))
+    inputs, _ = data.episodes(shape=SHAPE)
+    with pytest.raises(ValueError, match="`relation` must return one number"):
+        few_shot.RelationNet(identity(), data.WAYS, wide)(inputs)
+    for wrong, name in (((7, 7), "map_shape"), ((8, 8, 0), "map_shape")):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            few_shot.relation_module(wrong)
+    with pytest.raises(ValueError, match="`filters` must be"):
+        few_shot.relation_module((8, 8, 4), filters=0)
+    with pytest.raises(ValueError, match="`units` must be"):
+        few_shot.relation_module((8, 8, 4), units=0)

@@ -1,0 +1,58 @@
+"""Small episodes and backbones for the tests of learners."""
+
+import keras
+import numpy as np
+
+WAYS, SHOTS, QUERIES, SIZE = 3, 2, 4, 6
+
+
+def episodes(batch=2, ways=WAYS, shots=SHOTS, queries=QUERIES, shape=(SIZE,), seed=0):
+    """A batch of random episodes, supports in no order: inputs, and query labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.stack(
+        [rng.permutation(np.repeat(np.arange(ways), shots)) for _ in range(batch)]
+    )
+    support = rng.normal(size=(batch, ways * shots, *shape)).astype("float32")
+    queries = rng.normal(size=(batch, queries, *shape)).astype("float32")
+    return (support, labels, queries), rng.integers(0, ways, size=queries.shape[:2])
+
+
+def identity(size=SIZE):
+    """A backbone that returns its inputs, so that features are at hand."""
+    inputs = keras.Input((size,))
+    return keras.Model(inputs, keras.layers.Identity()(inputs))
+
+
+def convolutional(flat=True, normalized=True):
+    """A backbone for 6x6 images, with batch norms and pooling."""
+    layers = [keras.layers.Conv2D(4, 3, padding="same")]
+    if normalized:
+        layers.append(keras.layers.BatchNormalization(momentum=0.5))
+    layers += [keras.layers.ReLU(), keras.layers.Conv2D(3, 3)]
+    if flat:
+        layers.append(keras.layers.MaxPooling2D(2))
+    return keras.Sequential([keras.Input((6, 6, 1)), *layers])
+
+
+def class_blobs(batch, ways=2, shots=1, queries=5, size=SIZE, seed=0):
+    """Episodes in which two of the inputs tell the classes apart, and the rest is noise."""
+    rng = np.random.default_rng(seed)
+    angles = rng.uniform(0, 2 * np.pi, size=(batch, 1)) + np.arange(ways) * (
+        2 * np.pi / ways
+    )
+    centers = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+
+    def draw(labels):
+        noise = rng.normal(size=(*labels.shape, size))
+        noise[..., :2] *= 0.1
+        noise[..., :2] += np.take_along_axis(centers, labels[..., None], axis=1)
+        return noise.astype("float32")
+
+    support_labels = np.tile(np.repeat(np.arange(ways), shots), (batch, 1))
+    query_labels = np.tile(np.repeat(np.arange(ways), queries), (batch, 1))
+    inputs = draw(support_labels), support_labels, draw(query_labels)
+    return inputs, query_labels
+
+
+def cross_entropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
