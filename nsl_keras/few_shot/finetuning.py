@@ -18,6 +18,8 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend.compilation import compiled
 from nsl_keras.backend.gradients import gradients_of
+from nsl_keras.backend.mapping import map_elements
+from nsl_keras.backend.normalization import FusedBatchNormalization
 from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
     FunctionalClassifier,
@@ -87,7 +89,8 @@ class Finetuner:
     Raises:
         ValueError: For arguments outside the ranges above; if the selection matches
             nothing (the message lists the names); if the last layer cannot be made anew,
-            or the model has not `ways` outputs; for support labels outside the ways.
+            or the model has not `ways` outputs; for support labels outside the ways, and
+            for images that are not finite.
         NonFiniteLossError: If a loss in the finetuning is not finite; the message names
             step and episode.
 
@@ -154,10 +157,15 @@ class Finetuner:
             self._run = self._one_by_one
         self._variables = copy.variables
         self._images_dtype = copy.inputs[0].dtype
+        wide = copy.outputs[0].dtype == "float64"
+        self._logits_dtype = "float64" if wide else "float32"
         self._compiled = compiled(self._with_values, jit_compile)
 
     def __call__(self, episodes: Episode) -> np.ndarray:
         self._check_labels(episodes.support_labels)
+        # Not left to the loss: a ReLU or a pooling may take a NaN for a zero.
+        validation.finite(episodes.support_images, "episodes.support_images")
+        validation.finite(episodes.query_images, "episodes.query_images")
         logits, losses = self._compiled(
             [ops.convert_to_tensor(source) for source in self._sources],
             ops.convert_to_tensor(episodes.support_images, self._images_dtype),
@@ -197,7 +205,15 @@ class Finetuner:
     def _all_together(
         self, support: Tensor, labels: Tensor, queries: Tensor
     ) -> tuple[Tensor, Tensor]:
-        support, queries = ops.map(lambda pair: self._features(*pair), (support, queries))
+        if self._before is not None:
+            width = self._before.model.output_shape[-1]
+            features = [
+                keras.KerasTensor((images.shape[1], width), self._logits_dtype)
+                for images in (support, queries)
+            ]
+            support, queries = map_elements(
+                lambda pair: list(self._features(*pair)), [support, queries], features
+            )
         episodes = support.shape[0]
         values = [
             ops.repeat(ops.convert_to_tensor(each)[None], episodes, axis=0)
@@ -207,7 +223,7 @@ class Finetuner:
         def losses_of(values: Sequence[Tensor]) -> Tensor:
             return _cross_entropy(self._scores(values, support), labels)
 
-        values, losses = self._descend(losses_of, values)
+        values, losses = self._descend(losses_of, values, (episodes,))
         return self._scores(values, queries), ops.transpose(losses)
 
     def _scores(self, values: Sequence[Tensor], features: Tensor) -> Tensor:
@@ -230,21 +246,30 @@ class Finetuner:
     def _one_by_one(
         self, support: Tensor, labels: Tensor, queries: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return ops.map(lambda episode: self._one(*episode), (support, labels, queries))
+        logits, losses = map_elements(
+            lambda episode: self._one(*episode),
+            [support, labels, queries],
+            [
+                keras.KerasTensor((queries.shape[1], self.ways), self._logits_dtype),
+                keras.KerasTensor((self.epochs,), self._logits_dtype),
+            ],
+        )
+        return logits, losses
 
-    def _one(
-        self, support: Tensor, labels: Tensor, queries: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _one(self, support: Tensor, labels: Tensor, queries: Tensor) -> list[Tensor]:
         support, queries = self._features(support, queries)
 
         def loss_of(values: Sequence[Tensor]) -> Tensor:
             return _cross_entropy(self._after.outputs(values, support)[0], labels)
 
-        values, losses = self._descend(loss_of, self._after.values())
-        return self._after.query_outputs(values, support, queries), losses
+        values, losses = self._descend(loss_of, self._after.values(), ())
+        return [self._after.query_outputs(values, support, queries), losses]
 
     def _descend(
-        self, losses_of: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Tensor]
+        self,
+        losses_of: Callable[[Sequence[Tensor]], Tensor],
+        values: Sequence[Tensor],
+        shape: tuple[int, ...],
     ) -> tuple[list[Tensor], Tensor]:
         """Returns the values after all steps, and the losses before each.
 
@@ -260,12 +285,11 @@ class Finetuner:
             values, buffers, history = state
             gradients, losses = gradients_of(total, values)
             now = ops.equal(ops.arange(self.epochs), index)
-            now = ops.reshape(now, (-1, *([1] * len(losses.shape))))
+            now = ops.reshape(now, (-1, *([1] * len(shape))))
             values, buffers = self.rule.step(values, gradients, buffers, index)
             return values, buffers, ops.where(now, losses, history)
 
-        first = losses_of(values)
-        history = ops.zeros((self.epochs, *first.shape), first.dtype)
+        history = ops.zeros((self.epochs, *shape), self._logits_dtype)
         state: Any = (list(values), self.rule.start(values), history)
         adapted, _, history = ops.fori_loop(0, self.epochs, step, state)
         return adapted, history
@@ -334,15 +358,18 @@ def _copy_of(
     classifier = last_layer_with_weights(model)
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+        if type(layer) is keras.layers.BatchNormalization:
+            return [FusedBatchNormalization.from_config(layer.get_config())]
         return [new] if layer is classifier and new is not None else None
 
     new = None if ways is None else _new_classifier(classifier, ways, seed)
     copy = rewiring.rebuild(model, replace)
     old = {id(variable) for variable in classifier.variables}
-    sources = [
-        mine if new is not None and id(theirs) in old else theirs
-        for mine, theirs in zip(copy.variables, model.variables, strict=True)
-    ]
+    sources = []
+    for mine, theirs in zip(copy.variables, model.variables, strict=True):
+        sources.append(mine if new is not None and id(theirs) in old else theirs)
+        if mine.trainable != theirs.trainable:
+            mine.trainable = theirs.trainable
     # Sequential models have no graph to be cut.
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
@@ -412,6 +439,6 @@ def _check_losses(losses: np.ndarray) -> None:
     step = int(np.argmin(finite[episode]))
     raise NonFiniteLossError(
         f"The loss became {losses[episode, step]} in step {step + 1} of episode "
-        f"{episode} of the batch. Check the images for NaN and infinities, or lower the "
+        f"{episode} of the batch. Check the range of the images, or lower the "
         "learning rate."
     )
