@@ -9,7 +9,7 @@
 The parts are those of the Meta-Neighborhoods paper (Appendix A.1) where they can be. It
 makes all images 32 x 32, and trains on all domains of PACS at once. Its test part of PACS
 has "10K" of the 9991 images beside "9K/1K" for training and validation, so that it must
-hold training images; here a fifth of the images is for the test alone. The part
+hold training images; here a fifth of the images is for the test alone. The set
 `pacs_without_sketch` (or another domain) is the usual protocol for PACS instead: train on
 three domains, test on the fourth. Tiny-ImageNet's test images have no labels in public: as
 usual, val/ is the test part. Validation parts that a set lacks are drawn from training, in
