@@ -27,7 +27,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 import nsl_keras
-from benchmarks import dynamic, formulations, head, memory, model, static
+from benchmarks import dynamic, few_shot, formulations, head, memory, model, static
 
 GROUPS = {
     "static": static.comparisons,
@@ -35,6 +35,7 @@ GROUPS = {
     "formulations": formulations.comparisons,
     "head": head.comparisons,
     "model": model.comparisons,
+    "few_shot": few_shot.comparisons,
 }
 MEMORY = "memory"
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}

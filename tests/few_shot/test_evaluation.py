@@ -1,0 +1,142 @@
+"""Accuracies over episodes: which episodes, which interval, which errors."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import nsl_keras
+from nsl_keras.few_shot import EpisodeSampler, Evaluation, compare, evaluate
+
+WAYS, QUERIES = 4, 3
+
+
+@pytest.fixture(name="sampler")
+def _sampler():
+    images = np.random.default_rng(0).normal(size=(60, 2, 2, 1)).astype("float32")
+    return EpisodeSampler(images, np.arange(60) // 10, WAYS, shots=2, queries=QUERIES)
+
+
+def by_first_pixel(episode):
+    """Some learner that is right by chance, and says the same of the same images."""
+    pixels = np.abs(episode.query_images[:, :, 0, 0, 0])
+    return np.eye(WAYS)[(10 * pixels).astype(int) % WAYS]
+
+
+def knowing(wrong):
+    """A learner that knows the answers, and gets the first `wrong` queries wrong."""
+
+    def learner(episode):
+        labels = np.array(episode.query_labels)
+        labels[:, :wrong] = (labels[:, :wrong] + 1) % WAYS
+        return ops.convert_to_tensor(np.eye(WAYS)[labels])
+
+    return learner
+
+
+class Nearest(keras.Model):
+    """Squared distances to the classes' mean images, through `call` of three inputs."""
+
+    batch_normalization = "moving"
+
+    def call(self, inputs, training=None):
+        support, labels, queries = inputs
+        flat = [ops.reshape(each, (-1, each.shape[1], 4)) for each in (support, queries)]
+        rows = ops.one_hot(labels, WAYS, dtype="float32")
+        means = ops.einsum("enw,end->ewd", rows, flat[0]) / 2
+        return -ops.sum(ops.square(flat[1][:, :, None] - means[:, None]), axis=-1)
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 12])
+def test_fraction_of_right_queries(sampler, wrong):
+    result = evaluate(knowing(wrong), sampler, episodes=5, batch_size=5)
+    np.testing.assert_allclose(result.accuracies, np.full(5, 1 - wrong / 12))
+    assert result.mean == pytest.approx(1 - wrong / 12)
+    assert result.half_width == pytest.approx(0)
+    assert result.batch_normalization is None
+
+
+def test_each_episode_counts_once_however_they_are_batched(sampler):
+    whole = evaluate(by_first_pixel, sampler, episodes=7, batch_size=7)
+    assert whole.accuracies.shape == (7,)
+    assert len(np.unique(whole.accuracies)) > 1
+    parts = evaluate(by_first_pixel, sampler, episodes=7, batch_size=3)
+    np.testing.assert_array_equal(parts.accuracies, whole.accuracies)
+    later = evaluate(by_first_pixel, sampler, episodes=4, batch_size=3, start=3)
+    np.testing.assert_array_equal(later.accuracies, whole.accuracies[3:])
+    assert later.start == 3
+
+
+def test_keras_models(sampler):
+    result = evaluate(Nearest(), sampler, episodes=6, batch_size=2)
+    assert result.batch_normalization == "moving"
+    batch = sampler.episodes(6)
+    flat = batch.support_images.reshape(6, WAYS, 2, 4).mean(axis=2)
+    queries = batch.query_images.reshape(6, -1, 1, 4)
+    nearest = np.argmin(np.sum((queries - flat[:, None]) ** 2, axis=-1), axis=-1)
+    expected = np.mean(nearest == batch.query_labels, axis=1)
+    np.testing.assert_allclose(result.accuracies, expected)
+
+
+def test_interval():
+    # The deviations are 0.1, -0.1, 0.3 and -0.3; their squares sum to 0.2.
+    evaluation = Evaluation(np.array([0.6, 0.4, 0.8, 0.2]))
+    assert evaluation.mean == pytest.approx(0.5)
+    assert evaluation.half_width == pytest.approx(1.96 * np.sqrt(0.2 / 3) / 2)
+    assert str(evaluation) == "50.00 ± 25.30 % (4 episodes)"
+    stated = Evaluation(evaluation.accuracies, batch_normalization="support")
+    assert str(stated).endswith("(4 episodes, batch normalization 'support')")
+
+
+def test_differences_are_paired():
+    accuracies = np.array([0.6, 0.4, 0.8, 0.2])
+    gains = np.array([0.1, 0.1, 0.1, 0.14])
+    difference = compare(Evaluation(accuracies + gains), Evaluation(accuracies))
+    np.testing.assert_allclose(difference.differences, gains)
+    assert difference.mean == pytest.approx(0.11)
+    # Squared deviations 3 * 0.01 ** 2 + 0.03 ** 2 = 0.0012.
+    assert difference.half_width == pytest.approx(1.96 * 0.02 / 2)
+    assert str(difference) == "+11.00 ± 1.96 % (4 paired episodes)"
+
+
+def test_only_the_same_episodes_are_compared():
+    accuracies = np.array([0.6, 0.4])
+    for other in (Evaluation(accuracies, start=2), Evaluation(accuracies[:1])):
+        with pytest.raises(ValueError, match="must be evaluations of the same episodes"):
+            compare(Evaluation(accuracies), other)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("episodes", 0), ("episodes", 1), ("batch_size", 0), ("start", -1)],
+)
+def test_bad_arguments(sampler, argument, value):
+    with pytest.raises(ValueError, match=f"`{argument}` must be"):
+        evaluate(knowing(0), sampler, **{argument: value})
+
+
+def test_logits_of_another_shape(sampler):
+    with pytest.raises(ValueError, match=r"\(4, 12, 4\)\. Received: .*\(4, 12, 5\)"):
+        evaluate(lambda episode: np.zeros((4, 12, 5)), sampler, 8)
+
+
+def test_logits_that_are_not_finite(sampler):
+    bad = sampler.episode(5).query_images[0]
+
+    def learner(episode):
+        logits = np.zeros((*episode.query_labels.shape, WAYS))
+        logits[np.all(episode.query_images[:, 0] == bad, axis=(1, 2, 3))] = np.nan
+        return logits
+
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="episode 5 are not finite"):
+        evaluate(learner, sampler, episodes=8, batch_size=4)
+
+
+def test_errors_of_a_learner_name_its_batch(sampler):
+    def learner(episode):
+        raise nsl_keras.NonFiniteLossError("The loss became nan.")
+
+    with pytest.raises(
+        nsl_keras.NonFiniteLossError, match=r"episode 3 of the sampler: The loss became nan"
+    ):
+        evaluate(learner, sampler, episodes=8, batch_size=4, start=3)
