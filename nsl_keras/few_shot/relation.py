@@ -224,7 +224,8 @@ class RelationLoss(keras.losses.Loss):
     The paper sums over classes, a constant factor.
 
     Args:
-        **kwargs: `name`, `reduction`, `dtype` of `keras.losses.Loss`.
+        name: str, the loss's name.
+        **kwargs: `reduction`, `dtype` of `keras.losses.Loss`.
 
     Call arguments:
         y_true: Class numbers, of shape `(batch, queries)`.
