@@ -241,9 +241,10 @@ class MAML(keras.Model):
         support, _, _ = _episode_shapes(input_shape)
         images = (None, *support[2:])
         if not self.model.built:
-            self.model.build(images)
+            # On a symbolic batch: a `call` of the model's own may have no `build`.
+            self.model(keras.KerasTensor(images, keras.config.floatx()))
             self._select()
-        outputs = tuple(self.model.compute_output_shape(images))
+        outputs = self._model_output_shape(images)
         if len(outputs) != 2 or outputs[1] is None:
             raise ValueError(
                 "`model` must return logits of shape (batch, ways). "
@@ -256,12 +257,19 @@ class MAML(keras.Model):
                     name=f"inner_learning_rate_{index}",
                     shape=(),
                     initializer=keras.initializers.Constant(self.inner_learning_rate),
+                    dtype=variable.dtype,
                 )
-                for index in range(len(self.classifier.variables))
+                for index, variable in enumerate(self.classifier.variables)
             ]
         if not self.first_order:
             require_second_derivatives(self.model, support[2:])
         self.built = True
+
+    def _model_output_shape(
+        self, image_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        images = keras.KerasTensor(image_shape, keras.config.floatx())
+        return tuple(self.model.compute_output_spec(images).shape)
 
     @property
     def inner_learning_rates(self) -> dict[str, Tensor]:
@@ -272,7 +280,11 @@ class MAML(keras.Model):
     def _rates_of_variables(self) -> list[Tensor]:
         if self.learning_rate_form == "learned":
             return [ops.abs(ops.convert_to_tensor(rate)) for rate in self._rates]
-        return [self.inner_learning_rate] * len(self.classifier.variables)
+        return [
+            # Not `ops.cast`, which rounds a Python number to float32 first.
+            ops.convert_to_tensor(self.inner_learning_rate, variable.dtype)
+            for variable in self.classifier.variables
+        ]
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support_images, support_labels, query_images = map(ops.convert_to_tensor, inputs)
@@ -351,8 +363,7 @@ class MAML(keras.Model):
             for place, gradient in zip(places, gradients, strict=True):
                 if self.first_order:
                     gradient = ops.stop_gradient(gradient)
-                rate = ops.cast(rates[place], values[place].dtype)
-                values[place] = values[place] - rate * gradient
+                values[place] = values[place] - rates[place] * gradient
         return values
 
     def _number_of_steps(self, kind: str, training: bool) -> int:
@@ -448,7 +459,7 @@ class MAML(keras.Model):
         self, input_shape: Sequence[Sequence[int | None]]
     ) -> tuple[int | None, ...]:
         support, _, query = _episode_shapes(input_shape)
-        ways = self.ways or self.model.compute_output_shape((None, *support[2:]))[-1]
+        ways = self._model_output_shape((None, *support[2:]))[-1]
         return (support[0], query[1], ways)
 
     def get_config(self) -> dict[str, Any]:

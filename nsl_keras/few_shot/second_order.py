@@ -6,6 +6,7 @@ none, silently, and MAML would learn from what is left.
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from keras import ops, tree
 
 from nsl_keras import rewiring
 from nsl_keras.backend.gradients import lost_second_derivatives
-from nsl_keras.backend.tracing import outside_traces
 
 Tensor = Any
 
@@ -40,22 +40,27 @@ def require_second_derivatives(
     """
     if keras.backend.backend() == "jax":
         return
-    with outside_traces():
-        if not rewiring.is_graph(model):
-            _require(model, [(2, *image_shape)])
-            return
-        tried: set[int] = set()
-        for call in rewiring.calls(model):
-            if id(call.layer) not in tried:
-                tried.add(id(call.layer))
-                _require(call.layer, call.input_shapes)
+    # A thread of its own is in no graph, under no tape and no scope of another trace.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(_require_all, model, (2, *image_shape)).result()
+
+
+def _require_all(model: keras.Model, input_shape: Sequence[int | None]) -> None:
+    if not rewiring.is_graph(model):
+        _require(model, [input_shape])
+        return
+    tried: set[int] = set()
+    for call in rewiring.calls(model):
+        if id(call.layer) not in tried:
+            tried.add(id(call.layer))
+            _require(call.layer, call.input_shapes)
 
 
 def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> None:
     random = np.random.default_rng(0)
     # Two examples; the sizes that a model leaves open may be any.
     sizes = [(2, *(8 if size is None else size for size in each[1:])) for each in shapes]
-    inputs = [ops.convert_to_tensor(random.normal(size=each), _dtype()) for each in sizes]
+    inputs = [ops.cast(random.normal(size=each), keras.config.floatx()) for each in sizes]
     is_layer = isinstance(layer, keras.layers.Layer)
     variables = list(layer.trainable_variables) if is_layer else []
     training: dict[str, Any] = {}
@@ -78,10 +83,6 @@ def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> 
             '(`UpSampling2D(interpolation="nearest")` has one) or pass first_order=True. '
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-
-
-def _dtype() -> str:
-    return keras.config.floatx()
 
 
 def _is_float(tensor: Tensor) -> bool:

@@ -1,0 +1,648 @@
+"""MAML: outer gradients, policies, steps, checks, and `fit` around it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import nsl_keras
+from nsl_keras.few_shot import MAML
+
+BACKEND = keras.backend.backend()
+tensorflow_only = pytest.mark.skipif(BACKEND == "jax", reason="TensorFlow's alone")
+WAYS = 2
+
+
+def loss_of_logits():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def network(image_shape=(6, 6, 1)):
+    """Smooth but for the pooling, for finite differences."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            layers.Conv2D(2, 3, padding="same", activation="softplus", name="convolution"),
+            layers.BatchNormalization(name="norm"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(WAYS, name="head"),
+        ]
+    )
+
+
+def episodes(count=2, support=4, queries=6, dtype="float32", seed=0):
+    random = np.random.default_rng(seed)
+    support_labels = np.tile(np.arange(support) % WAYS, (count, 1)).astype("int32")
+    query_labels = np.tile(np.arange(queries) % WAYS, (count, 1)).astype("int32")
+
+    def pictures(labels):
+        noise = random.normal(size=(*labels.shape, 6, 6, 1))
+        return (noise + labels[..., None, None, None]).astype(dtype)
+
+    inputs = (pictures(support_labels), support_labels, pictures(query_labels))
+    return inputs, query_labels
+
+
+def built(*args, **kwargs):
+    model = MAML(*args, **kwargs)
+    inputs, _ = episodes()
+    model.build([(None, *each.shape[1:]) for each in inputs])
+    return model
+
+
+def numbers(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor))
+
+
+# The same, written out: one small network, its batch norm and the inner steps.
+
+
+def gradients(function, at):
+    if BACKEND == "jax":
+        import jax
+
+        return jax.grad(function)(list(at))
+    import tensorflow as tf
+
+    at = [tf.convert_to_tensor(each) for each in at]
+    with tf.GradientTape() as tape:
+        tape.watch(at)
+        value = function(at)
+    return tape.gradient(value, at, unconnected_gradients="zero")
+
+
+def mean_cross_entropy(logits, labels):
+    return -ops.mean(
+        ops.take_along_axis(ops.log_softmax(logits), ops.cast(labels, "int32")[:, None], 1)
+    )
+
+
+def logits_by_hand(weights, x, statistics=None):
+    kernel, bias, gamma, beta, head, head_bias = weights
+    maps = ops.conv(x, kernel, padding="same") + bias
+    maps = ops.log(1 + ops.exp(maps))
+    if statistics is None:
+        mean = ops.mean(maps, (0, 1, 2))
+        statistics = mean, ops.mean((maps - mean) ** 2, (0, 1, 2))
+    mean, variance = statistics
+    maps = (maps - mean) / ops.sqrt(variance + 1e-3) * gamma + beta
+    maps = ops.max_pool(maps, 2)
+    return ops.reshape(maps, (maps.shape[0], -1)) @ head + head_bias, statistics
+
+
+def query_logits_by_hand(
+    weights, episode, steps, rate, first_order, policy="support", stored=None
+):
+    """`steps` may be a list of lists: the places of the variables each step changes."""
+    support, labels, queries = episode
+    if isinstance(steps, int):
+        steps = [range(len(weights))] * steps
+    in_steps = stored if policy == "moving" else None
+    for places in steps:
+
+        def inner_loss(at, weights=weights):
+            return mean_cross_entropy(logits_by_hand(at, support, in_steps)[0], labels)
+
+        found = gradients(inner_loss, weights)
+        if first_order:
+            found = [ops.stop_gradient(each) for each in found]
+        weights = [
+            weight - rate * gradient if place in places else weight
+            for place, (weight, gradient) in enumerate(zip(weights, found, strict=True))
+        ]
+    statistics = {
+        "support": logits_by_hand(weights, support)[1],
+        "transductive": None,
+        "moving": stored,
+    }[policy]
+    return logits_by_hand(weights, queries, statistics)[0]
+
+
+def outer_gradients_by_hand(weights, inputs, query_labels, *args, **kwargs):
+    def loss(weights):
+        total = 0
+        for episode, labels in zip(zip(*inputs, strict=True), query_labels, strict=True):
+            logits = query_logits_by_hand(weights, episode, *args, **kwargs)
+            total = total + mean_cross_entropy(logits, labels)
+        return total / len(query_labels)
+
+    return [numbers(each) for each in gradients(loss, weights)]
+
+
+def outer_gradients(model, inputs, query_labels, mode):
+    """Of the compiled loss with respect to all trainable variables."""
+    variables = model.trainable_variables
+    loss_function = loss_of_logits()
+
+    def loss(values):
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return loss_function(query_labels, model(inputs, training=True))
+
+    values = [ops.convert_to_tensor(variable) for variable in variables]
+    if BACKEND == "jax":
+        import jax
+
+        found = (jax.jit(jax.grad(loss)) if mode == "jit" else jax.grad(loss))(values)
+    else:
+        import tensorflow as tf
+
+        def compute(values):
+            return gradients(loss, values)
+
+        if mode != "eager":
+            compute = tf.function(compute, jit_compile=mode == "jit")
+        found = compute(values)
+    return [numbers(each) for each in found]
+
+
+def as_float64(model):
+    """Gives the network's variables values that are nothing special."""
+    random = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        variable.assign(numbers(variable) + 0.3 * random.normal(size=variable.shape))
+
+
+def assert_gradients_close(found, expected, tolerance):
+    scale = max(np.abs(each).max() for each in expected)
+    assert scale > 1e-3
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance * scale)
+
+
+def precision():
+    """float64 where the backend has it."""
+    if BACKEND == "jax":
+        return "float32", 1e-4
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    return "float64", 1e-10
+
+
+MODES = ["eager", "jit"] if BACKEND == "jax" else ["eager", "graph", "jit"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_outer_gradients_equal_those_written_out(steps, first_order, mode):
+    dtype, tolerance = precision()
+    inputs, labels = episodes(dtype=dtype)
+    model = built(
+        network(), inner_steps=steps, inner_learning_rate=0.3, first_order=first_order
+    )
+    as_float64(model.model)
+    found = outer_gradients(model, inputs, labels, mode)
+    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
+    expected = outer_gradients_by_hand(weights, inputs, labels, steps, 0.3, first_order)
+    assert_gradients_close(found, expected, tolerance)
+    other = outer_gradients_by_hand(weights, inputs, labels, steps, 0.3, not first_order)
+    with pytest.raises(AssertionError):  # The two orders differ, so the test can tell.
+        assert_gradients_close(found, other, 1e-3)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_outer_gradients_equal_finite_differences(steps, policy):
+    dtype, _ = precision()
+    inputs, labels = episodes(dtype=dtype)
+    model = built(
+        network(),
+        inner_steps=steps,
+        inner_learning_rate=0.3,
+        learning_rate_form="learned",
+        batch_normalization=policy,
+    )
+    as_float64(model)
+    found = outer_gradients(model, inputs, labels, "eager")
+    variables = model.trainable_variables
+    assert len(variables) == 12
+    random = np.random.default_rng(1)
+
+    def loss(values):
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return float(loss_of_logits()(labels, model(inputs, training=True)))
+
+    values = [numbers(variable) for variable in variables]
+    for place, gradient in enumerate(found):
+        direction = random.normal(size=gradient.shape)
+        above, below = list(values), list(values)
+        above[place] = values[place] + 1e-6 * direction
+        below[place] = values[place] - 1e-6 * direction
+        expected = (loss(above) - loss(below)) / 2e-6
+        received = np.sum(gradient * direction)
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
+def test_policies_equal_a_direct_computation(policy):
+    dtype, tolerance = precision()
+    inputs, labels = episodes(dtype=dtype)
+    model = built(
+        network(), inner_steps=2, inner_learning_rate=0.3, batch_normalization=policy
+    )
+    as_float64(model.model)
+    norm = model.model.get_layer("norm")
+    norm.moving_mean.assign([0.7, 1.1])
+    norm.moving_variance.assign([1.5, 0.4])
+    stored = tuple(map(ops.convert_to_tensor, (norm.moving_mean, norm.moving_variance)))
+    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
+    arguments = (2, 0.3, False, policy, stored)
+    found = outer_gradients(model, inputs, labels, "eager")
+    expected = outer_gradients_by_hand(weights, inputs, labels, *arguments)
+    assert_gradients_close(found, expected, tolerance)
+    logits = numbers(model(inputs))
+    for row, episode in zip(logits, zip(*inputs, strict=True), strict=True):
+        expected = numbers(query_logits_by_hand(weights, episode, *arguments))
+        np.testing.assert_allclose(row, expected, atol=100 * tolerance)
+    alone = numbers(model((*inputs[:2], inputs[2][:, :1])))
+    independent = np.allclose(alone, logits[:, :1], atol=1e-4)
+    assert independent == (policy != "transductive")
+
+
+def test_steps_of_parts_of_the_variables_in_training_and_at_test():
+    dtype, tolerance = precision()
+    inputs, _ = episodes(dtype=dtype)
+    model = built(
+        network(),
+        inner_variables=lambda each: each.name == "gamma" or "convolution" in each.path,
+        inner_steps=2,
+        inner_learning_rate=0.3,
+        extra_steps=1,
+        test_inner_steps=1,
+        test_extra_steps=3,
+    )
+    as_float64(model.model)
+    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
+    for training, (inner, extra) in {True: (2, 1), False: (1, 3)}.items():
+        steps = [[0, 1, 2]] * inner + [[4, 5]] * extra
+        logits = numbers(model(inputs, training=training))
+        for row, episode in zip(logits, zip(*inputs, strict=True), strict=True):
+            expected = numbers(query_logits_by_hand(weights, episode, steps, 0.3, False))
+            np.testing.assert_allclose(row, expected, atol=100 * tolerance)
+
+
+def test_one_inner_step_on_the_classifier_alone_is_anil():
+    dtype, tolerance = precision()
+    inputs, labels = episodes(dtype=dtype)
+    model = built(network(), "classifier", inner_steps=2, inner_learning_rate=0.3)
+    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
+    found = outer_gradients(model, inputs, labels, "eager")
+    expected = outer_gradients_by_hand(weights, inputs, labels, [[4, 5]] * 2, 0.3, False)
+    assert_gradients_close(found, expected, tolerance)
+
+
+def compiled(model, **options):
+    options.setdefault("jit_compile", False)
+    model.compile(
+        keras.optimizers.Adam(0.01), loss_of_logits(), metrics=["accuracy"], **options
+    )
+    return model
+
+
+def test_fit_learns_and_leaves_the_moving_statistics():
+    inputs, labels = episodes(12)
+    model = compiled(MAML(network(), inner_steps=1, inner_learning_rate=0.1))
+    history = model.fit(inputs, labels, batch_size=6, epochs=8, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    norm = model.model.get_layer("norm")
+    np.testing.assert_array_equal(numbers(norm.moving_mean), 0)
+    np.testing.assert_array_equal(numbers(norm.moving_variance), 1)
+
+
+def test_moving_statistics_follow_the_queries_in_training_alone():
+    inputs, labels = episodes()
+    model = compiled(MAML(network(), inner_steps=1, batch_normalization="moving"))
+    model.evaluate(inputs, labels, verbose=0)
+    model.predict(inputs, verbose=0)
+    norm = model.model.get_layer("norm")
+    np.testing.assert_array_equal(numbers(norm.moving_mean), 0)
+    model.inner_learning_rate = 1e-12  # The statistics are those of the network itself.
+    maps = numbers(model.model.get_layer("convolution")(inputs[2].reshape(-1, 6, 6, 1)))
+    model.fit(inputs, labels, batch_size=2, verbose=0)
+    expected = 0.01 * maps.mean((0, 1, 2))
+    np.testing.assert_allclose(numbers(norm.moving_mean), expected, rtol=1e-4)
+    expected = 0.99 + 0.01 * maps.var((0, 1, 2))
+    np.testing.assert_allclose(numbers(norm.moving_variance), expected, rtol=1e-4)
+
+
+def test_batches_of_any_size_and_learned_rates():
+    inputs, labels = episodes(5)
+    model = compiled(MAML(network(), inner_steps=1, learning_rate_form="learned"))
+    model.fit(inputs, labels, batch_size=3, verbose=0)
+    rates = {path: float(rate) for path, rate in model.inner_learning_rates.items()}
+    assert len(rates) == 6
+    assert len(set(rates.values())) > 1
+    together = model.predict(inputs, batch_size=5, verbose=0)
+    apart = model.predict(inputs, batch_size=2, verbose=0)
+    np.testing.assert_allclose(together, apart, atol=1e-5)
+
+
+def test_fit_with_xla_equals_fit_without():
+    inputs, labels = episodes(2)
+    plain = compiled(MAML(network(), inner_steps=1, batch_normalization="moving"))
+    plain.build([each.shape for each in inputs])
+    weights = plain.model.get_weights()
+    plain.fit(inputs, labels, verbose=0)
+    network_of_other = network()
+    network_of_other.set_weights(weights)
+    other = MAML(network_of_other, inner_steps=1, batch_normalization="moving")
+    compiled(other, jit_compile=True).fit(inputs, labels, verbose=0)
+    for one, two in zip(plain.weights, other.weights, strict=True):
+        np.testing.assert_allclose(numbers(one), numbers(two), atol=2e-4)
+
+
+def test_learned_rates_stay_non_negative():
+    model = built(network(), learning_rate_form="learned")
+    for variable in model.trainable_variables:
+        if variable.name.startswith("inner_learning_rate"):
+            variable.assign(-0.2)
+    assert all(
+        float(rate) == pytest.approx(0.2) for rate in (model.inner_learning_rates.values())
+    )
+
+
+@keras.saving.register_keras_serializable("test_maml")
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.convolution = layers.Conv2D(2, 3, activation="relu")
+        self.norm = layers.BatchNormalization()
+        self.flatten = layers.Flatten()
+        self.head = layers.Dense(WAYS)
+
+    def call(self, inputs, training=None):
+        maps = self.norm(self.convolution(inputs), training=training)
+        return self.head(self.flatten(maps))
+
+
+@pytest.mark.parametrize("make", [network, Subclassed])
+def test_round_trip(make, tmp_path):
+    inputs, labels = episodes(4)
+    model = compiled(
+        MAML(
+            make(),
+            "classifier",
+            inner_steps=2,
+            learning_rate_form="learned",
+            test_extra_steps=1,
+            extra_variables=["bias"],
+        )
+    )
+    model.fit(inputs, labels, batch_size=2, verbose=0)
+    expected = model.predict(inputs, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    configs = [each.get_config() for each in (loaded, model)]
+    assert configs[0].pop("model")["class_name"] == configs[1].pop("model")["class_name"]
+    assert configs[0] == configs[1]
+    np.testing.assert_allclose(loaded.predict(inputs, verbose=0), expected, atol=1e-6)
+    loaded.fit(inputs, labels, batch_size=2, verbose=0)
+
+
+@tensorflow_only
+def test_export(tmp_path):
+    import tensorflow as tf
+
+    inputs, _ = episodes(3)
+    model = built(network(), inner_steps=2)
+    expected = numbers(model(inputs))
+    model.export(
+        tmp_path,
+        verbose=False,
+        input_signature=[
+            [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in inputs]
+        ],
+    )
+    loaded = tf.saved_model.load(tmp_path)
+    for size in (1, 3):
+        found = loaded.serve([tf.constant(each[:size]) for each in inputs])
+        np.testing.assert_allclose(numbers(found), expected[:size], atol=1e-5)
+
+
+def test_mixed_precision():
+    inputs, labels = episodes(4)
+    full = compiled(MAML(network(), inner_steps=2, inner_learning_rate=0.1))
+    full.build([(None, *each.shape[1:]) for each in inputs])
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    mixed = compiled(MAML(network(), inner_steps=2, inner_learning_rate=0.1))
+    mixed.build([(None, *each.shape[1:]) for each in inputs])
+    mixed.model.set_weights(full.model.get_weights())
+    expected = full.predict(inputs, verbose=0)
+    found = mixed.predict(inputs, verbose=0)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
+    mixed.fit(inputs, labels, verbose=0)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_non_finite_inner_loss_names_step_and_episode(run_eagerly):
+    import tensorflow as tf
+
+    inputs, labels = episodes(3)
+    inputs[0][1] *= 1e25  # Finite; the second step is not.
+    model = MAML(network(), inner_steps=3, batch_normalization="moving")
+    compiled(model, run_eagerly=run_eagerly)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        model.fit(inputs, labels, batch_size=3, verbose=0)
+    words = str(error.value).replace("\n", " ").replace("'", "")
+    assert "The inner loss must be finite" in words
+    found = words.replace("[", " ").replace("]", " ").split()
+    assert found[found.index("step") + 1] == "2", words[:600]
+    assert found[found.index("episode") + 1] == "1", words[:600]
+
+
+def test_a_non_finite_loss_stops_compiled_training():
+    inputs, labels = episodes(3)
+    inputs[0][1] *= 1e25
+    model = MAML(network(), inner_steps=2, batch_normalization="moving")
+    compiled(model, jit_compile=True)
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="batch 1 of epoch 1"):
+        model.fit(inputs, labels, batch_size=3, verbose=0)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+def test_labels_must_be_the_models_ways():
+    (support, labels, queries), query_labels = episodes(3)
+    model = compiled(MAML(network(), inner_steps=1))
+    message = r"classes 0 to 1, .*Received: the labels \[0, 1, 2\] in episode 1"
+    wrong = labels.copy()
+    wrong[1, 0] = 2
+    bad = (support, wrong, queries)
+    for run in (
+        lambda: model.fit(bad, query_labels),
+        lambda: model.fit(Batches((bad, query_labels))),
+        lambda: model.fit(
+            (support, labels, queries), query_labels, validation_data=(bad, query_labels)
+        ),
+        lambda: model.evaluate(bad, query_labels),
+        lambda: model.predict(bad),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run()
+    with pytest.raises(ValueError, match=r"Received: the labels \[0\] in episode 0"):
+        model.predict((support, 0 * labels, queries))
+    with pytest.raises(ValueError, match="`query_images` must be finite"):
+        model.predict((support, labels, np.nan * queries))
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensors((bad, query_labels))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="in episode"):
+            model.fit(data, shuffle=False, verbose=0)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="in episode"):
+            model(bad)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("inner_steps", 0),
+        ("inner_learning_rate", 0.0),
+        ("learning_rate_form", "scalar"),
+        ("extra_steps", -1),
+        ("test_inner_steps", 0),
+        ("test_extra_steps", -1),
+        ("batch_normalization", "query"),
+        ("inner_variables", "head"),
+    ],
+)
+def test_arguments(argument, value):
+    with pytest.raises(ValueError, match=f"`{argument}` must be"):
+        MAML(network(), **{argument: value})
+
+
+def test_extra_variables_are_checked_where_they_are_used():
+    MAML(network(), extra_variables="similarity")
+    with pytest.raises(ValueError, match="`extra_variables` must match"):
+        MAML(network(), extra_variables="similarity", test_extra_steps=1)
+
+
+def test_models_and_inputs_of_another_kind():
+    with pytest.raises(ValueError, match="`model` must be a Keras model"):
+        MAML(layers.Dense(2))
+    maps = keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(2, 3)])
+    with pytest.raises(ValueError, match=r"outputs of shape \(None, 4, 4, 2\)"):
+        built(maps)
+    inputs, _ = episodes()
+    with pytest.raises(ValueError, match="Inputs must be"):
+        MAML(network()).build([each.shape for each in inputs[:2]])
+
+
+class Resized(keras.Model):
+    """Resizes in a `call` that cannot be walked."""
+
+    def __init__(self, interpolation):
+        super().__init__(name="resized")
+        self.first = layers.Conv2D(2, 3)
+        self.resize = layers.UpSampling2D(2, interpolation=interpolation)
+        self.flatten = layers.Flatten()
+        self.head = layers.Dense(WAYS)
+
+    def call(self, inputs):
+        maps = self.first(inputs)
+        # Another path around the resizing hides what it loses.
+        paths = [self.flatten(maps), self.flatten(self.resize(maps))]
+        return self.head(ops.concatenate(paths, axis=-1))
+
+
+def resized(interpolation):
+    inputs = keras.Input((6, 6, 1))
+    maps = layers.Conv2D(2, 3)(inputs)
+    large = layers.UpSampling2D(2, interpolation=interpolation, name="enlarged")(maps)
+    both = layers.Concatenate()([layers.Flatten()(maps), layers.Flatten()(large)])
+    return keras.Model(inputs, layers.Dense(WAYS)(both))
+
+
+def nested(interpolation):
+    inputs = keras.Input((6, 6, 1))
+    return keras.Model(inputs, resized(interpolation)(layers.ReLU()(inputs)))
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    ("make", "name"), [(resized, "enlarged"), (nested, "enlarged"), (Resized, "resized")]
+)
+def test_a_missing_second_gradient_names_the_layer(make, name):
+    inputs, _ = episodes()
+    with pytest.raises(ValueError, match=f"layer '{name}' of type"):
+        MAML(make("bilinear"))(inputs)
+    MAML(make("bilinear"), first_order=True)(inputs)
+    MAML(make("nearest"))(inputs)
+
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+
+if sys.argv[1] == "mirrored":
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+else:
+    strategy = tf.distribute.get_strategy()
+
+import keras
+import nsl_keras
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+labels = np.tile(np.arange(4) % 2, (8, 1)).astype("int32")
+support, queries = (
+    (random.normal(size=(8, 4, 6, 6, 1)) + labels[..., None, None, None]).astype("float32")
+    for _ in range(2))
+with strategy.scope():
+    network = keras.Sequential([
+        keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3, activation="relu"),
+        keras.layers.BatchNormalization(), keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(), keras.layers.Dense(2)])
+    model = nsl_keras.few_shot.MAML(
+        network, inner_steps=2, inner_learning_rate=0.1, learning_rate_form="learned")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+history = model.fit((support, labels, queries), labels, batch_size=4, epochs=2,
+                    shuffle=False, verbose=0).history
+print(json.dumps({"history": history, "weights": [
+    np.asarray(each.value).ravel().tolist() for each in model.trainable_variables]}))
+"""
+
+
+@tensorflow_only
+def test_two_replicas_equal_one_device():
+    runs = []
+    for mode in ("none", "mirrored"):
+        result = subprocess.run(
+            [sys.executable, "-c", SCRIPT, mode],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        runs.append(json.loads(result.stdout.splitlines()[-1]))
+    one, two = runs
+    assert len(one["weights"]) == 12
+    for key, values in one["history"].items():
+        np.testing.assert_allclose(values, two["history"][key], atol=1e-5)
+    for mine, theirs in zip(one["weights"], two["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
