@@ -13,13 +13,15 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples import image_data, image_recipe, run_records
+from examples import image_data, image_folder_sets, image_recipe, run_records
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
 flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.")
-flags.DEFINE_string("dataset", "digits", "digits, or any image set of tfds.")
-flags.DEFINE_string("data_dir", None, "Folder of prepared tensorflow-datasets copies.")
+flags.DEFINE_string(
+    "dataset", "digits", "digits, a set of image_folder_sets, or one of tfds."
+)
+flags.DEFINE_string("data_dir", None, "Folder of the set, or of prepared tfds copies.")
 flags.DEFINE_string("data_file", None, "Images from an .npz file; --dataset names them.")
 flags.DEFINE_string("write_data_file", None, "Write the images to such a file, and stop.")
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
@@ -80,8 +82,10 @@ def load_arrays(image_size: int | None = None) -> image_data.ImageData:
     if FLAGS.data_file:
         data = image_data.load_file(FLAGS.data_file, FLAGS.train_size)
     else:
-        data = image_data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size)
-    if image_size:
+        # Folders hold images of any size, which are resized as they are read.
+        size = image_size if FLAGS.dataset in image_folder_sets.READERS else None
+        data = image_data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
+    if image_size and data.image_shape[:2] != (image_size, image_size):
         data = image_data.resized(data, image_size)
     if not FLAGS.hold_out:
         data = image_data.without_validation(data)

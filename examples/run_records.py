@@ -18,7 +18,7 @@ import nsl_keras
 def command(module: str) -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
     arguments = " ".join(sys.argv[1:])
-    for flag in ("data_dir", "data_file"):
+    for flag in ("data_dir", "data_file", "state_dir", "model_dir"):
         arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
     return f"python -m examples.{module} {arguments}".rstrip()
 

@@ -12,6 +12,7 @@ import pathlib
 import re
 
 from examples import (
+    image_classification_table,
     implicit_regularization_table,
     neural_similarity_table,
     regression_table,
@@ -85,6 +86,16 @@ def neural_similarity_sections() -> list[str]:
         "## Neural Similarity Learning, Tables 1 to 5 and 8",
         *(neural_similarity_table.section(path) for path in found),
         neural_similarity_table.not_run(rest) if rest else "",
+    ]
+
+
+def image_classification_sections() -> list[str]:
+    """One section a setting of `examples.image_classification`, then what was not run."""
+    found = sorted(FOLDER.glob("image_classification_*.json"))
+    return [
+        "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification",
+        *(image_classification_table.section(path) for path in found),
+        image_classification_table.not_run(found),
     ]
 
 
@@ -174,6 +185,7 @@ def results_readme() -> str:
     for dataset in DATASETS:
         parts += [classification_section(dataset), tuning_section(dataset)]
     parts += [*neural_similarity_sections(), implicit_regularization_section()]
+    parts += [*image_classification_sections()]
     parts += [spirals_section(), regression_table.section(FOLDER)]
     parts += [
         "## Step times",
