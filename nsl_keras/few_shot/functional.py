@@ -277,26 +277,44 @@ class FunctionalClassifier:
 def _normalizing_by_batch(
     layers: Sequence[keras.layers.BatchNormalization],
 ) -> Iterator[None]:
-    """Lets batch norms run in training mode, and write a batch's statistics as they are."""
-    momenta = [layer.momentum for layer in layers]
+    """Lets batch norms put a batch's statistics in place of their moving ones, and use it.
+
+    Not by their training mode: on TensorFlow that counts the mean as a constant in the
+    variance (`tf.nn.moments`), which is right for gradients and wrong for the gradients of
+    gradients.
+    """
     for layer in layers:
-        layer.call = _in_training_mode(layer.call)
-        # With the momentum at zero the moving statistics become the batch's own.
-        layer.momentum = 0.0
+        layer.call = _by_own_statistics(layer, layer.call)
     try:
         yield
     finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+        for layer in layers:
             del layer.call
 
 
-def _in_training_mode(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def training_call(inputs: Tensor, training: Any = None, **kwargs: Any) -> Tensor:
+def _by_own_statistics(
+    layer: keras.layers.BatchNormalization, call: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    def call_with_statistics(
+        inputs: Tensor, training: Any = None, mask: Any = None
+    ) -> Tensor:
         del training
-        return call(inputs, training=True, **kwargs)
+        if mask is not None:
+            raise ValueError(
+                "Batch norms of `model` must not have masked inputs. "
+                f"Received: layer {layer.name!r} with mask={mask!r}"
+            )
+        values = at_least_float32(inputs)
+        rank = len(values.shape)
+        axes = [axis for axis in range(rank) if axis != layer.axis % rank]
+        mean = ops.mean(values, axes, keepdims=True)
+        variance = ops.mean(ops.square(values - mean), axes)
+        # In a `StatelessScope`: nothing is stored.
+        layer.moving_mean.assign(ops.reshape(mean, (-1,)))
+        layer.moving_variance.assign(variance)
+        return call(inputs, training=False)
 
-    return training_call
+    return call_with_statistics
 
 
 def _require_logits(model: keras.Model) -> None:
