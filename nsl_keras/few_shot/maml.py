@@ -129,7 +129,8 @@ class MAML(keras.Model):
             no variable, which lists their names; for a model that ends in a softmax, whose
             outputs are no vector of known width, whose batch norms are synchronized or
             renormalise, or (with `"support"`) are called more than once; without
-            `first_order` on TensorFlow, for a layer that has no second derivative, which
+            `first_order` on TensorFlow, for a layer that has no second derivative
+            (bilinear resizing) or an inexact one (layer and group normalization), which
             is named; at `fit`, `evaluate` and `predict` with arrays or a
             `keras.utils.PyDataset` (its first batch), for support labels that are not the
             model's `ways` classes, and for images that are not finite.

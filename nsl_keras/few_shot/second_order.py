@@ -22,6 +22,9 @@ Tensor = Any
 #: Lost shares that are no rounding errors: a path that is missing takes most of one away.
 _TOLERANCE = 0.1
 
+#: They compute with `tf.nn.moments`, as batch norms do, which `FunctionalClassifier` mends.
+_INEXACT = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+
 
 def require_second_derivatives(
     model: keras.Model, image_shape: Sequence[int | None]
@@ -36,10 +39,19 @@ def require_second_derivatives(
         image_shape: Shape of its input, without the batch axis.
 
     Raises:
-        ValueError: If second derivatives are missing; it names the layer.
+        ValueError: If second derivatives are missing or inexact; it names the layer.
     """
     if keras.backend.backend() == "jax":
         return
+    for layer in rewiring.sublayers(model):
+        if isinstance(layer, _INEXACT):
+            raise ValueError(
+                "`model` must be made of layers whose second derivatives are exact. On "
+                "TensorFlow those of Keras's layer and group normalization are not: they "
+                "count the mean as a constant in the variance. Use batch norms, the JAX "
+                "backend, or pass first_order=True. "
+                f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+            )
     # A thread of its own is in no graph, under no tape and no scope of another trace.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         thread.submit(_require_all, model, (2, *image_shape)).result()
@@ -63,15 +75,12 @@ def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> 
     inputs = [ops.cast(random.normal(size=each), keras.config.floatx()) for each in sizes]
     is_layer = isinstance(layer, keras.layers.Layer)
     variables = list(layer.trainable_variables) if is_layer else []
-    training: dict[str, Any] = {}
-    if isinstance(layer, keras.layers.BatchNormalization):
-        training["training"] = True  # What MAML differentiates.
 
     def outputs(at: list[Tensor]) -> list[Tensor]:
         tensors = at[: len(inputs)]
         mapping = list(zip(variables, at[len(inputs) :], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            found = layer(tensors[0] if len(tensors) == 1 else tensors, **training)
+            found = layer(tensors[0] if len(tensors) == 1 else tensors)
         return [each for each in tree.flatten(found) if _is_float(each)]
 
     at = [*inputs, *(ops.convert_to_tensor(variable) for variable in variables)]

@@ -589,6 +589,26 @@ def test_a_missing_second_gradient_names_the_layer(make, name):
     MAML(make("nearest"))(inputs)
 
 
+@tensorflow_only
+@pytest.mark.parametrize(
+    "layer",
+    [layers.LayerNormalization, lambda name: layers.GroupNormalization(1, name=name)],
+)
+def test_an_inexact_second_gradient_names_the_layer(layer):
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layer(name="inner_norm"),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
+    )
+    shapes = [(None, 4, 6, 6, 2), (None, 4), (None, 6, 6, 6, 2)]
+    with pytest.raises(ValueError, match="layer 'inner_norm' of type"):
+        MAML(model).build(shapes)
+    MAML(model, first_order=True).build(shapes)
+
+
 SCRIPT = """
 import json, sys
 import numpy as np
