@@ -27,6 +27,13 @@ class Evaluation:
         start: int, the index of the first episode.
         batch_normalization: The learner's policy (`"support"`, `"transductive"` or
             `"moving"`), `None` where it names none.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> print(few_shot.Evaluation(np.array([0.6, 0.4, 0.8, 0.2])))
+    50.00 ± 25.30 % (4 episodes)
     """
 
     accuracies: np.ndarray
@@ -58,6 +65,13 @@ class Difference:
 
     Attributes:
         differences: Array of shape `(episodes,)`, first minus second.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> print(few_shot.Difference(np.array([0.1, 0.1, 0.1, 0.14])))
+    +11.00 ± 1.96 % (4 paired episodes)
     """
 
     differences: np.ndarray

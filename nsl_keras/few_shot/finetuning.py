@@ -299,18 +299,18 @@ def finetune(
     model: keras.Model,
     episodes: Episode,
     variables: Selection = "similarity+classifier",
-    **options: Any,
+    **kwargs: Any,
 ) -> np.ndarray:
     """Returns logits of the queries, from a model finetuned in each episode.
 
-    `Finetuner(model, ways, variables, **options)(episodes)` once, with as many ways as the
+    `Finetuner(model, ways, variables, **kwargs)(episodes)` once, with as many ways as the
     support labels have. For many batches make one `Finetuner`: it compiles once.
 
     Args:
         model: As of `Finetuner`.
         episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
         variables: As of `Finetuner`.
-        **options: Other arguments of `Finetuner`.
+        **kwargs: Other arguments of `Finetuner`.
 
     Returns:
         NumPy array of shape `(episodes, queries, ways)`.
@@ -335,7 +335,7 @@ def finetune(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2.
     """
     ways = int(np.max(episodes.support_labels)) + 1
-    return Finetuner(model, ways, variables, **options)(episodes)
+    return Finetuner(model, ways, variables, **kwargs)(episodes)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

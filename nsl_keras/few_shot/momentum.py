@@ -41,6 +41,17 @@ class DampenedMomentum:
     Raises:
         ValueError: For numbers outside these ranges.
 
+    Example:
+
+    >>> from keras import ops
+    >>> from nsl_keras import few_shot
+    >>> rule = few_shot.DampenedMomentum(weight_decay=0.0)
+    >>> values = [ops.convert_to_tensor(1.0)]
+    >>> values, buffers = rule.step(values, [2.0], rule.start(values), 0)
+    >>> values, buffers = rule.step(values, [3.0], buffers, 1)
+    >>> round(float(buffers[0]), 4), round(float(values[0]), 4)  # 0.9 * 2 + 0.1 * 3
+    (2.1, 0.959)
+
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix A: "SGD with
         lr = 0.01, momentum = 0.9, dampening = 0.9 and weight decay = 0.001", which are
