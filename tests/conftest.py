@@ -9,8 +9,7 @@ import pytest
 
 
 def pytest_collection_finish():
-    # `clear_session` collects garbage after every test: let it not look through what the
-    # imports made, which stays anyway.
+    # Let collections of garbage not look through what the imports made: it stays anyway.
     gc.collect()
     gc.freeze()
 
@@ -21,7 +20,14 @@ def _fixed_seed():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+    # A collection of garbage after every test would take longer than most tests.
+    keras.utils.clear_session(free_memory=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_memory():
+    yield
+    keras.utils.clear_session()
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+
+import numpy as np
+
+from examples import few_shot_methods
+from nsl_keras import few_shot
+
+
+def section(path: pathlib.Path) -> str:
+    """Markdown of a results file of `examples.few_shot`: its setting, and its table."""
+    content = json.loads(path.read_text())
+    setting, runs = content["setting"], content["runs"]
+    commands = dict.fromkeys(f"`{run['command']}`" for run in runs)
+    title = (
+        f"### {setting['ways']}-way {setting['shots']}-shot {setting['dataset']}, "
+        f"{setting['backbone'].upper().replace('CNN', 'CNN-')}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in setting["rates"])
+    chosen = (
+        f"at {rates}"
+        if len(setting["rates"]) == 1
+        else f"at the best of {rates} on {setting['validation_episodes']} episodes of the "
+        f"validation classes, after {100 * setting['trial_share']:g} % of the training"
+    )
+    text = (
+        f"{'; '.join(commands)}. {setting['train_classes']:,} classes for training, "
+        f"{setting['validation_classes']} for validation (the paper trains on both), "
+        f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
+        f"{setting['queries']} queries a class, the same for all. Adam {chosen}; about "
+        f"{setting['training_images']:,} training images a method. Accuracies in %: mean "
+        "over seeds and episodes ± half the width of the 95 % interval over episodes; "
+        "differences are paired episode by episode. The published figures are for "
+        "Mini-ImageNet, 5-way 5-shot."
+    )
+    return f"{title}\n\n{text}\n\n{_table(setting, runs)}"
+
+
+def _table(setting: dict, runs: list[dict]) -> str:
+    columns = [
+        "method",
+        "Table 6",
+        "rebuttal, Table 1",
+        "here",
+        "difference to finetuning",
+        "seeds",
+        "batch norm",
+        "rate",
+        "training images",
+        "training, s",
+        "test, s",
+    ]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    baseline = _evaluation(runs, few_shot_methods.BASELINE, setting)
+    for name, method in few_shot_methods.METHODS.items():
+        published = [
+            source.get(setting["backbone"], "")
+            for source in (method.paper, method.rebuttal)
+        ]
+        mine = [run for run in runs if run["method"] == name]
+        found = _evaluation(runs, name, setting)
+        if found is None:
+            cells = [method.title, *published, "not run", *[""] * (len(columns) - 4)]
+        else:
+            difference = ""
+            if baseline is not None and name != few_shot_methods.BASELINE:
+                paired = few_shot.compare(found, baseline)
+                difference = f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+            cells = [
+                method.title,
+                *published,
+                f"{100 * found.mean:.2f} ± {100 * found.half_width:.2f}",
+                difference,
+                ", ".join(str(run["seed"]) for run in mine),
+                mine[0]["batch_normalization"],
+                ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in mine)),
+                f"{mine[0]['training_images']:,}",
+                _median(mine, "seconds"),
+                _median(mine, "evaluation_seconds"),
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _evaluation(runs: list[dict], method: str, setting: dict) -> few_shot.Evaluation | None:
+    """Accuracy of a method in each episode, the mean over seeds."""
+    right = [run["right_queries"] for run in runs if run["method"] == method]
+    if not right:
+        return None
+    queries = setting["ways"] * setting["queries"]
+    return few_shot.Evaluation(np.mean(right, axis=0) / queries)
+
+
+def _median(runs: list[dict], key: str) -> str:
+    return f"{statistics.median(run[key] for run in runs):,.0f}"
