@@ -72,9 +72,9 @@ class MAML(keras.Model):
     moving statistics. All other layers run in inference mode, in training too: no
     dropout, no augmentation (augment the images that episodes are made of).
 
-    Cost. An inner step is a forward and a backward pass over the support set, and its
-    share of the outer gradient costs about twice that again. Training holds the
-    activations of all inner steps of an episode, so memory grows linearly with the number
+    Cost. An inner step is a forward and a backward pass over the support set, through
+    both of which the outer gradient goes back once more. Training holds the activations
+    of all inner steps of an episode, so memory grows linearly with the number
     of steps; `first_order=True` drops what the second differentiation needs of each step,
     not the activations that the query pass needs. Outside training nothing of a step
     outlives it. Episodes of a batch are computed one after the other in a loop of the
