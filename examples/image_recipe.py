@@ -224,6 +224,11 @@ class Progress(keras.callbacks.Callback):
         if not self.seconds and epoch and self.file.exists():
             self.seconds = json.loads(self.file.read_text())[:epoch]
         self.batches.epoch = epoch
+        # Keras does not save where random numbers stand: each epoch has a place for them.
+        for variable in self.model.non_trainable_variables:
+            if variable.name == "seed_generator_state":
+                seed = keras.ops.convert_to_numpy(variable)[0]
+                variable.assign(np.array([seed, epoch << 20], "uint32"))
         self.start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
