@@ -92,7 +92,7 @@ def logits_by_hand(weights, x, statistics=None):
         statistics = mean, ops.mean((maps - mean) ** 2, (0, 1, 2))
     mean, variance = statistics
     maps = (maps - mean) / ops.sqrt(variance + 1e-3) * gamma + beta
-    maps = ops.max_pool(maps, 2)
+    maps = ops.max_pool(maps, 2, strides=2)
     return ops.reshape(maps, (maps.shape[0], -1)) @ head + head_bias, statistics
 
 
