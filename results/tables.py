@@ -12,6 +12,7 @@ import pathlib
 import re
 
 from examples import (
+    few_shot_table,
     image_classification_table,
     implicit_regularization_table,
     neural_similarity_table,
@@ -96,6 +97,17 @@ def image_classification_sections() -> list[str]:
         "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification",
         *(image_classification_table.section(path) for path in found),
         image_classification_table.not_run(found),
+    ]
+
+
+def few_shot_sections() -> list[str]:
+    """One section a setting of `examples.few_shot`, or the published figures alone."""
+    found = sorted(FOLDER.glob("few_shot_*shot*.json"))
+    tables = [path for path in found if not path.stem.endswith("_trials")]
+    return [
+        "## Neural Similarity Learning, Table 6: few-shot learning",
+        *(few_shot_table.section(path) for path in tables),
+        "" if tables else few_shot_table.not_run(),
     ]
 
 
@@ -184,7 +196,8 @@ def results_readme() -> str:
     ]
     for dataset in DATASETS:
         parts += [classification_section(dataset), tuning_section(dataset)]
-    parts += [*neural_similarity_sections(), implicit_regularization_section()]
+    parts += [*neural_similarity_sections(), *few_shot_sections()]
+    parts += [implicit_regularization_section()]
     parts += [*image_classification_sections()]
     parts += [spirals_section(), regression_table.section(FOLDER)]
     parts += [
