@@ -23,9 +23,9 @@ from nsl_keras.few_shot.functional import (
     Selection,
     select_variables,
 )
-from nsl_keras.few_shot.second_order import require_second_derivatives
 from nsl_keras.neighborhoods.inner_loss import cross_entropy
 from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+from nsl_keras.second_order import require_second_derivatives
 
 Tensor = Any
 
@@ -263,7 +263,9 @@ class MAML(keras.Model):
                 for index, variable in enumerate(self.classifier.variables)
             ]
         if not self.first_order:
-            require_second_derivatives(self.model, support[2:])
+            require_second_derivatives(
+                self.model, support[2:], remedy=", or pass first_order=True"
+            )
         self.built = True
 
     def _model_output_shape(

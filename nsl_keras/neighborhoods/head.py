@@ -15,6 +15,7 @@ from nsl_keras.neighborhoods import dual_form, inner_loss, nested_tape
 from nsl_keras.neighborhoods.contributions import contributions
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
+from nsl_keras.second_order import require_second_derivatives
 
 Tensor = Any
 
@@ -109,8 +110,10 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         ValueError: For arguments outside the ranges above; at build, if a classifier's
             head ends in a softmax or sigmoid or has fewer than two outputs; if the head
             holds non-trainable variables, computes in half precision on the tape, or
-            cannot be treated by `inner_loop="dual"` (the error names the layer); and if
-            `chunk_size` is given for the tape.
+            cannot be treated by `inner_loop="dual"` (the error names the layer); if
+            TensorFlow has no exact second derivative of a layer on the tape (layer and
+            group normalization, bilinear resizing); and if `chunk_size` is given for the
+            tape.
 
     Example:
 
@@ -284,6 +287,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 'layers dtype="float32". Received: a head that returns '
                 f"{self.head(symbolic).dtype}"
             )
+        require_second_derivatives(self.head, (features,), argument="head")
 
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True

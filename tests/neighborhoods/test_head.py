@@ -225,6 +225,22 @@ def test_half_precision_on_the_tape_is_refused():
         layer.build((None, 4))
 
 
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX differentiates exactly")
+@pytest.mark.parametrize(
+    "layer", [keras.layers.LayerNormalization, keras.layers.GroupNormalization]
+)
+def test_heads_with_inexact_second_derivatives_are_refused(layer):
+    options = {"groups": 1} if layer is keras.layers.GroupNormalization else {}
+    inner = layer(name="inner_norm", **options)
+    head = keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
+    adapting = MetaNeighborhoodHead(head, num_neighbors=4)
+    with pytest.raises(ValueError, match="`head` must be .* exact.*layer 'inner_norm'"):
+        adapting.build((None, 4))
+    # These divide by a norm without a mean, and are exact.
+    exact = [keras.layers.Dense(4), keras.layers.UnitNormalization(), keras.layers.Dense(3)]
+    MetaNeighborhoodHead(keras.Sequential(exact), num_neighbors=4).build((None, 4))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,7 @@
 """Finds layers that TensorFlow cannot differentiate twice, before they cost anything.
 
 The gradient of bilinear resizing, for one, has no gradient itself: TensorFlow then returns
-none, silently, and MAML would learn from what is left.
+none, silently, and a training through inner steps would learn from what is left.
 """
 
 from __future__ import annotations
@@ -22,53 +22,65 @@ Tensor = Any
 #: Lost shares that are no rounding errors: a path that is missing takes most of one away.
 _TOLERANCE = 0.1
 
-#: They compute with `tf.nn.moments`, as batch norms do, which `FunctionalClassifier` mends.
+#: They compute with `tf.nn.moments`, as batch norms do, which few-shot learning mends.
 _INEXACT = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
 
 
 def require_second_derivatives(
-    model: keras.Model, image_shape: Sequence[int | None]
+    model: keras.layers.Layer,
+    input_shape: Sequence[int | None],
+    argument: str = "model",
+    remedy: str = "",
 ) -> None:
     """Raises unless a built model can be differentiated twice.
 
     Each layer of a functional or Sequential model is tried by itself, on a random input;
-    any other model as a whole. JAX needs no such check: it differentiates or raises.
+    any other model or layer as a whole. JAX needs no such check: it differentiates or
+    raises.
 
     Args:
-        model: A built model.
-        image_shape: Shape of its input, without the batch axis.
+        model: A built model or layer.
+        input_shape: Shape of its input, without the batch axis.
+        argument: Name of the argument, for the message.
+        remedy: What else helps, for the message.
 
     Raises:
         ValueError: If second derivatives are missing or inexact; it names the layer.
     """
     if keras.backend.backend() == "jax":
         return
-    for layer in rewiring.sublayers(model):
+    for layer in [model, *rewiring.sublayers(model)]:
         if isinstance(layer, _INEXACT):
             raise ValueError(
-                "`model` must be made of layers whose second derivatives are exact. On "
-                "TensorFlow those of Keras's layer and group normalization are not: they "
-                "count the mean as a constant in the variance. Use batch norms, the JAX "
-                "backend, or pass first_order=True. "
+                f"`{argument}` must be made of layers whose second derivatives are exact. "
+                "On TensorFlow those of Keras's layer and group normalization are not: they "
+                f"count the mean as a constant in the variance. Use the JAX backend{remedy}. "
                 f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
             )
     # A thread of its own is in no graph, under no tape and no scope of another trace.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(_require_all, model, (2, *image_shape)).result()
+        thread.submit(_require_all, model, (2, *input_shape), argument, remedy).result()
 
 
-def _require_all(model: keras.Model, input_shape: Sequence[int | None]) -> None:
+def _require_all(
+    model: keras.layers.Layer, shape: Sequence[int | None], argument: str, remedy: str
+) -> None:
     if not rewiring.is_graph(model):
-        _require(model, [input_shape])
+        _require(model, [shape], argument, remedy)
         return
     tried: set[int] = set()
     for call in rewiring.calls(model):
         if id(call.layer) not in tried:
             tried.add(id(call.layer))
-            _require(call.layer, call.input_shapes)
+            _require(call.layer, call.input_shapes, argument, remedy)
 
 
-def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> None:
+def _require(
+    layer: keras.Operation,
+    shapes: Sequence[Sequence[int | None]],
+    argument: str,
+    remedy: str,
+) -> None:
     random = np.random.default_rng(0)
     # Two examples; the sizes that a model leaves open may be any.
     sizes = [(2, *(8 if size is None else size for size in each[1:])) for each in shapes]
@@ -86,10 +98,10 @@ def _require(layer: keras.Operation, shapes: Sequence[Sequence[int | None]]) -> 
     at = [*inputs, *(ops.convert_to_tensor(variable) for variable in variables)]
     if lost_second_derivatives(outputs, at) > _TOLERANCE:
         raise ValueError(
-            "`model` must be made of layers that can be differentiated twice, since the "
-            "full gradient runs through the gradients of the inner steps. TensorFlow has "
-            "no second derivative for bilinear resizing, for example. Replace the layer "
-            '(`UpSampling2D(interpolation="nearest")` has one) or pass first_order=True. '
+            f"`{argument}` must be made of layers that can be differentiated twice, since "
+            "the full gradient runs through the gradients of the inner steps. TensorFlow "
+            "has no second derivative for bilinear resizing, for example. Replace the layer "
+            f'(`UpSampling2D(interpolation="nearest")` has one){remedy}. '
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
 
