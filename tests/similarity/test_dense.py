@@ -28,7 +28,6 @@ STATIC_SIMILARITIES = [name for name in SIMILARITIES if name != "full"]
 BLOCK_SIZES = (None, 4)
 KINDS = ("sphere", "full_sphere", "mlp")
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_static = pytest.mark.parametrize("similarity", STATIC_SIMILARITIES)
 each_dynamic = pytest.mark.parametrize("similarity", DYNAMIC_SIMILARITIES)
 each_block_size = pytest.mark.parametrize("block_size", BLOCK_SIZES)
@@ -62,9 +61,15 @@ def by_formula(layer, matrix):
 # Static.
 
 
-@each_block_size
-@pytest.mark.parametrize("similarity", [s for s in STATIC_SIMILARITIES if "_of_" not in s])
-@pytest.mark.parametrize("shape", [(6, FEATURES), (2, 3, FEATURES), (2, 1, 3, 4, FEATURES)])
+@pytest.mark.parametrize(
+    ("shape", "similarity", "block_size"),
+    [
+        *(((2, 3, FEATURES), s, None) for s in STATIC_SIMILARITIES if "_of_" not in s),
+        *(((2, 3, FEATURES), s, 4) for s in ("diagonal", "unconstrained")),
+        ((6, FEATURES), "unconstrained", 4),
+        ((2, 1, 3, 4, FEATURES), "unconstrained", 4),
+    ],
+)
 def test_starts_as_dense(shape, similarity, block_size):
     layer = NeuralSimilarityDense(
         UNITS,
@@ -83,9 +88,14 @@ def test_starts_as_dense(shape, similarity, block_size):
     assert layer.compute_output_shape(shape) == tuple(outputs.shape)
 
 
-@each_dtype
+@pytest.mark.parametrize(
+    ("similarity", "dtype"),
+    [
+        *((each, DTYPES[0]) for each in STATIC_SIMILARITIES),
+        *(("unconstrained", dtype) for dtype in DTYPES[1:]),
+    ],
+)
 @each_block_size
-@each_static
 def test_static_formula(similarity, block_size, dtype):
     layer = made(similarity, block_size=block_size, dtype=dtype)
     matrix = static_matrix(layer)
@@ -155,9 +165,14 @@ def test_regularizers_and_constraints_reach_the_weights():
 # Dynamic.
 
 
-@each_dtype
+@pytest.mark.parametrize(
+    ("similarity", "dtype"),
+    [
+        *((each, DTYPES[0]) for each in DYNAMIC_SIMILARITIES),
+        *(("unconstrained", dtype) for dtype in DTYPES[1:]),
+    ],
+)
 @each_block_size
-@each_dynamic
 def test_dynamic_formula(similarity, block_size, dtype):
     layer = made(similarity, block_size=block_size, predictor="mlp", dtype=dtype)
     prediction = np.asarray(ops.convert_to_numpy(layer.predictor(inputs(dtype))), "float64")
@@ -280,9 +295,17 @@ def test_gradients_of_the_static_layer(similarity, block_size):
 
 
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@each_dynamic
+@pytest.mark.parametrize(
+    ("similarity", "kind", "training"),
+    [
+        ("diagonal", "sphere", True),
+        ("diagonal", "full_sphere", False),
+        ("unconstrained", "mlp", False),
+        ("unconstrained", "full_sphere", True),
+        ("symmetric", "mlp", True),
+        ("positive_semidefinite", "sphere", False),
+    ],
+)
 def test_gradients_of_the_dynamic_layer(similarity, kind, training):
     layer = made(similarity, block_size=3, predictor=kind, dtype="float64")
     check_gradients(layer, inputs("float64"), "float64", 1e-6, 1e-5, training)
@@ -292,9 +315,15 @@ def test_gradients_of_the_dynamic_layer(similarity, kind, training):
 
 
 @each_block_size
-@each_static
-@pytest.mark.parametrize("dtype", [*DTYPES, "mixed_bfloat16", "mixed_float16"])
-def test_fold(dtype, similarity, block_size):
+@pytest.mark.parametrize(
+    ("similarity", "dtype"),
+    [
+        *((similarity, DTYPES[0]) for similarity in STATIC_SIMILARITIES),
+        *(("symmetric", dtype) for dtype in (*DTYPES[1:], "mixed_bfloat16")),
+        ("positive_semidefinite", "mixed_float16"),
+    ],
+)
+def test_fold(similarity, dtype, block_size):
     layer = made(similarity, block_size=block_size, activation="tanh", dtype=dtype)
     before = values(layer.variables)
     plain = layer.fold()
