@@ -109,9 +109,15 @@ def applied(function, inputs, kernel, parameters, similarity, strides, padding, 
     )
 
 
-@pytest.mark.parametrize("per_example", [False, True], ids=["positions", "examples"])
-@pytest.mark.parametrize("depthwise", [False, True], ids=["convolution", "depthwise"])
-@pytest.mark.parametrize("name", SIMILARITIES)
+@pytest.mark.parametrize(
+    ("name", "depthwise", "per_example"),
+    [
+        pytest.param("diagonal", False, False, id="diagonal-convolution-positions"),
+        pytest.param("diagonal", True, True, id="diagonal-depthwise-examples"),
+        pytest.param("unconstrained", False, True, id="unconstrained-convolution-examples"),
+        pytest.param("symmetric", True, False, id="symmetric-depthwise-positions"),
+    ],
+)
 @pytest.mark.parametrize(GEOMETRY, GEOMETRIES)
 def test_values(
     size, kernel_size, strides, padding, dilation, name, depthwise, per_example
@@ -173,8 +179,13 @@ def first_and_second_gradients(function, arguments):
     return [ops.convert_to_numpy(gradient) for gradient in [*first, *second]]
 
 
-@pytest.mark.parametrize("depthwise", [False, True], ids=["convolution", "depthwise"])
-@pytest.mark.parametrize("name", ["diagonal", "unconstrained"])
+@pytest.mark.parametrize(
+    ("name", "depthwise"),
+    [
+        pytest.param("diagonal", True, id="diagonal-depthwise"),
+        pytest.param("unconstrained", False, id="unconstrained-convolution"),
+    ],
+)
 @pytest.mark.parametrize(
     GEOMETRY,
     [

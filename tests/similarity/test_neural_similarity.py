@@ -23,7 +23,7 @@ from nsl_keras.layers import NeuralSimilarityConv2D
 
 RNG = np.random.default_rng(6)
 each_layer = pytest.mark.parametrize("name", FAMILY)
-static_similarities = pytest.mark.parametrize("similarity", SIMILARITIES)
+one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
 
 
 def fit(layer, inputs, epochs=1, **options):
@@ -67,8 +67,14 @@ def test_errors_of_what_needs_a_static_built_layer(name, what):
         use(dynamic)
 
 
-@static_similarities
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("similarity", "jit_compile"),
+    [
+        *((similarity, False) for similarity in SIMILARITIES),
+        ("sparse_of_3", True),
+        ("positive_semidefinite", True),
+    ],
+)
 def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     """`fit` builds what is not built while it traces its step."""
     layer = NeuralSimilarityConv2D(3, 3, similarity=SIMILARITIES[similarity])
@@ -190,7 +196,7 @@ def trained_names(layer):
     return [variable.name for variable in layer.trainable_variables]
 
 
-@each_layer
+@one_layer_of_a_kind
 def test_frozen_kernel_leaves_the_similarity_to_train(name):
     member = FAMILY[name]
     layer = member.make_built(kernel_size=2, kernel_trainable=False, learn_shape=True)
@@ -248,7 +254,7 @@ def test_model_trainable_thaws_the_kernel():
 
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])
-@each_layer
+@one_layer_of_a_kind
 def test_frozen_kernel_goes_through_a_file(name, predictor, tmp_path):
     member = FAMILY[name]
     layer = member.make(kernel_size=2, predictor=predictor)
@@ -299,11 +305,10 @@ def blend(parameters):
     return parameters[..., :1, None] * np.eye(taps) + parameters[..., 1:, None] / taps
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("predictor", [None, "cnn"])
-@pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
-def test_own_similarity(name, predictor, dtype):
-    member = FAMILY[name]
+@one_layer_of_a_kind
+def test_own_similarity(name, predictor):
+    member, dtype = FAMILY[name], DTYPES[0]
     layer = member.make(
         kernel_size=(2, 3),
         padding="same",
