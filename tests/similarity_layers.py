@@ -146,8 +146,13 @@ FAMILY = {
         layers.NeuralSimilarityDepthwiseConv2D, keras.layers.DepthwiseConv2D, 2
     ),
 }
+# Every similarity in two dimensions; of each form of parameters one in the others.
 LAYERS_AND_SIMILARITIES = [
-    (name, similarity) for name in FAMILY for similarity in FAMILY[name].similarities()
+    (name, similarity)
+    for name in FAMILY
+    for similarity in FAMILY[name].similarities()
+    if name == "conv2d"
+    or similarity in ("diagonal", "unconstrained", "sparse_of_3", "full")
 ]
 
 

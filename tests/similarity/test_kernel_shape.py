@@ -198,7 +198,7 @@ def test_training_drops_a_tap_and_takes_it_back():
 
 
 @each_predictor
-@each_layer
+@pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
 def test_learned_shape_goes_through_a_file(name, predictor, tmp_path):
     member = FAMILY[name]
     layer = member.make(
