@@ -24,8 +24,11 @@ def as_numpy(tensor):
 
 def difference(model, other, inputs):
     """Largest difference of the outputs, relative to their largest entry."""
-    expected = keras.tree.flatten(model(inputs))
-    received = keras.tree.flatten(other(inputs))
+    return deviation(model(inputs), other(inputs))
+
+
+def deviation(expected, received):
+    expected, received = keras.tree.flatten(expected), keras.tree.flatten(received)
     assert len(expected) == len(received)
     worst = 0.0
     for one, two in zip(map(as_numpy, expected), map(as_numpy, received), strict=True):
@@ -125,19 +128,21 @@ def test_published_networks(name, eligible, entries):
     assert number_to_train(model) == entries
     if name == "ResNet50":
         assert number_to_train(add_similarity(plain, "unconstrained")) == 3697
-    assert difference(plain, model, images) <= 1e-5
+    expected = plain(images)
+    assert deviation(expected, model(images)) <= 1e-5
     # The check sees a single perturbed M, in the middle of the network.
     perturbed = similarity_layers(model)[eligible // 2].similarity_parameters
     before = as_numpy(perturbed.value)
     perturbed.assign(before + 0.3 * RNG.normal(size=before.shape))
-    assert difference(plain, model, images) > 1e-3
+    assert deviation(expected, model(images)) > 1e-3
     perturbed.assign(before)
 
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="mse", run_eagerly=True)
-    model.fit(images, np.zeros(model(images).shape), batch_size=4, epochs=2, verbose=0)
-    assert difference(plain, model, images) > 1e-3
+    model.fit(images, np.zeros(expected.shape), verbose=0)
+    trained = model(images)
+    assert deviation(expected, trained) > 1e-3
     folded = fold(model)
-    assert difference(model, folded, images) <= 1e-5
+    assert deviation(trained, folded(images)) <= 1e-5
     assert classes_of(folded) == classes_of(plain)
     assert graph_of(folded) == graph_of(plain)
     assert [layer.name for layer in folded.layers] == [layer.name for layer in plain.layers]
@@ -164,8 +169,15 @@ def test_static_models_start_where_the_plain_model_is(similarity):
     assert difference(model, fold(model), IMAGES) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
-@pytest.mark.parametrize("similarity", STATIC[:-1])
+@pytest.mark.parametrize(
+    ("kind", "similarity"),
+    [
+        ("sphere", "diagonal"),
+        ("full_sphere", "unconstrained"),
+        ("cnn", "symmetric"),
+        ("sphere", "positive_semidefinite"),
+    ],
+)
 def test_dynamic_models_start_where_the_plain_model_is(kind, similarity):
     plain = convolutional()
     model = add_similarity(plain, similarity, predictor=kind)
@@ -604,7 +616,7 @@ CELLS = [
 def test_fold_of_recurrent_cells(cell, tmp_path):
     model = keras.Sequential(
         [
-            keras.Input((5, 4)),
+            keras.Input((3, 4)),
             keras.layers.Bidirectional(
                 keras.layers.RNN(
                     cell(3, similarity="unconstrained"), return_sequences=True
@@ -616,7 +628,7 @@ def test_fold_of_recurrent_cells(cell, tmp_path):
         ]
     )
     randomize(model.weights)
-    sequences = RNG.normal(size=(2, 5, 4)).astype("float32")
+    sequences = RNG.normal(size=(2, 3, 4)).astype("float32")
     folded = fold(model)
     assert difference(model, folded, sequences) <= 1e-5
     assert [layer.name for layer in folded.layers] == ["both", "stacked"]
@@ -630,7 +642,7 @@ def test_fold_of_recurrent_cells(cell, tmp_path):
     again = keras.saving.load_model(tmp_path / "folded.keras")
     assert difference(folded, again, sequences) == 0
     dynamic = keras.Sequential(
-        [keras.Input((5, 4)), keras.layers.RNN(cell(3, predictor="sphere"), name="dynamic")]
+        [keras.Input((3, 4)), keras.layers.RNN(cell(3, predictor="sphere"), name="dynamic")]
     )
     with pytest.raises(ValueError, match="'dynamic' with a predictor"):
         fold(dynamic)
@@ -671,11 +683,13 @@ def shift_model(rank, kernel_size, sizes, tap, layer=None, **options):
 
 
 @pytest.mark.parametrize("options", SHIFTS, ids=str)
-@pytest.mark.parametrize("kernel_size", [(3, 3, 2), (4, 2, 3)])
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("rank", "kernel_size"), [(1, (4,)), (2, (3, 3)), (2, (4, 2)), (3, (4, 2, 3))]
+)
 def test_shifts_of_known_sizes(rank, kernel_size, options):
     inputs = RNG.normal(size=(2, 9, 8, 7, 2)[: rank + 1] + (2,)).astype("float32")
-    for tap in ((0, 0, 0), (1, 1, 1), tuple(size - 1 for size in kernel_size)):
+    corners = (0,) * rank, tuple(size - 1 for size in kernel_size)
+    for tap in (*corners, (1, 1)) if rank == 2 else corners:
         model = shift_model(rank, kernel_size, inputs.shape[1:-1], tap, **options)
         folded = fold(model)
         assert folded.get_layer("shifted").kernel_size == (1,) * rank
