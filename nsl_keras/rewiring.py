@@ -28,12 +28,14 @@ class Call:
         output_shapes: Shapes of the tensors that come out.
         repeats: How often an example runs through it: the number of time steps inside
             `keras.layers.TimeDistributed`, 1 elsewhere; `None` if not known.
+        arguments: All that it is called with, `(args, kwargs)`, with symbolic tensors.
     """
 
     layer: keras.Operation
     input_shapes: tuple[tuple[int | None, ...], ...]
     output_shapes: tuple[tuple[int | None, ...], ...]
     repeats: int | None = 1
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
 def is_graph(layer: Any) -> bool:
@@ -252,7 +254,8 @@ def _visit(
         known = None if repeats is None or steps is None else repeats * steps
         _visit(layer.layer, known, found, step)
     else:
-        found.append(Call(layer, _shapes((args, kwargs)), _shapes(outputs), repeats))
+        shapes = _shapes((args, kwargs)), _shapes(outputs)
+        found.append(Call(layer, *shapes, repeats, (args, kwargs)))
     return outputs
 
 

@@ -7,6 +7,7 @@ none, silently, and a training through inner steps would learn from what is left
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ def require_second_derivatives(
         if isinstance(layer, _INEXACT):
             raise ValueError(
                 f"`{argument}` must be made of layers whose second derivatives are exact. "
-                "On TensorFlow those of Keras's layer and group normalization are not: they "
-                f"count the mean as a constant in the variance. Use the JAX backend{remedy}. "
+                "On TensorFlow those of Keras's layer and group normalization are not: "
+                "they count the mean as a constant in the variance. Use the JAX backend"
+                f"{remedy}. "
                 f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
             )
     # A thread of its own is in no graph, under no tape and no scope of another trace.
@@ -66,33 +68,46 @@ def _require_all(
     model: keras.layers.Layer, shape: Sequence[int | None], argument: str, remedy: str
 ) -> None:
     if not rewiring.is_graph(model):
-        _require(model, [shape], argument, remedy)
+        _require(model, ((keras.KerasTensor(shape),), {}), argument, remedy)
         return
     tried: set[int] = set()
     for call in rewiring.calls(model):
         if id(call.layer) not in tried:
             tried.add(id(call.layer))
-            _require(call.layer, call.input_shapes, argument, remedy)
+            _require(call.layer, call.arguments, argument, remedy)
 
 
 def _require(
     layer: keras.Operation,
-    shapes: Sequence[Sequence[int | None]],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
     argument: str,
     remedy: str,
 ) -> None:
     random = np.random.default_rng(0)
-    # Two examples; the sizes that a model leaves open may be any.
-    sizes = [(2, *(8 if size is None else size for size in each[1:])) for each in shapes]
-    inputs = [ops.cast(random.normal(size=each), keras.config.floatx()) for each in sizes]
+    inputs: list[Tensor] = []
+
+    def example(given: Any) -> Any:
+        """A random tensor, noted in `inputs`, in a floating-point one's place."""
+        if not isinstance(given, keras.KerasTensor):
+            return given
+        # Two examples; the sizes that a model leaves open may be any.
+        shape = (2, *(8 if size is None else size for size in given.shape[1:]))
+        if not _is_float(given):
+            return ops.ones(shape, given.dtype)
+        inputs.append(ops.cast(random.normal(size=shape), keras.config.floatx()))
+        return _Place(len(inputs) - 1)
+
+    pattern = tree.map_structure(example, arguments)
     is_layer = isinstance(layer, keras.layers.Layer)
     variables = list(layer.trainable_variables) if is_layer else []
 
     def outputs(at: list[Tensor]) -> list[Tensor]:
-        tensors = at[: len(inputs)]
+        args, kwargs = tree.map_structure(
+            lambda each: at[each.index] if isinstance(each, _Place) else each, pattern
+        )
         mapping = list(zip(variables, at[len(inputs) :], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            found = layer(tensors[0] if len(tensors) == 1 else tensors)
+            found = layer(*args, **kwargs)
         return [each for each in tree.flatten(found) if _is_float(each)]
 
     at = [*inputs, *(ops.convert_to_tensor(variable) for variable in variables)]
@@ -100,10 +115,17 @@ def _require(
         raise ValueError(
             f"`{argument}` must be made of layers that can be differentiated twice, since "
             "the full gradient runs through the gradients of the inner steps. TensorFlow "
-            "has no second derivative for bilinear resizing, for example. Replace the layer "
-            f'(`UpSampling2D(interpolation="nearest")` has one){remedy}. '
+            "has no second derivative for bilinear resizing, for example. Replace the "
+            f'layer (`UpSampling2D(interpolation="nearest")` has one){remedy}. '
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an argument goes that a derivative is taken with respect to."""
+
+    index: int
 
 
 def _is_float(tensor: Tensor) -> bool:
