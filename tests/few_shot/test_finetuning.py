@@ -124,7 +124,8 @@ def looped(model, episodes, chosen, epochs, policy, seed=0, rule=(0.01, 0.9, 0.9
     optimizer = TorchDescent(*rule)
     optimizer.build(copy.trainable_variables)
     fresh = [ops.convert_to_numpy(variable) for variable in optimizer.variables]
-    copy.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    copy.compile(optimizer, loss, jit_compile=False)
     logits = []
     for support, labels, queries, _ in zip(*episodes, strict=True):
         copy.set_weights(start)
@@ -186,8 +187,14 @@ def test_what_lies_before_the_adapted_layers_is_computed_once(residual):
     np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=ATOL)
 
 
-@pytest.mark.parametrize("classifier", [None, nsl_keras.layers.CosineDense])
-@pytest.mark.parametrize("variables", ["classifier", ["classifier/kernel"]])
+@pytest.mark.parametrize(
+    ("classifier", "variables"),
+    [
+        (None, "classifier"),
+        (None, ["classifier/kernel"]),
+        (nsl_keras.layers.CosineDense, "classifier"),
+    ],
+)
 def test_together_is_one_by_one(classifier, variables):
     model = perturbed(network(WAYS, classifier))
     ending = keras.layers.Activation("linear", dtype=DTYPE)(model.output)

@@ -101,7 +101,10 @@ def test_training_with_the_squared_error_helps():
         backbone, 2, few_shot.relation_module((4, 4, 8), 8), "moving"
     )
     model.compile(
-        keras.optimizers.Adam(0.01), few_shot.RelationLoss(), metrics=["accuracy"]
+        keras.optimizers.Adam(0.01),
+        few_shot.RelationLoss(),
+        metrics=["accuracy"],
+        jit_compile=False,
     )
     history = model.fit(inputs, labels, batch_size=16, epochs=12, verbose=0).history
     assert history["accuracy"][0] < 0.9 < history["accuracy"][-1]
