@@ -12,7 +12,7 @@ def import_with(script, **environment):
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
     )
 

@@ -76,7 +76,7 @@ def test_notebook_runs_and_shows_pictures(name, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
     assert run.returncode == 0, run.stderr

@@ -49,8 +49,8 @@ def test_dropout_is_uniform_and_nearly_independent():
     layer.build((None, 2))
     kept = np.concatenate(
         [
-            ops.convert_to_numpy(layer.draw_kept(np.zeros((8, 2), "float32"), True))
-            for _ in range(rows // 8)
+            ops.convert_to_numpy(layer.draw_kept(np.zeros((80, 2), "float32"), True))
+            for _ in range(rows // 80)
         ]
     ).astype(float)
     # Standard deviation of a mean over 4000 rows: 0.008 and less.

@@ -20,6 +20,12 @@ INNER_LOOPS = (
     "mn_inner_dot_scalar_3step",
     "mn_inner_euclid_scalar_1step",
 )
+#: The nested tape is slow: in float32 on a loop of each inner loss and metric.
+FLOAT32_ON_TAPE = (
+    "mn_inner_cos_dropout_2step",
+    "mn_inner_dot_scalar_1step",
+    "mn_inner_euclid_scalar_1step",
+)
 
 
 def load_head(golden, dtype, inner_loop, steps, dropout=0.5):
@@ -82,9 +88,16 @@ def meta_loss(golden, logits):
     return ops.mean(losses)
 
 
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", INNER_LOOPS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "inner_loop"),
+    [
+        (name, dtype, inner_loop)
+        for name in INNER_LOOPS
+        for dtype in DTYPES
+        for inner_loop in ("dual", "tape")
+        if dtype == "float64" or inner_loop == "dual" or name in FLOAT32_ON_TAPE
+    ],
+)
 def test_inner_loop(name, dtype, inner_loop):
     golden = Golden(name)
     z = ops.convert_to_tensor(golden["in.z"], dtype=dtype)
@@ -160,8 +173,10 @@ def test_film(dtype):
     keras.backend.backend() != "tensorflow",
     reason="float64 needs the TensorFlow backend",
 )
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
-@pytest.mark.parametrize("name", ["mn_adamw_steps", "mn_adamw_steps_clipped"])
+@pytest.mark.parametrize(
+    ("name", "inner_loop"),
+    [("mn_adamw_steps", "tape"), ("mn_adamw_steps_clipped", "dual")],
+)
 def test_training_steps(name, inner_loop):
     """Three steps of `fit` with the authors' AdamW: losses, gradients, weights."""
     keras.config.set_floatx("float64")  # Keras takes losses and metrics in floatx.

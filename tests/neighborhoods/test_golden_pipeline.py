@@ -89,9 +89,9 @@ class AuthorsStatistics:
         self.layer.moving_variance.assign(self.variance)
 
 
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
 @pytest.mark.parametrize(
-    "name", ["mn_pipeline_supershallow", "mn_pipeline_supershallow_film"]
+    ("name", "inner_loop"),
+    [("mn_pipeline_supershallow", "dual"), ("mn_pipeline_supershallow_film", "tape")],
 )
 def test_training_and_validation(name, inner_loop):
     keras.config.set_floatx("float64")

@@ -56,53 +56,51 @@ def make_twins(**backbone_options):
     return model, stock
 
 
-def check_same_training(model, stock, fit=None, **compile_options):
+def check_same_training(model, stock, fit=None, make_optimizer=None):
     histories = []
     for each in (model, stock):
-        make_optimizer = compile_options.get("make_optimizer")
-        options = {k: v for k, v in compile_options.items() if k != "make_optimizer"}
         optimizer = make_optimizer() if make_optimizer else keras.optimizers.SGD(0.5)
-        each.compile(optimizer=optimizer, loss=LOSS, metrics=["accuracy"], **options)
+        each.compile(optimizer=optimizer, loss=LOSS, metrics=["accuracy"])
         arguments = {"epochs": 3, "batch_size": 16, "shuffle": False, "verbose": 0}
         histories.append(each.fit(X, Y, **arguments, **(fit or {})).history)
     for key in ("loss", "accuracy"):
         np.testing.assert_allclose(histories[0][key], histories[1][key], rtol=1e-4)
-    np.testing.assert_allclose(
-        model.predict(X, verbose=0), stock.predict(X, verbose=0), rtol=1e-3, atol=1e-4
-    )
+    np.testing.assert_allclose(model(X), stock(X), rtol=1e-3, atol=1e-4)
     return histories[0]
 
 
+SAMPLE_WEIGHT = {"sample_weight": np.linspace(0, 2, 48).astype("float32")}
+CLASS_WEIGHT = {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}
+VALIDATION = {"validation_split": 0.25}
+
+
 @pytest.mark.parametrize(
-    "fit",
+    ("fit", "make_optimizer"),
     [
-        {},
-        {"sample_weight": np.linspace(0, 2, 48).astype("float32")},
-        {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
-        {"validation_split": 0.25},
+        (VALIDATION, lambda: keras.optimizers.SGD(0.5)),
+        (
+            SAMPLE_WEIGHT,
+            lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2),
+        ),
+        (
+            CLASS_WEIGHT,
+            lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipvalue=0.05),
+        ),
+        (
+            {},
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1, use_ema=True)
+            ),
+        ),
     ],
-    ids=["plain", "sample_weight", "class_weight", "validation_split"],
+    ids=["validation", "weights_accumulation", "weights_adamw", "loss_scale_clip_ema"],
 )
-def test_step_equals_that_of_keras(fit):
-    history = check_same_training(*make_twins(), fit)
+def test_step_equals_that_of_keras(fit, make_optimizer):
+    """Options of `fit` and of optimizers act as in Keras."""
+    history = check_same_training(*make_twins(), fit, make_optimizer)
     assert "unadapted_accuracy" in history
     if "validation_split" in fit:
         assert "val_unadapted_accuracy" in history
-
-
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [
-        lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2),
-        lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipvalue=0.05),
-        lambda: keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)),
-        lambda: keras.optimizers.SGD(0.5, use_ema=True),
-    ],
-    ids=["accumulation", "adamw", "clipnorm", "loss_scale", "ema"],
-)
-def test_optimizer_options_act_as_in_keras(make_optimizer):
-    check_same_training(*make_twins(), make_optimizer=make_optimizer)
 
 
 def test_regularizers_and_added_losses_count():
@@ -313,19 +311,18 @@ def spoiled(array, value):
         (X, np.eye(4)[Y], r"`y` must have shape \(n,\), \(n, 1\) or \(n, 3\)"),
     ],
 )
-@pytest.mark.parametrize("method", ["fit", "evaluate", "validation"])
-def test_bad_arrays(method, x, y, message):
+def test_bad_arrays(x, y, message):
     model = make_model()
     model.compile("sgd", LOSS)
     model.build((None, 6))
     before = model.get_weights()
-    with pytest.raises(ValueError, match=message):
-        if method == "fit":
-            model.fit(x, y, verbose=0)
-        elif method == "evaluate":
-            model.evaluate(x, y, verbose=0)
-        else:
-            model.fit(X, Y, validation_data=(x, y), verbose=0)
+    for use in (
+        lambda: model.fit(x, y, verbose=0),
+        lambda: model.evaluate(x, y, verbose=0),
+        lambda: model.fit(X, Y, validation_data=(x, y), verbose=0),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
     for new, old in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(new, old)  # Nothing was lost.
 
