@@ -19,13 +19,19 @@ def make_model():
     return model
 
 
-def test_signatures_at_any_batch_size(tmp_path):
-    model = make_model()
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, and what its files hold."""
+    model, folder = make_model(), tmp_path_factory.mktemp("exported") / "model"
     path = export.saved_model(
-        model, tmp_path / "model", version=3, signatures={"features": model.features}
+        model, folder, version=3, signatures={"features": model.features}
     )
-    assert path == tmp_path / "model" / "3"
-    loaded = tf.saved_model.load(str(path))
+    assert path == folder / "3"
+    return model, tf.saved_model.load(str(path))
+
+
+def test_signatures_at_any_batch_size(exported):
+    model, loaded = exported
     signatures = loaded.signatures
     assert set(signatures) == {"serve", "serving_default", "unadapted", "features"}
     functions = {
@@ -41,10 +47,9 @@ def test_signatures_at_any_batch_size(tmp_path):
             np.testing.assert_allclose(served, function(x), rtol=1e-4, atol=2e-6)
 
 
-def test_bad_examples_stay_alone(tmp_path):
+def test_bad_examples_stay_alone(exported):
     """Served models check nothing: one bad request must not spoil its batch."""
-    path = export.saved_model(make_model(), tmp_path)
-    loaded = tf.saved_model.load(str(path))
+    _, loaded = exported
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
     expected = loaded.serve(x).numpy()
     x[2] = np.nan

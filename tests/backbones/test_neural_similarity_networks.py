@@ -213,7 +213,11 @@ def run(model, images=None):
     return ops.convert_to_numpy(model(images_for(model) if images is None else images))
 
 
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
+@pytest.mark.parametrize(
+    ("small", "similarity"),
+    zip(SMALL, 3 * ("diagonal", "unconstrained"), strict=True),
+    indirect=["small"],
+)
 def test_static_similarity_starts_as_the_plain_network(small, similarity):
     plain, model = small(), small(similarity=similarity)
     assert not layers_of(plain, NeuralSimilarityConv2D)
@@ -312,7 +316,15 @@ def test_resnets_take_any_size(size):
     assert run(model, images).shape == (2, 3)
 
 
-@pytest.mark.parametrize("options", [STATIC_UNS, DYNAMIC_DNS], ids=str)
+@pytest.mark.parametrize(
+    ("small", "options"),
+    [
+        *((name, STATIC_UNS) for name in ("cnn4", "cnn9_paper", "resnet50")),
+        *((name, DYNAMIC_DNS) for name in ("cnn9", "cnn10", "resnet18")),
+    ],
+    indirect=["small"],
+    ids=str,
+)
 def test_channels_first_computes_the_same(small, options):
     last = small(**options)
     rng = np.random.default_rng(1)

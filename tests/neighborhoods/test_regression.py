@@ -56,9 +56,17 @@ def outer_loss(layer, z):
     return ops.mean(ops.square(layer.adapted_logits(z) - 0.3 * targets))
 
 
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("layers", "steps", "metric"),
+    [
+        (1, 1, "cosine"),
+        (1, 2, "euclidean"),
+        (2, 1, "euclidean"),
+        (2, 2, "cosine"),
+        (4, 1, "cosine"),
+        (4, 2, "euclidean"),
+    ],
+)
 def test_dual_and_tape_agree(layers, steps, metric):
     pair, z = build_pair(layers, inner_steps=steps, metric=metric)
     assert [layer.active_inner_loop for layer in pair] == ["dual", "tape"]
@@ -121,9 +129,7 @@ def test_one_step_by_hand():
     np.testing.assert_allclose(layer(z), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "loss", ["mean_squared_error", "huber", keras.losses.MeanAbsoluteError()]
-)
+@pytest.mark.parametrize("loss", ["huber", keras.losses.MeanAbsoluteError()])
 def test_any_regression_loss(loss):
     model = make_model(inner_learning_rate=0.1, metric="euclidean", temperature=1.0)
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=["mae"])
@@ -232,15 +238,13 @@ def test_given_probabilities_of_a_classifier():
         (Y.astype("str"), "`y` must hold numbers"),
     ],
 )
-@pytest.mark.parametrize("method", ["fit", "evaluate", "initialize_from"])
-def test_bad_targets(method, y, message):
+def test_bad_targets(y, message):
     model = make_model()
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=message):
-        if method == "initialize_from":
-            model.initialize_from(X, y)
-        else:
-            getattr(model, method)(X, y, verbose=0)
+    for method in ("fit", "evaluate", "initialize_from"):
+        options = {} if method == "initialize_from" else {"verbose": 0}
+        with pytest.raises(ValueError, match=message):
+            getattr(model, method)(X, y, **options)
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="only TensorFlow's graphs can check data")
