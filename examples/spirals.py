@@ -29,12 +29,6 @@ import nsl_keras
 from examples import run_records
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 120, "Epochs.", lower_bound=1)
-flags.DEFINE_integer("examples", 1000, "Points to train on; as many again to test.")
-flags.DEFINE_integer("num_neighbors", 100, "Dictionary entries.", lower_bound=2)
-flags.DEFINE_integer("frames", 30, "Frames of the animation.", lower_bound=2)
-flags.DEFINE_integer("seed", 0, "Seed of points and weights.")
-flags.DEFINE_string("output_dir", None, "Where to write; runs/spirals by default.")
 
 TURNS = 2.0
 RADIUS = 3.0
@@ -251,4 +245,10 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_integer("epochs", 120, "Epochs.", lower_bound=1)
+    flags.DEFINE_integer("examples", 1000, "Points to train on; as many again to test.")
+    flags.DEFINE_integer("num_neighbors", 100, "Dictionary entries.", lower_bound=2)
+    flags.DEFINE_integer("frames", 30, "Frames of the animation.", lower_bound=2)
+    flags.DEFINE_integer("seed", 0, "Seed of points and weights.")
+    flags.DEFINE_string("output_dir", None, "Where to write; runs/spirals by default.")
     app.run(main)

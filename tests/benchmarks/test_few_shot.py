@@ -11,8 +11,10 @@ import nsl_keras
 from benchmarks import few_shot
 
 
-@pytest.mark.parametrize("variables", few_shot.CASES)
-@pytest.mark.parametrize("compile_once", [False, True])
+@pytest.mark.parametrize(
+    ("variables", "compile_once"),
+    list(zip(few_shot.CASES, [False, True], strict=True)),
+)
 def test_the_loop_over_fit_is_the_finetuner(variables, compile_once):
     model = nsl_keras.backbones.cnn4((16, 16, 3), 5, similarity="diagonal", filters=4)
     images = np.random.default_rng(0).normal(size=(20, 16, 16, 3)).astype("float32")

@@ -12,19 +12,21 @@ ROOT = pathlib.Path(__file__).parents[2]
 DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 
 
-def run(folder, *arguments):
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "examples.demo"),
-            *(f"--output_dir={folder}", "--verbose=0", *arguments),
-        ],
+def run(folder, *arguments, script=None, runs=()):
+    """The example as a command, or a script that is told the flags of several runs."""
+    common = (f"--output_dir={folder}", "--verbose=0")
+    if script is None:
+        command = ("-m", "examples.demo", *common, *arguments)
+    else:
+        command = ("-c", script, json.dumps([[*common, *each] for each in runs]))
+    return subprocess.run(
+        [sys.executable, *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-    return result
 
 
 def check_run(folder, result, dataset, models):
@@ -41,12 +43,14 @@ def check_run(folder, result, dataset, models):
     return content
 
 
-def test_digits_and_versions(tmp_path):
-    arguments = ("--seeds=2", "--epochs=1", "--train_examples=200")
-    models = ("--model=linear", "--model=linear_neighborhoods")
+def test_digits(tmp_path):
     content = check_run(
         tmp_path,
-        run(tmp_path, *arguments, *models),
+        run(
+            tmp_path,
+            *("--seeds=2", "--epochs=1", "--train_examples=200"),
+            *("--model=linear", "--model=linear_neighborhoods"),
+        ),
         "digits",
         ["linear", "linear_neighborhoods"],
     )
@@ -60,26 +64,42 @@ def test_digits_and_versions(tmp_path):
     ]
     differences = [by_seed[0][seed] - by_seed[1][seed] for seed in (0, 1)]
     assert abs(row["difference_mean"] - sum(differences) / 2) < 1e-9
-    # An existing version stops the run before it trains anything.
-    refused = run(tmp_path, *arguments, *models, "--version=1")
-    assert refused.returncode != 0
-    assert "`version` must not exist yet, nothing is overwritten" in refused.stderr
 
 
-def test_mirrored_strategy(tmp_path):
+#: Runs the example's `main` with each of the lists of flags, and prints its errors.
+SEVERAL_RUNS = """
+import json, sys
+from absl.testing import flagsaver
+from examples import demo
+
+for arguments in json.loads(sys.argv[1]):
+    with flagsaver.flagsaver():
+        demo.FLAGS.unparse_flags()
+        demo.FLAGS(["demo", *arguments])
+        try:
+            demo.main(["demo"])
+        except ValueError as error:
+            print(error)
+"""
+
+
+def test_mirrored_strategy_and_errors(tmp_path):
+    small = ("--seeds=1", "--epochs=1", "--train_examples=128", "--model=neighborhoods")
     result = run(
         tmp_path,
-        *("--strategy=mirrored", "--logical_devices=2", "--seeds=1", "--epochs=1"),
-        *("--train_examples=128", "--model=neighborhoods"),
+        script=SEVERAL_RUNS,
+        runs=[
+            (*small, "--strategy=mirrored", "--logical_devices=2"),
+            # An existing version stops the run before it trains anything.
+            (*small, "--version=1"),
+            ("--dataset=cifar10", f"--data_dir={tmp_path}/none"),
+        ],
     )
     check_run(tmp_path, result, "digits", ["neighborhoods"])
-
-
-def test_missing_data_folder(tmp_path):
-    result = run(tmp_path, "--dataset=cifar10", f"--data_dir={tmp_path}/none")
-    assert result.returncode != 0
-    assert "`data_dir` must hold a prepared copy of 'cifar10'" in result.stderr
-    assert "tfds.load('cifar10'" in result.stderr
+    assert "`version` must not exist yet, nothing is overwritten" in result.stdout
+    assert result.stdout.count("seed 0\n") == 1
+    assert "`data_dir` must hold a prepared copy of 'cifar10'" in result.stdout
+    assert "tfds.load('cifar10'" in result.stdout
 
 
 @pytest.mark.data

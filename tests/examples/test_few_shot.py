@@ -37,6 +37,7 @@ SETTING = few_shot.Setting(
     queries=3,
     training_images=60,
     episodes_per_step=2,
+    proto_ways=3,
     batch_size=10,
     test_episodes=4,
     rates=(1e-3,),
@@ -49,7 +50,7 @@ SETTING = few_shot.Setting(
 def training(folder, **changes):
     setting = dataclasses.replace(SETTING, **changes)
     data = few_shot_data.FewShotData(**parts())
-    return few_shot.Training(setting, data, folder / "states", "auto", 0)
+    return few_shot.Training(setting, data, folder / "states", False, 0)
 
 
 def test_rows_of_every_kind(tmp_path, capsys):
@@ -84,7 +85,7 @@ def test_rows_of_every_kind(tmp_path, capsys):
 
 def test_trials_choose_on_validation_classes(tmp_path):
     # A rate of nothing leaves the network as it was drawn, one of 1e6 breaks it.
-    run = training(tmp_path, rates=(1e6, 1e-3), training_images=400, validation_episodes=40)
+    run = training(tmp_path, rates=(1e6, 1e-3), training_images=200, validation_episodes=20)
     records = few_shot.run_all(run, ["proto_net"], [3], tmp_path)
     (record,) = records.runs
     (trials,) = tmp_path.glob("*_trials.json")

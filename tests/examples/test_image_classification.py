@@ -1,6 +1,7 @@
 """Training image classifiers with neighbours, in small: recipe, resume, tables."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -45,43 +46,48 @@ def run(folder, *arguments):
         image_classification.main(["test"])
 
 
+@pytest.fixture
+def narrow(monkeypatch):
+    """A network of few filters."""
+    convnet4 = functools.partial(nsl_keras.backbones.convnet4, filters=(4, 4, 4, 6))
+    monkeypatch.setitem(neighborhood_methods.BACKBONES, "convnet4", convnet4)
+
+
 SMALL = (
     *("--train_size=64", "--batch_size=16", "--iterations=4", "--num_neighbors=30"),
     "--verbose=0",
 )
 
 
-def test_digits_end_to_end(tmp_path, capsys):
-    run(tmp_path, *SMALL)
+def test_digits_end_to_end(tmp_path, capsys, narrow, one_thread):
+    run(tmp_path, *SMALL, "--method=plain", "--method=neighborhoods_film")
     path = tmp_path / "results" / "image_classification_convnet4_digits_64_4.json"
     content = json.loads(path.read_text())
     setting = content["setting"]
     assert setting["recipe"]["rate_drops"] == [3]
     assert setting["recipe"]["num_neighbors"] == 30
     assert setting["sgd"] == {"iterations": 4, "rate_drops": [3, 3], "learning_rate": 0.1}
-    plain, film, neighborhoods, both = content["runs"]
-    names = [record["method"] for record in content["runs"]]
-    assert names == list(EXPERIMENTS["table_1"].names)
+    plain, neighborhoods = content["runs"]
+    assert plain["method"] == "plain"
+    assert neighborhoods["method"] == "neighborhoods_film"
     for record in content["runs"]:
         assert 0 <= record["validation_accuracy"] <= 1
         assert 0 <= record["test_accuracy"] <= 1
         assert record["images_per_second"] > 0
         assert "examples.image_classification" in record["command"]
-    for record in (neighborhoods, both):
-        assert 0 <= record["test_unadapted_accuracy"] <= 1
-        assert record["inner_rate"] > 0
+    assert 0 <= neighborhoods["test_unadapted_accuracy"] <= 1
+    assert neighborhoods["inner_rate"] > 0
     # Keys and values of 30 entries and the inner rate; 3 * 10 numbers a channel.
-    assert neighborhoods["parameters"] - plain["parameters"] == 30 * (192 + 10) + 1
-    channels = 24 + 96 + 192 + 192
-    assert film["parameters"] - plain["parameters"] == 30 * channels + 4
+    more = neighborhoods["parameters"] - plain["parameters"]
+    assert more == 30 * (6 + 10) + 1 + 30 * (4 + 4 + 4 + 6) + 4
     assert "| vanilla + iFiLM | " in capsys.readouterr().out
 
     # What is finished is not run again; pictures come from the models kept.
-    run(tmp_path, *SMALL, "--method=neighborhoods", "--figures")
-    assert "MN, seed 0: finished before" in capsys.readouterr().out
+    run(tmp_path, *SMALL, "--method=neighborhoods_film", "--figures")
+    assert "MN + iFiLM, seed 0: finished before" in capsys.readouterr().out
     figures = sorted(file.name for file in (tmp_path / "results" / "figures").iterdir())
     assert figures == [
-        f"convnet4_digits_neighborhoods_{name}.png"
+        f"convnet4_digits_neighborhoods_film_{name}.png"
         for name in ("adaptation", "entries", "feature_map", "prototype_cosines")
     ]
     assert json.loads(path.read_text()) == content
@@ -94,12 +100,12 @@ def test_digits_end_to_end(tmp_path, capsys):
     with pytest.raises(ValueError, match="`figures` needs trained models"):
         run(
             tmp_path,
-            *(*SMALL, "--method=plain_film", "--figures"),
+            *(*SMALL, "--method=plain", "--figures"),
             f"--model_dir={tmp_path}/none",
         )
 
 
-def test_coarse_classes(tmp_path, capsys):
+def test_coarse_classes(tmp_path, capsys, narrow, one_thread):
     run(tmp_path, *SMALL, "--experiment=A.9", "--figures")
     path = tmp_path / "results" / "image_classification_convnet4_digits_coarse_64_4.json"
     content = json.loads(path.read_text())
@@ -114,7 +120,7 @@ def test_coarse_classes(tmp_path, capsys):
     assert image_classification_table.experiments_of(path) == ["A.9"]
 
 
-def test_induction_accuracy_is_of_fine_classes():
+def test_induction_accuracy_is_of_fine_classes(one_thread):
     rng = np.random.default_rng(0)
     directions = np.eye(4, dtype="float32")
 
@@ -156,7 +162,8 @@ def test_jax_from_a_file_without_tensorflow(tmp_path):
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
+        # More threads of scikit-learn's t-SNE would wait for each other most of the time.
+        env={**os.environ, "KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr[-3000:]
     path = tmp_path / "results" / "image_classification_convnet4_digits_all_2.json"
@@ -177,7 +184,7 @@ def tiny_model(name, recipe=TINY):
     keras.utils.set_random_seed(3)
     method = neighborhood_methods.METHODS[name]
     model = neighborhood_methods.build(method, "convnet4", (8, 8, 3), 4, recipe, 0)
-    neighborhood_recipe.compile_model(model, recipe, method.optimizer, "auto")
+    neighborhood_recipe.compile_model(model, recipe, method.optimizer, jit_compile=False)
     return model
 
 
@@ -187,7 +194,7 @@ class Interruption(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch, narrow):
     """The state of dictionary dropout included."""
     monkeypatch.setattr(image_recipe, "chunk_steps", lambda iterations: 2)
     rng = np.random.default_rng(0)
@@ -226,7 +233,7 @@ def test_published_recipes():
 
 
 @pytest.mark.parametrize("name", ["plain", "neighborhoods_film"])
-def test_decay_spares_classifier_and_dictionary(name):
+def test_decay_spares_classifier_and_dictionary(name, narrow):
     """With gradients of zero a step of rate 1e-3 takes 7.5e-5 of the rest."""
     model = tiny_model(name)
     assert model.optimizer.clipvalue == 10
@@ -261,7 +268,7 @@ def parameters(model):
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 
 
-def test_every_method_can_be_built():
+def test_every_method_can_be_built(narrow):
     made = {name: tiny_model(name) for name in neighborhood_methods.METHODS}
     images = np.ones((2, 8, 8, 3), "float32")
     assert {tuple(model(images).shape) for model in made.values()} == {(2, 4)}
@@ -286,11 +293,16 @@ def test_the_extra_layer_has_as_many_parameters_as_the_dictionary():
     np.testing.assert_allclose(extra, counts["neighborhoods"] - counts["plain"], rtol=1e-3)
 
 
+#: One of each kind of network, for what they have in common.
+SHALLOW = ("convnet4", "resnet29", "densenet40")
+
+
 @pytest.mark.parametrize("backbone", neighborhood_methods.BACKBONES)
 def test_backbones(backbone):
     expected = {"convnet4": 520_056, "resnet29": 838_160, "resnet56": 1_655_120}
     expected |= {"densenet76": 484_140, "densenet40": 174_792}
-    for name in ("plain", "plain_dot"):
+    names = ("plain", "plain_dot") if backbone in SHALLOW else ("plain",)
+    for name in names:
         method = neighborhood_methods.METHODS[name]
         model = neighborhood_methods.build(method, backbone, (32, 32, 3), 10, TINY, 0)
         features, head = model.layers

@@ -17,8 +17,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
-@pytest.mark.parametrize("data", example.DATA)
-@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+@pytest.mark.parametrize(
+    ("scale", "data"),
+    [
+        (None, "half of each target"),
+        (1.0, "whole targets"),
+        (0.3, "half of each target"),
+    ],
+)
 def test_a_tiny_step_is_equation_6(scale, data):
     keras.config.set_floatx("float64")
     inputs, targets, target, start = example.problem(*example.DATA[data], seed=3)
@@ -51,12 +57,11 @@ def test_all_flows_start_at_the_same_matrix():
         np.testing.assert_allclose(found, start, rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_both_descents_fit_and_differ(seed):
+def test_both_descents_fit_and_differ():
     """At zero loss: the same where targets are whole, a lower rank where half is hidden."""
     found = {}
     for data in example.DATA:
-        inputs, targets, target, start = example.problem(*example.DATA[data], seed)
+        inputs, targets, target, start = example.problem(*example.DATA[data], seed=0)
         for flow in ("W", "M from I", "M from I / 10"):
             layer = example.make_layer(start, example.FLOWS[flow])
             matrices = example.descend(layer, inputs, targets, 0.2, 2000, points=2)

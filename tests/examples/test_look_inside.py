@@ -1,5 +1,6 @@
 """The pictures of the inside of a model, after hardly any training."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -30,6 +31,8 @@ def test_pictures(tmp_path):
         check=True,
         capture_output=True,
         text=True,
+        # More threads of scikit-learn's t-SNE would wait for each other most of the time.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).stdout
     paths = [tmp_path / f"digits_{name}.png" for name in NAMES]
     assert sorted(tmp_path.iterdir()) == paths

@@ -38,7 +38,10 @@ def run(folder, *arguments):
         neural_similarity.main(["test"])
 
 
-SMALL = ("--train_size=64", "--batch_size=16", "--iterations=4", "--verbose=0")
+SMALL = (
+    *("--train_size=64", "--batch_size=16", "--iterations=4", "--verbose=0"),
+    "--nojit_compile",
+)
 
 
 def test_digits_end_to_end(tmp_path, capsys):
@@ -120,7 +123,7 @@ def tiny_data(count=40):
 def tiny_model(recipe=TINY, **options):
     keras.utils.set_random_seed(3)
     backbone = nsl_keras.backbones.cnn9((8, 8, 3), 4, filters=(4, 4, 4), **options)
-    return image_recipe.trainable(backbone, recipe)
+    return image_recipe.trainable(backbone, recipe, jit_compile=False)
 
 
 def batches():
@@ -285,17 +288,24 @@ def test_state_is_saved_at_whole_parts_of_the_training(iterations, steps):
 
 def test_every_row_of_every_table_can_be_built():
     sizes = {"cnn9": 8, "cnn10": 32, "spherenet": 32}
-    for table in similarity_methods.TABLES.values():
+
+    tables = similarity_methods.TABLES.values()
+    # Tables share rows, which are built once.
+    rows = {(t.network, name): row for t in tables for name, row in t.methods.items()}
+    parameters = {}
+    for (network, name), row in rows.items():
+        shape = (sizes[network], sizes[network], 3)
+        model = similarity_methods.build(network, row, shape, 10, momentum=0.9)
+        assert model.output_shape == (None, 10)
+        parameters[network, name] = sum(
+            int(np.prod(v.shape)) for v in model.trainable_variables
+        )
+    for table in tables:
         counts = {}
         for name, method in table.methods.items():
-            size = sizes[table.network]
-            model = similarity_methods.build(
-                table.network, method, (size, size, 3), 10, momentum=0.9
-            )
-            assert model.output_shape == (None, 10)
             # Predictors of different kinds have the same parameters.
             counts[name] = (
-                sum(int(np.prod(v.shape)) for v in model.trainable_variables),
+                parameters[table.network, name],
                 method.options.get("predictor"),
                 method.options.get("sphere"),
             )
@@ -435,7 +445,7 @@ def test_a_stream_of_images_of_any_size(tmp_path, monkeypatch):
     # The whole way: trained on, and evaluated on the validation images.
     monkeypatch.setattr(image_stream, "load", lambda *arguments: stream)
     arguments = ("--stream", "--dataset=tiny", "--method=cnn", "--iterations=3")
-    run(tmp_path, *arguments, "--batch_size=8", "--verbose=0")
+    run(tmp_path, *arguments, "--batch_size=8", "--verbose=0", "--nojit_compile")
     path = tmp_path / "results" / "neural_similarity_cnn9_tiny_all_3.json"
     content = json.loads(path.read_text())
     assert content["setting"]["test_examples"] == 7
