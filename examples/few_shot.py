@@ -10,7 +10,8 @@ all choices are made on the validation classes: the paper trains its networks on
 and validation classes together, here they stay apart. Every method gets the same number
 of training images and the same trials: with several --rates, each is tried for
 --trial_share of the images, and the best on validation episodes is taken. A meta-learned
-static network starts from the pretrained one, and then has as many images again.
+static network starts from the pretrained one, and then has as many images again. ProtoNet
+is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 
 Finished runs are kept in --output_dir/results/few_shot_*.json and not run again; an
 interrupted one goes on from its last saved state. `make results` prints the tables. Runs
@@ -62,6 +63,8 @@ class Setting:
     queries: int
     training_images: int
     episodes_per_step: int
+    #: Classes of an episode in ProtoNet's training.
+    proto_ways: int
     batch_size: int
     test_episodes: int
     rates: Sequence[float]
@@ -87,6 +90,9 @@ def define_flags() -> None:
     flags.DEFINE_list("seeds", ["0"], "Seeds of training, separated by commas.")
     flags.DEFINE_integer("training_images", 400_000, "Budget of a method and seed.")
     flags.DEFINE_integer("episodes_per_step", 4, "Episodes of a step.", lower_bound=1)
+    flags.DEFINE_integer(
+        "proto_ways", 20, "Classes of an episode in ProtoNet's training.", lower_bound=2
+    )
     flags.DEFINE_integer(
         "batch_size", 64, "Images of a step in pretraining.", lower_bound=1
     )
@@ -128,12 +134,15 @@ class Training:
         own = few_shot_methods.METHODS[method].batch_normalization
         return self.setting.batch_normalization or own
 
-    def sampler(self, part: str, seed: int) -> few_shot.EpisodeSampler:
+    def sampler(
+        self, part: str, seed: int, ways: int | None = None
+    ) -> few_shot.EpisodeSampler:
+        """Episodes of a part's classes, of the test's ways unless others are given."""
         chosen, setting = getattr(self.data, part), self.setting
         return few_shot.EpisodeSampler(
             chosen.images,
             chosen.labels,
-            setting.ways,
+            ways or setting.ways,
             setting.shots,
             setting.queries,
             seed,
@@ -151,16 +160,24 @@ class Training:
             found = {key: found[key] + pretraining[key] for key in found}
         keras.utils.set_random_seed(seed)
         if row.episodic:
+            proto = method == "proto_net"
+            ways = self.setting.proto_ways if proto else self.setting.ways
             learner = few_shot_methods.episodic_learner(
                 method,
                 self.setting.dataset,
                 self.setting.backbone,
                 self.data.image_shape,
-                self.setting.ways,
+                ways,
                 self.policy(method),
                 network,
             )
-            training = self._fit_episodes(method, learner, rate, images, seed)
+            training = self._fit_episodes(method, learner, ways, rate, images, seed)
+            if proto:
+                learner = few_shot.ProtoNet(
+                    learner.backbone,
+                    self.setting.ways,
+                    batch_normalization=self.policy(method),
+                )
             return learner, {key: found[key] + training[key] for key in found}
         return (
             few_shot_methods.pretrained_learner(
@@ -195,15 +212,23 @@ class Training:
         return network, json.loads(record.read_text())
 
     def _fit_episodes(
-        self, method: str, learner: keras.Model, rate: float, images: int, seed: int
+        self,
+        method: str,
+        learner: keras.Model,
+        ways: int,
+        rate: float,
+        images: int,
+        seed: int,
     ) -> dict:
         setting = self.setting
-        support, queries = setting.ways * setting.shots, setting.ways * setting.queries
-        recipe = _recipe(images, setting.episodes_per_step * (support + queries), rate)
+        support, queries = ways * setting.shots, ways * setting.queries
+        # As many images a step, whatever the ways.
+        episodes = max(1, setting.episodes_per_step * setting.ways // ways)
+        recipe = _recipe(images, episodes * (support + queries), rate)
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
-        batches = self.sampler("train", seed).batches(
-            setting.episodes_per_step, image_recipe.chunk_steps(recipe.iterations)
+        batches = self.sampler("train", seed, ways).batches(
+            episodes, image_recipe.chunk_steps(recipe.iterations)
         )
         folder = self.states / f"{method}_{rate:g}_{images}_{seed}"
         return self._fit(learner, batches, recipe, few_shot_methods.loss(method), folder)
@@ -217,7 +242,11 @@ class Training:
         folder: pathlib.Path,
     ) -> dict:
         model.compile(
-            optimizer=keras.optimizers.Adam(recipe.learning_rate),
+            optimizer=keras.optimizers.Adam(
+                keras.optimizers.schedules.CosineDecay(
+                    recipe.learning_rate, recipe.iterations
+                )
+            ),
             loss=loss,
             metrics=["accuracy"],
             jit_compile=self.jit_compile,
