@@ -234,7 +234,7 @@ def test_heads_with_inexact_second_derivatives_are_refused(layer):
     inner = layer(name="inner_norm", **options)
     head = keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
     adapting = MetaNeighborhoodHead(head, num_neighbors=4)
-    with pytest.raises(ValueError, match="`head` must be .* exact.*layer 'inner_norm'"):
+    with pytest.raises(ValueError, match=r"`head` must be .* exact.*layer 'inner_norm'"):
         adapting.build((None, 4))
     # These divide by a norm without a mean, and are exact.
     exact = [keras.layers.Dense(4), keras.layers.UnitNormalization(), keras.layers.Dense(3)]
