@@ -34,8 +34,8 @@ def section(path: pathlib.Path) -> str:
         f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
         f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
-        f"About {setting['training_images']:,} training images a method. Accuracies in %: mean "
-        "over seeds and episodes ± half the width of the 95 % interval over episodes; "
+        f"About {setting['training_images']:,} training images a method. Accuracies in %: "
+        "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode. The published figures are for "
         "Mini-ImageNet, 5-way 5-shot."
     )
