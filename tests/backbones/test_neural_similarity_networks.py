@@ -215,7 +215,7 @@ def run(model, images=None):
 
 @pytest.mark.parametrize(
     ("small", "similarity"),
-    zip(SMALL, 3 * ("diagonal", "unconstrained"), strict=True),
+    list(zip(SMALL, 3 * ("diagonal", "unconstrained"), strict=True)),
     indirect=["small"],
 )
 def test_static_similarity_starts_as_the_plain_network(small, similarity):
