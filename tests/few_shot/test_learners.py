@@ -2,7 +2,7 @@
 
 import functools
 
-import few_shot_data as data
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest

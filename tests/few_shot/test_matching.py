@@ -1,6 +1,6 @@
 """Matching networks against NumPy, full context embeddings included."""
 
-import few_shot_data as data
+import few_shot_episodes as data
 import numpy as np
 import pytest
 from keras import ops

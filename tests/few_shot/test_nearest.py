@@ -1,6 +1,6 @@
 """Nearest neighbours and centroids against NumPy and scikit-learn."""
 
-import few_shot_data as data
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Support sets as dictionaries: against the head of Meta-Neighborhoods, and by hand."""
 
-import few_shot_data as data
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Prototypes against NumPy."""
 
-import few_shot_data as data
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest

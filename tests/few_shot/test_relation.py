@@ -1,6 +1,6 @@
 """Relation networks: what is compared with what, and the squared error."""
 
-import few_shot_data as data
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
