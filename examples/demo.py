@@ -31,11 +31,7 @@ import numpy as np
 from absl import app, flags, logging
 
 import nsl_keras
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import demo_table
-import image_data
-import run_records
+from examples import demo_table, image_data, run_records
 
 MODELS = (
     "plain",

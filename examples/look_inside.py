@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -22,10 +21,8 @@ import numpy as np
 from absl import app, flags
 
 import nsl_keras
+from examples import image_data
 from nsl_keras import MetaNeighborhoodModel, visualize
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import image_data
 
 FLAGS = flags.FLAGS
 
