@@ -75,7 +75,6 @@ def check_layer(case, folder):
     """Runs all checks on one case; `folder` is an empty folder for files."""
     check_config(case)
     check_shapes_and_weights(case)
-    check_training_step(case)
     check_mixed_precision(case)
     check_jit_compile(case)
     check_data_formats(case)
@@ -130,19 +129,10 @@ def check_shapes_and_weights(case):
     ]
 
 
-def check_training_step(case):
-    """Training in TensorFlow's graphs; JAX compiles always, in `check_jit_compile`."""
-    if not IS_TENSORFLOW:
-        return
-    model = case.perturbed_model()
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    check_all_variables_learn(model, case.inputs())
-
-
 def check_all_variables_learn(model, inputs):
     targets = np.random.default_rng(1).normal(size=(len(inputs), *model.output_shape[1:]))
     before = [as_numpy(v.value) for v in model.trainable_variables]
-    history = model.fit(inputs, targets.astype("float32"), epochs=2, verbose=0)
+    history = model.fit(inputs, targets.astype("float32"), verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
     for variable, old in zip(model.trainable_variables, before, strict=True):
         new = as_numpy(variable.value)
@@ -174,6 +164,7 @@ def check_mixed_precision(case):
 
 
 def check_jit_compile(case):
+    """Training, compiled: what XLA can compile, TensorFlow's graphs can run."""
     model = case.perturbed_model()
     inputs = case.inputs()
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=True)
