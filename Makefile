@@ -12,8 +12,8 @@ BACKEND := $(shell \
 	else echo tensorflow-cpu; fi)
 INSTALLED := $(VENV)/.installed-$(BACKEND)
 
-# Two processes, a file's tests in one of them.
-PYTEST := $(PY) -m pytest --numprocesses=2 --dist=loadfile
+# Two processes; the one that is done first takes over tests of the other.
+PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 # What the JAX backend is tested with: every layer, the golden numbers, and that folded
 # layers share no buffers, which only JAX gives away in training. (The suite
 # trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
