@@ -54,12 +54,12 @@ def training(folder, **changes):
 
 
 def test_rows_of_every_kind(tmp_path, capsys):
-    methods = ["finetuning", "nearest_centroid", "meta_static_nsn"]
+    methods = ["finetuning", "nearest_centroid", "meta_static_nsn", "proto_net"]
     run = training(tmp_path)
     records = few_shot.run_all(run, methods, [0], tmp_path)
     content = json.loads(records.path.read_text())
     assert content["setting"]["test_classes"] == 3
-    finetuned, centroid, meta = content["runs"]
+    finetuned, centroid, meta, proto = content["runs"]
     # One pretraining serves them all, and meta-learning comes on top of it.
     assert finetuned["training_images"] == centroid["training_images"] == 60
     assert finetuned["seconds"] == centroid["seconds"] < meta["seconds"]
@@ -68,11 +68,12 @@ def test_rows_of_every_kind(tmp_path, capsys):
         right = np.array(record["right_queries"]) / (2 * 3)
         assert right.shape == (4,)
         assert record["accuracy"] == pytest.approx(right.mean())
-        assert record["batch_normalization"] == "moving"
+        policy = "support" if record is proto else "moving"
+        assert record["batch_normalization"] == policy
         assert keras.__version__ == record["versions"]["keras"]
 
     few_shot.run_all(run, methods, [0], tmp_path)
-    assert capsys.readouterr().out.count("finished before") == 3
+    assert capsys.readouterr().out.count("finished before") == 4
     assert json.loads(records.path.read_text()) == content
 
     table = few_shot_table.section(records.path)
@@ -84,18 +85,34 @@ def test_rows_of_every_kind(tmp_path, capsys):
 
 
 def test_trials_choose_on_validation_classes(tmp_path):
-    # A rate of nothing leaves the network as it was drawn, one of 1e6 breaks it.
-    run = training(tmp_path, rates=(1e6, 1e-3), training_images=200, validation_episodes=20)
+    called, brightest = [], []
+
+    class Trained(few_shot.Training):
+        """At a rate of 1e-3 a learner knows the answers, at others it guesses."""
+
+        def run(self, method, rate, images, seed):
+            called.append((rate, images, seed))
+
+            def learner(episode):
+                brightest.append(episode.query_images.max())
+                right = np.eye(2)[episode.query_labels]
+                return right if rate == 1e-3 else np.zeros_like(right)
+
+            return learner, {"seconds": 0.0, "training_images": images}
+
+    setting = dataclasses.replace(SETTING, rates=(1e-2, 1e-3, 1e-4))
+    run = Trained(
+        setting, few_shot_data.FewShotData(**parts()), tmp_path / "states", "auto", 0
+    )
     records = few_shot.run_all(run, ["proto_net"], [3], tmp_path)
+    assert called == [(1e-2, 30, 0), (1e-3, 30, 0), (1e-4, 30, 0), (1e-3, 60, 3)]
+    # Validation classes are darker than 180, the test's are not.
+    assert max(brightest[:3]) < 180 / 255 < max(brightest[3:])
     (record,) = records.runs
-    (trials,) = tmp_path.glob("*_trials.json")
-    found = {
-        each["method"]: each["accuracy"] for each in json.loads(trials.read_text())["runs"]
-    }
-    assert set(found) == {"proto_net at 1e+06", "proto_net at 0.001"}
-    best = max(found, key=found.get)
-    assert best == f"proto_net at {record['learning_rate']:g}"
-    assert record["seed"] == 3
+    assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
+    # Trials are not run again, for another seed neither.
+    few_shot.run_all(run, ["proto_net"], [4], tmp_path)
+    assert called[4:] == [(1e-3, 60, 4)]
 
 
 @pytest.mark.parametrize(
