@@ -47,7 +47,6 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
                 COMPILED_ONCE: step(compiled_once, episodes),
                 OURS: step(finetuner, episodes),
             },
-            most_rounds=5,
         )
 
 

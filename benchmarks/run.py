@@ -61,8 +61,8 @@ def time_rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
     for comparison in GROUPS[group](xla):
         for row in comparison.rows(FLAGS.rounds):
             print(
-                f"| {row['case']} | {row['candidate']} | {row['median']:.2f} "
-                f"| {row['low']:.2f} to {row['high']:.2f} | {row['rounds']} "
+                f"| {row['case']} | {row['candidate']} | {row['median']:.3f} "
+                f"| {row['low']:.3f} to {row['high']:.3f} | {row['rounds']} "
                 f"| {row['baseline']} |",
                 flush=True,
             )

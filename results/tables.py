@@ -24,7 +24,7 @@ from examples.demo_table import table
 FOLDER = pathlib.Path(__file__).parent
 README = FOLDER.parent / "README.md"
 DATASETS = ("digits", "mnist", "cifar10")
-BENCHMARKS = ("static", "dynamic", "formulations", "head", "model")
+BENCHMARKS = ("static", "dynamic", "formulations", "head", "model", "few_shot")
 
 
 def read(name: str) -> dict | None:
@@ -160,10 +160,15 @@ def benchmark_section(group: str) -> str:
         for row in measured["rows"]:
             lines.append(
                 f"| {row['case']} | {row['candidate']} | {row['baseline']} "
-                f"| {measured['xla']} | {row['median']:.2f} "
-                f"| {row['low']:.2f} to {row['high']:.2f} | {row['rounds']} |"
+                f"| {measured['xla']} | {_ratio(row['median'])} "
+                f"| {_ratio(row['low'])} to {_ratio(row['high'])} | {row['rounds']} |"
             )
     return "\n".join(lines)
+
+
+def _ratio(number: float) -> str:
+    """Two digits at least, also where a candidate takes a hundredth of the time."""
+    return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
 
 
 def memory_section() -> str:

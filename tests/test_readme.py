@@ -35,6 +35,12 @@ def test_tables_come_from_the_files():
     assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
 
 
+def test_all_that_was_measured_is_shown():
+    measured = {path.stem for path in (ROOT / "results" / "benchmarks").glob("*.json")}
+    shown = {f"benchmarks_{group}" for group in (*tables.BENCHMARKS, "memory")}
+    assert measured <= shown
+
+
 def test_links_lead_somewhere():
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / link).exists(), link

@@ -84,7 +84,7 @@ class EpisodeSampler:
     >>> batch.support_images.shape, batch.query_labels.shape
     ((4, 10, 8, 8, 3), (4, 15))
 
-    Reference: Vinyals et al., Matching Networks for One Shot Learning (2016), Section 4.1;
+    Reference: Vinyals et al., Matching Networks for One Shot Learning (2016);
     Liu et al., Neural Similarity Learning (2019), Section 7.2.
     """
 

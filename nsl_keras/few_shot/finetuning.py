@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend.compilation import compiled
+from nsl_keras.backend.compilation import apart, compiled
 from nsl_keras.backend.gradients import gradients_of
 from nsl_keras.backend.mapping import map_elements
 from nsl_keras.backend.normalization import FusedBatchNormalization
@@ -142,7 +142,9 @@ class Finetuner:
             copy, variables, batch_normalization, "variables"
         ).variables
         before, after = _cut(copy, adapted)
-        self._before = before and FunctionalClassifier(before, None, batch_normalization)
+        self._before = before and FunctionalClassifier(
+            before, None, batch_normalization, second_order=False
+        )
         classifier = last_layer_with_weights(copy)
         chosen = {id(variable) for variable in adapted}
         self._run: Callable[..., tuple[Tensor, Tensor]]
@@ -152,7 +154,10 @@ class Finetuner:
             self._run = self._all_together
         else:
             self._after = FunctionalClassifier(
-                after, lambda variable: id(variable) in chosen, batch_normalization
+                after,
+                lambda variable: id(variable) in chosen,
+                batch_normalization,
+                second_order=False,
             )
             self._run = self._one_by_one
         self._variables = copy.variables
@@ -281,9 +286,11 @@ class Finetuner:
             losses = losses_of(values)
             return ops.sum(losses), losses
 
+        at = apart(lambda values: gradients_of(total, values))
+
         def step(index: Tensor, state: Any) -> Any:
             values, buffers, history = state
-            gradients, losses = gradients_of(total, values)
+            gradients, losses = at(values)
             now = ops.equal(ops.arange(self.epochs), index)
             now = ops.reshape(now, (-1, *([1] * len(shape))))
             values, buffers = self.rule.step(values, gradients, buffers, index)

@@ -123,6 +123,8 @@ class FunctionalClassifier:
             batch by its own, the queries included; `"moving"`: all by the moving
             statistics that the model has stored.
         argument: Name of the argument `selection`, for messages.
+        second_order: Whether gradients of gradients may be taken. Without, batch norms
+            take a batch's statistics in their training mode, the faster way.
 
     Attributes:
         model: The model.
@@ -142,7 +144,9 @@ class FunctionalClassifier:
         selection: Selection | None = "all",
         batch_normalization: str = "support",
         argument: str = "inner_variables",
+        second_order: bool = True,
     ) -> None:
+        self.second_order = second_order
         if not model.built:
             raise ValueError(
                 "`model` must be built. Call it on images, or its `build(input_shape)`, "
@@ -266,7 +270,7 @@ class FunctionalClassifier:
         state.update({id(pair[0]): pair for pair in replaced})
         with (
             keras.StatelessScope(state_mapping=list(state.values())) as scope,
-            _normalizing_by_batch(layers if own else []),
+            _normalizing_by_batch(layers if own else [], self.second_order),
         ):
             logits = self.model(images, training=False)
             used = [scope.get_current_value(variable) for variable in moving]
@@ -275,25 +279,30 @@ class FunctionalClassifier:
 
 @contextlib.contextmanager
 def _normalizing_by_batch(
-    layers: Sequence[keras.layers.BatchNormalization],
+    layers: Sequence[keras.layers.BatchNormalization], second_order: bool
 ) -> Iterator[None]:
     """Lets batch norms put a batch's statistics in place of their moving ones, and use it.
 
-    Not by their training mode: on TensorFlow that counts the mean as a constant in the
-    variance (`tf.nn.moments`), which is right for gradients and wrong for the gradients of
-    gradients.
+    For gradients of gradients not by their training mode: on TensorFlow that counts the
+    mean as a constant in the variance (`tf.nn.moments`), which is right for gradients and
+    wrong for the gradients of gradients.
     """
+    momenta = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.call = _by_own_statistics(layer, layer.call)
+        layer.call = _by_own_statistics(layer, layer.call, second_order)
+        layer.momentum = 0.0  # In training mode the batch's statistics are stored whole.
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, momentum in zip(layers, momenta, strict=True):
             del layer.call
+            layer.momentum = momentum
 
 
 def _by_own_statistics(
-    layer: keras.layers.BatchNormalization, call: Callable[..., Tensor]
+    layer: keras.layers.BatchNormalization,
+    call: Callable[..., Tensor],
+    second_order: bool,
 ) -> Callable[..., Tensor]:
     def call_with_statistics(
         inputs: Tensor, training: Any = None, mask: Any = None
@@ -304,6 +313,8 @@ def _by_own_statistics(
                 "Batch norms of `model` must not have masked inputs. "
                 f"Received: layer {layer.name!r} with mask={mask!r}"
             )
+        if not second_order:
+            return call(inputs, training=True)
         values = at_least_float32(inputs)
         rank = len(values.shape)
         axes = [axis for axis in range(rank) if axis != layer.axis % rank]

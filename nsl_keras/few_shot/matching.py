@@ -80,11 +80,10 @@ class MatchingNet(MetricLearner):
     ((2, 4, 3), True)
 
     Reference:
-        Matching Networks for One Shot Learning (Vinyals et al., NeurIPS 2016), Section
-        2.1, Eq. (1) and (2); full context embeddings: Section 2.1.2 and Appendix A.1 and
-        A.2. Without them: Optimization as a Model for Few-Shot Learning (Ravi &
-        Larochelle, ICLR 2017), Section 5, and A Closer Look at Few-Shot Classification
-        (Chen et al., ICLR 2019), whose code has a temperature of 0.01.
+        Matching Networks for One Shot Learning (Vinyals et al., NeurIPS 2016), Eq. (1)
+        and the attention kernel below it; `reading_steps` stands for its full context
+        embeddings. Later comparisons have it with and without them (Optimization as a
+        Model for Few-Shot Learning, Ravi & Larochelle, ICLR 2017).
     """
 
     def __init__(

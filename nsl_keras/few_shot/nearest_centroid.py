@@ -67,10 +67,10 @@ class NearestCentroid(PretrainedLearner):
     [[2, 0, 1]]
 
     Reference:
-        SimpleShot (Wang et al., 2019), Section 2.2: `metric="euclidean"` is its L2N, with
-        `center_on` its CL2N, and with `normalize=False` its UN. Cosines: A Closer Look at
-        Few-Shot Classification (Chen et al., ICLR 2019), Section 3.2; Meta-Baseline (Chen
-        et al., ICCV 2021), Section 3, "Classifier-Baseline", with `normalize=False`.
+        SimpleShot (Wang et al., 2019): `metric="euclidean"` is its L2N, with `center_on`
+        its CL2N, and with `normalize=False` its UN. Cosines: "Baseline++" of A Closer
+        Look at Few-Shot Classification (Chen et al., ICLR 2019); with `normalize=False`
+        "Classifier-Baseline" of Meta-Baseline (Chen et al., ICCV 2021).
     """
 
     def __init__(

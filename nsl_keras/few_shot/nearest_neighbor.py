@@ -62,9 +62,8 @@ class NearestNeighbor(PretrainedLearner):
 
     Reference:
         The baseline of Matching Networks for One Shot Learning (Vinyals et al., NeurIPS
-        2016), Section 4.1 ("Baseline Classifier"), and of Optimization as a Model for
-        Few-Shot Learning (Ravi & Larochelle, ICLR 2017), Section 5.1
-        ("Baseline-nearest-neighbor").
+        2016), and of Optimization as a Model for Few-Shot Learning (Ravi & Larochelle,
+        ICLR 2017).
     """
 
     def __init__(

@@ -81,8 +81,8 @@ class ProtoNet(MetricLearner):
     Reference:
         Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
         2.2, Eq. (1) and (2), Algorithm 1: Euclidean, without a temperature. A learned
-        scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018), Section 3.1. The
-        authors' code has the statistics of `"moving"`.
+        scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018). The authors'
+        code has the statistics of `"moving"`.
     """
 
     def __init__(

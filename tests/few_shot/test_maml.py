@@ -198,19 +198,12 @@ def written_out(steps, first_order, dtype):
     )
 
 
-#: Every number of steps in both orders and in all modes.
-CASES = [
-    *((steps, order, "eager") for steps in (1, 2, 5) for order in (False, True)),
-    *((1, False, "graph"), (2, True, "graph"), (5, False, "graph")),
-    *((1, True, "jit"), (2, False, "jit"), (5, True, "jit")),
-]
-
-
-@pytest.mark.parametrize(
-    ("steps", "first_order", "mode"),
-    [case for case in CASES if BACKEND != "jax" or case[2] != "graph"],
-)
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 5])
 def test_outer_gradients_equal_those_written_out(steps, first_order, mode):
+    if BACKEND == "jax" and mode == "graph":
+        pytest.skip("JAX has no graphs.")
     dtype, tolerance = precision(mode)
     inputs, labels = episodes(dtype=dtype)
     model = built(
