@@ -33,7 +33,7 @@ test: $(INSTALLED)
 
 # Tests on real image sets; NSL_KERAS_DATA_DIR names the folder of prepared copies.
 test-data: $(INSTALLED)
-	$(PY) -m pytest -m data
+	$(PYTEST) -m data tests/examples
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

@@ -3,17 +3,14 @@
 import dataclasses
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
+from jax_process import run_under_jax
 
 from examples import few_shot, few_shot_data, few_shot_methods, few_shot_table
 
-ROOT = pathlib.Path(__file__).parents[2]
 DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 
 
@@ -198,26 +195,13 @@ def test_omniglot():
 def test_jax_without_tensorflow_from_the_command_line(tmp_path):
     path = str(tmp_path / "images.npz")
     few_shot_data.save(few_shot_data.FewShotData(**parts()), path)
-    script = (
-        "import runpy, sys\n"
-        "sys.modules['tensorflow'] = None\n"
-        "runpy.run_module('examples.few_shot', run_name='__main__')\n"
-    )
-    arguments = [
+    run_under_jax(
+        "examples.few_shot",
         *("--dataset=tiny", "--ways=2", "--shots=2", "--queries=3", "--test_episodes=2"),
         *("--training_images=20", "--episodes_per_step=1", "--method=finetuning"),
         *(f"--data_file={path}", f"--output_dir={tmp_path}", "--verbose=0"),
         f"--state_dir={tmp_path}/states",
-    ]
-    result = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
     )
-    assert result.returncode == 0, result.stderr[-3000:]
     path = tmp_path / "results" / "few_shot_tiny_cnn4_2way_2shot.json"
     (record,) = json.loads(path.read_text())["runs"]
     assert record["versions"]["backend"].startswith("jax ")

@@ -3,15 +3,12 @@
 import dataclasses
 import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 from absl.testing import flagsaver
+from jax_process import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -26,7 +23,6 @@ from examples import (
     run_records,
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
 EXPERIMENTS = neighborhood_methods.EXPERIMENTS
 
 
@@ -143,29 +139,12 @@ def test_induction_accuracy_is_of_fine_classes(one_thread):
 def test_jax_from_a_file_without_tensorflow(tmp_path):
     file = f"{tmp_path}/digits.npz"
     run(tmp_path, "--train_size=64", f"--write_data_file={file}")
-    script = (
-        "import runpy, sys\n"
-        "sys.modules['tensorflow'] = None\n"
-        "runpy.run_module('examples.image_classification', run_name='__main__')\n"
-    )
-    arguments = (
+    run_under_jax(
+        "examples.image_classification",
+        *(f"--data_file={file}", *folders(tmp_path)),
         *("--iterations=2", "--batch_size=8", "--num_neighbors=20", "--verbose=0"),
-        *("--method=neighborhoods_film", "--figures"),
+        *("--method=neighborhoods", "--figures"),
     )
-    result = subprocess.run(
-        [
-            *(sys.executable, "-c", script, f"--data_file={file}"),
-            *folders(tmp_path),
-            *arguments,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        # More threads of scikit-learn's t-SNE would wait for each other most of the time.
-        env={**os.environ, "KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
     path = tmp_path / "results" / "image_classification_convnet4_digits_all_2.json"
     (record,) = json.loads(path.read_text())["runs"]
     assert record["versions"]["backend"].startswith("jax ")

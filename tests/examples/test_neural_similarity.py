@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 import types
 from typing import ClassVar
 
@@ -13,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from absl.testing import flagsaver
+from jax_process import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -25,8 +22,6 @@ from examples import (
     run_records,
     similarity_methods,
 )
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(folder, *arguments):
@@ -82,25 +77,12 @@ def test_jax_from_a_file_without_tensorflow(tmp_path, capsys):
     file = f"{tmp_path}/digits.npz"
     run(tmp_path, "--train_size=64", f"--write_data_file={file}")
     assert f"Wrote {file}" in capsys.readouterr().out
-    script = (
-        "import runpy, sys\n"
-        "sys.modules['tensorflow'] = None\n"
-        "runpy.run_module('examples.neural_similarity', run_name='__main__')\n"
+    run_under_jax(
+        "examples.neural_similarity",
+        *(f"--data_file={file}", f"--output_dir={tmp_path}"),
+        f"--state_dir={tmp_path}/unfinished",
+        *("--iterations=2", "--batch_size=8", "--method=cnn", "--verbose=0"),
     )
-    arguments = ("--iterations=2", "--batch_size=8", "--method=cnn", "--verbose=0")
-    result = subprocess.run(
-        [
-            *(sys.executable, "-c", script, f"--data_file={file}"),
-            *(f"--output_dir={tmp_path}", f"--state_dir={tmp_path}/unfinished"),
-            *arguments,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
     path = tmp_path / "results" / "neural_similarity_cnn9_digits_all_2.json"
     (record,) = json.loads(path.read_text())["runs"]
     assert record["versions"]["backend"].startswith("jax ")
