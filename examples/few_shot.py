@@ -13,10 +13,11 @@ of training images and the same trials: with several --rates, each is tried for
 static network starts from the pretrained one, and then has as many images again. ProtoNet
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 
-Finished runs are kept in --output_dir/results/few_shot_*.json and not run again; an
-interrupted one goes on from its last saved state. `make results` prints the tables. Runs
-with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no TensorFlow is installed: write
-Omniglot to a file once with --write_data_file=omniglot.npz, and read it with --data_file.
+Finished runs are kept in --output_dir/results/few_shot_*.json (those of several --rates in
+one that ends in _tuned) and not run again; an interrupted one goes on from its last saved
+state. `make results` prints the tables. Runs with TensorFlow, and with JAX
+(KERAS_BACKEND=jax) where no TensorFlow is installed: write Omniglot to a file once with
+--write_data_file=omniglot.npz, and read it with --data_file.
 """
 
 from __future__ import annotations
@@ -350,6 +351,8 @@ def run_all(
     name += f"_{setting.ways}way_{setting.shots}shot"
     if setting.batch_normalization:
         name += f"_{setting.batch_normalization}"
+    if len(setting.rates) > 1:
+        name += "_tuned"
     records = run_records.RunRecords(folder / f"{name}.json", content)
     trials = run_records.RunRecords(folder / f"{name}_trials.json", content)
     for seed in seeds:

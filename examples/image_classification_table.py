@@ -6,7 +6,7 @@ import json
 import pathlib
 import statistics
 
-from examples import neighborhood_methods
+from examples import neighborhood_methods, run_records
 
 EXPERIMENTS = neighborhood_methods.EXPERIMENTS
 BASELINE = neighborhood_methods.BASELINE
@@ -114,7 +114,7 @@ def _table(experiment: neighborhood_methods.Experiment, setting: dict, runs: lis
     columns += ["here", "difference to vanilla", "before adaptation"]
     if experiment.coarse:
         columns.append("fine classes, by nearest images")
-    columns += ["seeds", "parameters", "images per second"]
+    columns += ["seeds", "parameters", "images per second on a GPU"]
     lines = [
         " ".join(part for part in (f"{experiment.title}.", experiment.note) if part),
         "",
@@ -142,11 +142,10 @@ def _table(experiment: neighborhood_methods.Experiment, setting: dict, runs: lis
         ]
         if experiment.coarse:
             cells.append(_mean(_accuracies(runs, name, "induction_accuracy").values()))
-        speeds = [run["images_per_second"] for run in mine if "diverged" not in run]
         cells += [
             ", ".join(str(run["seed"]) for run in mine),
             f"{mine[0]['parameters']:,}",
-            f"{statistics.median(speeds):,.0f}" if speeds else "",
+            run_records.images_per_second(mine),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ import json
 import pathlib
 import statistics
 
-from examples import similarity_methods
+from examples import run_records, similarity_methods
 
 
 def section(path: pathlib.Path, tables: list[str] | None = None) -> str:
@@ -80,7 +80,7 @@ def _table(number: str, dataset: str, runs: list[dict]) -> str:
         dataset = next(iter(table.errors[table.baseline]))
     columns = ["method", f"paper ({dataset})", "here", "difference to baseline", "seeds"]
     columns += ["paper, top-5", "top-5"] if table.top_5_errors else []
-    columns += ["parameters", "images per second"]
+    columns += ["parameters", "images per second on a GPU"]
     lines = [
         f"Table {number}. {table.title}",
         "",
@@ -106,11 +106,7 @@ def _table(number: str, dataset: str, runs: list[dict]) -> str:
             if table.top_5_errors:
                 cells.append(f"{table.top_5_errors[name]:.2f}")
                 cells.append(_mean(_errors(runs, name, "test_top_5").values()))
-            speeds = [run["images_per_second"] for run in mine if "diverged" not in run]
-            cells += [
-                f"{mine[0]['parameters']:,}",
-                f"{statistics.median(speeds):,.0f}" if speeds else "",
-            ]
+            cells += [f"{mine[0]['parameters']:,}", run_records.images_per_second(mine)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

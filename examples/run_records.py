@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import sys
 
 import keras
@@ -32,6 +33,17 @@ def versions() -> dict[str, str]:
         "backend": f"{name} {importlib.import_module(name).__version__}",
         "nsl_keras": nsl_keras.__version__,
     }
+
+
+def images_per_second(runs: list[dict]) -> str:
+    """The median over runs on accelerators: a CPU's moves with whatever else it does."""
+    speeds = [
+        run["images_per_second"]
+        for run in runs
+        if "diverged" not in run
+        and not any(device.startswith("cpu") for device in run["devices"])
+    ]
+    return f"{statistics.median(speeds):,.0f}" if speeds else ""
 
 
 class RunRecords:

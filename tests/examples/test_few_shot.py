@@ -105,6 +105,7 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert called == [(1e-2, 30, 0), (1e-3, 30, 0), (1e-4, 30, 0), (1e-3, 60, 3)]
     # Validation classes are darker than 180, the test's are not.
     assert max(brightest[:3]) < 180 / 255 < max(brightest[3:])
+    assert records.path.name == "few_shot_tiny_cnn4_2way_2shot_tuned.json"
     (record,) = records.runs
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
     # Trials are not run again, for another seed neither.

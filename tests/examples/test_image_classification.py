@@ -323,6 +323,7 @@ def record(method, seed, accuracy, **others):
         "command": "python -m examples.image_classification",
         "parameters": 1234,
         "images_per_second": 100.0,
+        "devices": ["gpu:0"],
         "test_accuracy": accuracy,
         **others,
     }

@@ -302,6 +302,7 @@ def record(method, seed, accuracy, **others):
         "command": "python -m examples.neural_similarity",
         "parameters": 1234,
         "images_per_second": 100.0,
+        "devices": ["gpu:0"],
         "test_accuracy": accuracy,
         **others,
     }
@@ -336,6 +337,12 @@ def test_table_of_runs(tmp_path):
     again = run_records.RunRecords(records.path, SETTING)
     assert again.holds("cnn", 1)
     assert not again.holds("cnn", 2)
+
+
+def test_speeds_are_of_accelerators():
+    slow = record("cnn", 0, 0.9, devices=["cpu:0"], images_per_second=3.0)
+    assert run_records.images_per_second([slow]) == ""
+    assert run_records.images_per_second([slow, record("cnn", 1, 0.9)]) == "100"
 
 
 def test_top_5_errors_of_imagenet(tmp_path):
