@@ -96,8 +96,28 @@ def image_classification_sections() -> list[str]:
     return [
         "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification",
         *(image_classification_table.section(path) for path in found),
+        pictures_section(found),
         image_classification_table.not_run(found),
     ]
+
+
+def pictures_section(found: list[pathlib.Path]) -> str:
+    """Links to what `--figures` drew, one line a backbone and data set."""
+    settings = [json.loads(path.read_text())["setting"] for path in found]
+    drawn = []
+    for name in sorted({f"{each['backbone']}_{each['dataset']}" for each in settings}):
+        pictures = sorted((FOLDER / "figures").glob(f"{name}_*.png"))
+        links = [f"[{path.stem}](figures/{path.name})" for path in pictures]
+        drawn += [", ".join(links)] if links else []
+    if not drawn:
+        return ""
+    title = "### Pictures of the first seed's models"
+    what = (
+        "Learned neighbours among the features of images, what each entry stands for, the "
+        "cosines to the true prototype before and after adaptation, and how one prediction "
+        "is made."
+    )
+    return "\n\n".join([title, what, *drawn])
 
 
 def few_shot_sections() -> list[str]:
