@@ -20,6 +20,7 @@ def section(path: pathlib.Path) -> str:
     title = (
         f"### {setting['ways']}-way {setting['shots']}-shot {setting['dataset']}, "
         f"{setting['backbone'].upper().replace('CNN', 'CNN-')}"
+        f"{', the rate chosen on validation classes' if len(setting['rates']) > 1 else ''}"
     )
     rates = ", ".join(f"{rate:g}" for rate in setting["rates"])
     chosen = (

@@ -162,6 +162,29 @@ def test_through_the_network_in_float32():
     np.testing.assert_allclose(received, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="what TensorFlow is slow at")
+def test_loops_hold_fused_batch_norms_and_whole_gradients():
+    """Neither changes a number, and without either finetuning takes twice the time."""
+    import tensorflow as tf
+
+    model, episodes = perturbed(network(7, dtype="float32")), make_episodes(dtype="float32")
+    finetuner = Finetuner(model, WAYS, epochs=3)
+    arrays = [tf.convert_to_tensor(each) for each in episodes[:3]]
+    traced = finetuner._compiled.get_concrete_function(
+        [tf.convert_to_tensor(source) for source in finetuner._sources], *arrays
+    )
+    gradients = [
+        function
+        for function in traced.graph.as_graph_def().library.function
+        if any(node.op == "MaxPoolGrad" for node in function.node_def)
+    ]
+    assert gradients
+    for function in gradients:
+        assert function.attr["_noinline"].b
+        names = [node.op for node in function.node_def]
+        assert names.count("FusedBatchNormGradV3") == 2
+
+
 @pytest.mark.parametrize("classifier", [None, nsl_keras.layers.CosineDense])
 def test_classifier_alone_is_a_loop_over_fit(classifier):
     model = perturbed(network(7, classifier, "float32"))
