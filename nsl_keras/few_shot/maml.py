@@ -74,9 +74,11 @@ class MAML(keras.Model):
 
     Cost. An inner step is a forward and a backward pass over the support set, through
     both of which the outer gradient goes back once more. Training holds the activations
-    of all inner steps of an episode, so memory grows linearly with the number
-    of steps; `first_order=True` drops what the second differentiation needs of each step,
-    not the activations that the query pass needs. Outside training nothing of a step
+    of all inner steps of all episodes of a batch, so memory grows linearly with the number
+    of steps and with the batch; `first_order=True` drops what the second differentiation
+    needs of each step, not the activations that the query pass needs. Where memory is
+    short, a batch of one episode and an optimizer with `gradient_accumulation_steps` give
+    the same update as the batch they stand for. Outside training nothing of a step
     outlives it. Episodes of a batch are computed one after the other in a loop of the
     graph, so tracing time does not depend on the batch.
 

@@ -372,6 +372,22 @@ def test_fit_with_xla_equals_fit_without_and_stops_at_non_finite_losses():
         other.fit(inputs, labels, verbose=0)
 
 
+def test_accumulated_gradients_of_single_episodes_are_those_of_their_batch():
+    inputs, labels = episodes(2)
+    networks = [network(), network()]
+    networks[1].set_weights(networks[0].get_weights())
+    for each, batch_size in zip(networks, (2, 1), strict=True):
+        model = MAML(each, inner_steps=1, inner_learning_rate=0.1)
+        accumulated = {} if batch_size == 2 else {"gradient_accumulation_steps": 2}
+        optimizer = keras.optimizers.SGD(0.5, **accumulated)
+        model.compile(optimizer, loss_of_logits(), run_eagerly=True)
+        before = each.get_weights()
+        model.fit(inputs, labels, batch_size=batch_size, shuffle=False, verbose=0)
+        assert any(np.any(a != b) for a, b in zip(before, each.get_weights(), strict=True))
+    for one, two in zip(*(each.get_weights() for each in networks), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+
 def test_learned_rates_stay_non_negative():
     model = built(network(), learning_rate_form="learned")
     for variable in model.trainable_variables:
