@@ -318,7 +318,7 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
         "method": method,
         "seed": seed,
         "learning_rate": rate,
-        "batch_normalization": training.policy(method),
+        "batch_normalization": evaluation.batch_normalization,
         **record,
         "evaluation_seconds": round(time.perf_counter() - start, 1),
         "accuracy": evaluation.mean,

@@ -76,28 +76,23 @@ def _table(setting: dict, runs: list[dict]) -> str:
         "test, s",
     ]
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    baseline = _evaluation(runs, few_shot_methods.BASELINE, setting)
     for name, method in few_shot_methods.METHODS.items():
         published = [
             source.get(setting["backbone"], "")
             for source in (method.paper, method.rebuttal)
         ]
         mine = [run for run in runs if run["method"] == name]
-        found = _evaluation(runs, name, setting)
-        if found is None:
+        if not mine:
             cells = [method.title, *published, "not run", *[""] * (len(columns) - 4)]
         else:
-            difference = ""
-            if baseline is not None and name != few_shot_methods.BASELINE:
-                paired = few_shot.compare(found, baseline)
-                difference = f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+            found = _evaluation(mine, setting)
             cells = [
                 method.title,
                 *published,
                 f"{100 * found.mean:.2f} ± {100 * found.half_width:.2f}",
-                difference,
+                _difference(mine, runs, setting),
                 ", ".join(str(run["seed"]) for run in mine),
-                mine[0]["batch_normalization"],
+                mine[0]["batch_normalization"] or "none",
                 ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in mine)),
                 f"{mine[0]['training_images']:,}",
                 _median(mine, "seconds"),
@@ -107,13 +102,26 @@ def _table(setting: dict, runs: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def _evaluation(runs: list[dict], method: str, setting: dict) -> few_shot.Evaluation | None:
-    """Accuracy of a method in each episode, the mean over seeds."""
-    right = [run["right_queries"] for run in runs if run["method"] == method]
-    if not right:
-        return None
+def _evaluation(runs: list[dict], setting: dict) -> few_shot.Evaluation:
+    """Accuracy of a method in each episode, the mean over the seeds of its runs."""
     queries = setting["ways"] * setting["queries"]
+    right = [run["right_queries"] for run in runs]
     return few_shot.Evaluation(np.mean(right, axis=0) / queries)
+
+
+def _difference(mine: list[dict], runs: list[dict], setting: dict) -> str:
+    """Difference to the baseline, over the seeds that both were trained with."""
+    baseline = [run for run in runs if run["method"] == few_shot_methods.BASELINE]
+    both = {run["seed"] for run in mine} & {run["seed"] for run in baseline}
+    if not both or mine[0]["method"] == few_shot_methods.BASELINE:
+        return ""
+    paired = few_shot.compare(
+        *(
+            _evaluation([run for run in each if run["seed"] in both], setting)
+            for each in (mine, baseline)
+        )
+    )
+    return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
 
 
 def _median(runs: list[dict], key: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 
 
@@ -42,7 +43,7 @@ def saved_model(
 
     Raises:
         ValueError: If that path exists already (nothing is overwritten), the model is
-            not built, or its input shape is unknown.
+            not built or a few-shot learner, or its input shape is unknown.
 
     Example:
 
@@ -67,6 +68,12 @@ def saved_model(
     if not model.built:
         raise ValueError(
             f"`model` must be built before export. Received: unbuilt {model.name!r}"
+        )
+    if isinstance(model, EpisodicLearner):
+        raise ValueError(
+            "`model` must have one input. A few-shot learner has three, and its own "
+            "`export(folder)` serves them, after a call on episodes. "
+            f"Received: {model.name!r} of type {type(model).__name__!r}"
         )
     specification = keras.InputSpec(
         shape=(None, *_input_shape(model, input_shape)),

@@ -195,7 +195,21 @@ def _files_by_class(folder: str | os.PathLike[str]) -> dict[str, list[str]]:
         for path in classes
     }
     _require_images(folder, [name for name, its in files.items() if not its])
+    if all(len(_folders_of_images(path)) > 1 for path in classes):
+        warnings.warn(
+            f"Each sub-folder of {str(folder)!r} counts as one class, though all of them "
+            f"hold several folders of images: {_listed(list(files))}. Were they the parts "
+            "of a data set, give one of them; for classes that lie deeper, nested=True.",
+            stacklevel=4,
+        )
     return files
+
+
+def _folders_of_images(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders that images of a class lie in; the class's own counts for them all."""
+    if _images(folder):
+        return [folder]
+    return [below for below in _folders(folder) if _images(below)]
 
 
 def _nested_files(folder: str | os.PathLike[str]) -> dict[str, list[str]]:

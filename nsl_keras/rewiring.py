@@ -110,9 +110,10 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     """Returns a new model with the source's graph and weights, some layers replaced.
 
     Layers are copied from their configs and keep their names, dtype policies and trainable
-    flags; shared layers stay shared, nested models nested. The models themselves come back
-    trainable, so that each layer's own flag decides, and not compiled. A model of a class
-    derived from a functional or Sequential one comes back as a plain one.
+    flags; shared layers and shared predictors stay shared, nested models nested. The
+    models themselves come back trainable, so that each layer's own flag decides, and not
+    compiled. A model of a class derived from a functional or Sequential one comes back as
+    a plain one.
 
     Args:
         model: A functional or Sequential model.
@@ -136,6 +137,7 @@ class _Rebuilding:
         self._chains: dict[int, list[keras.Operation]] = {}
         self._before: dict[int, list[keras.Operation]] = {}
         self._copies: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+        self._shared: dict[int, Any] = {}
 
     def run(self, model: keras.Model) -> keras.Model:
         new_model = self._model(model)
@@ -208,7 +210,7 @@ class _Rebuilding:
                 copy = type(layer).from_config(layer.get_config(), safe_mode=False)
                 copy.function = layer.function
             else:
-                copy = type(layer).from_config(layer.get_config())
+                copy = type(layer).from_config(self._config(layer))
         except Exception as error:
             raise ValueError(
                 "Every layer of `model` must be one that `from_config(get_config())` "
@@ -220,6 +222,17 @@ class _Rebuilding:
         if isinstance(layer, keras.layers.Layer):
             self._copies.append((layer, copy))
         return copy
+
+    def _config(self, layer: keras.Operation) -> dict[str, Any]:
+        """A layer's config, with one object in it for what several layers share."""
+        config = layer.get_config()
+        for name, value in config.items():
+            number = value.get("shared_object_id") if isinstance(value, dict) else None
+            if number is not None:
+                if number not in self._shared:
+                    self._shared[number] = keras.saving.deserialize_keras_object(value)
+                config[name] = self._shared[number]
+        return config
 
 
 class _Probe(keras.Operation):

@@ -226,6 +226,20 @@ def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y")
     )
 
 
+def loss_of_logits(loss: Any) -> None:
+    """Raises if a loss, or the name of one, takes probabilities."""
+    takes_probabilities = (
+        isinstance(loss, str) and loss.endswith("crossentropy")
+    ) or getattr(loss, "from_logits", True) is False
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    if takes_probabilities or config.get("from_logits") is False:
+        raise ValueError(
+            "`loss` must take logits: pass for example "
+            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
+            f"Received: loss={loss!r}"
+        )
+
+
 def is_array(data: Any) -> bool:
     """Whether `data` is a NumPy array or a tensor, and no data set."""
     return isinstance(data, np.ndarray) or keras.ops.is_tensor(data)

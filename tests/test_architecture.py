@@ -19,9 +19,9 @@ FLOORS = {
     "similarity": 1,
     "neighborhoods": 1,
     "backbones": 2,
-    "export": 2,
     "few_shot": 2,
     "visualize": 2,
+    "export": 3,
     # Names only.
     "callbacks": 3,
     "convert": 3,

@@ -88,6 +88,14 @@ def test_images_below_a_class_are_the_class_own(tmp_path):
     assert names == ["n01", "n02"] and labels.tolist() == [0, 0, 1]
 
 
+def test_parts_of_a_data_set_are_hardly_classes(tmp_path):
+    for name in ("train/cat/0.png", "train/dog/1.png", "test/cat/2.png", "test/dog/3.png"):
+        write(tmp_path / name)
+    with pytest.warns(UserWarning, match="of images: test, train. Were they the parts"):
+        _, labels, _ = image_folders.load_image_folder(tmp_path)
+    assert labels.tolist() == [0, 0, 1, 1]
+
+
 def test_nested_classes(tmp_path):
     for name in ("Greek/02/x.png", "Greek/01/y.png", "Latin/01/z.png", "flat/w.png"):
         write(tmp_path / name)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import nsl_keras
 from nsl_keras import rewiring
 
 RNG = np.random.default_rng(2)
@@ -102,6 +103,19 @@ def test_copy_of_a_graph():
     assert [op.name for op in copy.operations] == [op.name for op in model.operations]
     assert copy.name == "both" and type(copy) is type(model)
     assert len(copy.get_layer("inner").layers) == 2
+
+
+def test_a_shared_predictor_stays_shared():
+    predictor = nsl_keras.predictors.SharedSimilarityPredictor(3, adapted_filters=2)
+    model = keras.Sequential([keras.Input((6, 6, 2))])
+    for _ in range(2):
+        model.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
+    copy = rewiring.rebuild(model, lambda layer: None)
+    one, two = (layer.predictor for layer in copy.layers)
+    assert one is two and one is not predictor
+    images = keras.random.normal((2, 6, 6, 2), seed=0)
+    np.testing.assert_allclose(copy(images), model(images), atol=1e-6)
+    assert len(copy.variables) == len(model.variables)
 
 
 def test_the_source_stays_as_it_is():

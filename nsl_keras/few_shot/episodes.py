@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
@@ -108,7 +110,7 @@ class EpisodeSampler:
         if self.ways > len(self.classes):
             raise ValueError(
                 f"`ways` must be at most the number of classes, {len(self.classes)}. "
-                f"Received: ways={self.ways}"
+                f"Received: ways={self.ways} for the classes {listed(self.classes)}"
             )
         few = counts < self.shots + self.queries
         if few.any():
@@ -119,6 +121,14 @@ class EpisodeSampler:
             )
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen letters that are equal for samplers of equal episodes."""
+        setting = (self.ways, self.shots, self.queries, self.seed, self.labels.tolist())
+        digest = hashlib.sha256(repr((setting, self.images.shape)).encode())
+        digest.update(np.ascontiguousarray(self.images))
+        return digest.hexdigest()[:16]
 
     @classmethod
     def from_folder(
@@ -135,6 +145,8 @@ class EpisodeSampler:
         unreadable: Literal["error", "skip"] = "error",
     ) -> EpisodeSampler:
         """Reads the images of a folder, one sub-folder a class (a mini-ImageNet part).
+
+        They come out in [0, 1]: train a network for these episodes on such images too.
 
         Args:
             folder: Path of the folder.
@@ -169,14 +181,16 @@ class EpisodeSampler:
         Args:
             dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`: a
                 `tf.data.Dataset` that ends, or what `tfds.as_numpy` or `tfds.data_source`
-                return. Images must be of one size (use the data set's `map` before).
+                return, not in batches. Images must be of one size (use the data set's
+                `map` before); uint8 ones come out in [0, 1], as of the class.
             ways: As of the class.
             shots: As of the class.
             queries: As of the class.
             seed: As of the class.
 
         Raises:
-            ValueError: As the class, and if there is no example or their sizes differ.
+            ValueError: As the class, and for examples of another form, without any, or
+                of several sizes.
 
         Example:
 
@@ -190,10 +204,9 @@ class EpisodeSampler:
         """
         images, labels = [], []
         for example in dataset:
-            pair = isinstance(example, (tuple, list))
-            image, label = example if pair else (example["image"], example["label"])
-            images.append(np.asarray(image))
-            labels.append(np.asarray(label).item())
+            image, label = _image_and_label(example)
+            images.append(image)
+            labels.append(label)
         shapes = sorted({image.shape for image in images})
         if len(shapes) != 1:
             raise ValueError(
@@ -298,6 +311,28 @@ class EpisodeSampler:
             RuntimeError: On another backend than TensorFlow.
         """
         return endless_dataset(lambda number: self._batch(number, batch_size, start))
+
+
+def _image_and_label(example: Any) -> tuple[np.ndarray, Any]:
+    """Returns the parts of one example of a data set."""
+    if isinstance(example, dict) and {"image", "label"} <= set(example):
+        image, label = np.asarray(example["image"]), np.asarray(example["label"])
+    elif isinstance(example, (tuple, list)) and len(example) == 2:
+        image, label = map(np.asarray, example)
+    else:
+        found = sorted(example) if isinstance(example, dict) else type(example).__name__
+        raise ValueError(
+            "`dataset` must hold examples (image, label), or {'image': ..., 'label': ...}. "
+            f"Received: an example of {found}"
+        )
+    if image.ndim != 3 or label.size != 1:
+        raise ValueError(
+            "`dataset` must hold single images of shape (height, width, channels), each "
+            "with one class number or name: undo batches with `dataset.unbatch()`, and "
+            f"one-hot labels by their argmax. Received: an image of shape {image.shape} "
+            f"with a label of shape {label.shape}"
+        )
+    return image, label.item()
 
 
 class _EpisodeBatches(keras.utils.PyDataset):

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring
-from nsl_keras.few_shot.functional import FunctionalClassifier
+from nsl_keras.few_shot.functional import FunctionalClassifier, effective_policy
 
 Tensor = Any
 
@@ -35,15 +34,18 @@ class EpisodicModel:
 
     def __init__(self, model: keras.Model, batch_normalization: str) -> None:
         self.model = model
-        normalizes = any(
-            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-            for layer in rewiring.sublayers(model)
-        )
-        self.functional = (
-            FunctionalClassifier(model, "all", batch_normalization)
-            if normalizes and batch_normalization != "moving"
-            else None
-        )
+        self.batch_normalization = batch_normalization
+        if self.by_episode:
+            self._functional()  # Raises for what it cannot run.
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether batch norms take statistics of episodes, as their flags are now."""
+        policy = effective_policy(self.model, self.batch_normalization)
+        return policy not in ("moving", None)
+
+    def _functional(self) -> FunctionalClassifier:
+        return FunctionalClassifier(self.model, "all", self.batch_normalization)
 
     def outputs(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
         """Returns the model's outputs for each set.
@@ -55,9 +57,10 @@ class EpisodicModel:
         Returns:
             A list of tensors of shape `(batch, images, ...)`.
         """
-        if self.functional is None:
+        if not self.by_episode:
             return self._in_one_batch(sets, training)
-        functional, values = self.functional, self.functional.values()
+        functional = self._functional()
+        values = functional.values()
 
         def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
             outputs: list[Tensor] = []

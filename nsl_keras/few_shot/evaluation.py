@@ -25,8 +25,9 @@ class Evaluation:
     Attributes:
         accuracies: Array of shape `(episodes,)`, the fraction of right queries of each.
         start: int, the index of the first episode.
-        batch_normalization: The learner's policy (`"support"`, `"transductive"` or
-            `"moving"`), `None` where it names none.
+        batch_normalization: The policy that the learner's batch norms followed
+            (`"support"`, `"transductive"` or `"moving"`), `None` where it names none.
+        sampler: str, the sampler's `fingerprint`; `None` where it is not known.
 
     Example:
 
@@ -39,6 +40,7 @@ class Evaluation:
     accuracies: np.ndarray
     start: int = 0
     batch_normalization: str | None = None
+    sampler: str | None = None
 
     @property
     def mean(self) -> float:
@@ -155,7 +157,9 @@ def evaluate(
         right = np.argmax(logits, axis=-1) == batch.query_labels
         accuracies.append(np.mean(right, axis=-1))
     policy = getattr(learner, "batch_normalization", None)
-    return Evaluation(np.concatenate(accuracies), start, policy)
+    # Frozen batch norms follow another one than they were asked to.
+    policy = getattr(learner, "effective_batch_normalization", policy)
+    return Evaluation(np.concatenate(accuracies), start, policy, sampler.fingerprint)
 
 
 def compare(first: Evaluation, second: Evaluation) -> Difference:
@@ -172,7 +176,8 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
         A `Difference`, first minus second.
 
     Raises:
-        ValueError: If the evaluations start at, or count, different episodes.
+        ValueError: If the evaluations start at, or count, different episodes, or those of
+            samplers that differ.
 
     Example:
 
@@ -189,6 +194,12 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
             f"first with {len(first.accuracies)} episodes from {first.start} on, second "
             f"with {len(second.accuracies)} from {second.start} on"
         )
+    if None not in (first.sampler, second.sampler) and first.sampler != second.sampler:
+        raise ValueError(
+            "`first` and `second` must be evaluations of the same episodes, of samplers "
+            "with equal images, labels, ways, shots, queries and seed. Received: "
+            f"samplers {first.sampler} and {second.sampler}"
+        )
     return Difference(first.accuracies - second.accuracies)
 
 
@@ -199,7 +210,8 @@ def _half_width(values: np.ndarray) -> float:
 def _logits(learner: Learner, batch: Episode) -> np.ndarray:
     if isinstance(learner, keras.Model):
         inputs = (batch.support_images, batch.support_labels, batch.query_images)
-        return np.asarray(learner.predict_on_batch(inputs))
+        # Not `predict_on_batch`, which under a strategy runs the batch on every replica.
+        return learner.predict(inputs, batch_size=len(inputs[0]), verbose=0)
     return keras.ops.convert_to_numpy(learner(batch))
 
 

@@ -24,10 +24,12 @@ from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
     FunctionalClassifier,
     Selection,
+    effective_policy,
     last_layer_with_weights,
 )
 from nsl_keras.few_shot.momentum import DampenedMomentum
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
+from nsl_keras.neighborhoods.inner_loss import cross_entropy
 from nsl_keras.neighborhoods.non_finite_loss import NonFiniteLossError
 from nsl_keras.neighborhoods.unit_norm import unit_norm
 
@@ -53,7 +55,9 @@ class Finetuner:
 
     Cost: a classifier alone costs one forward pass an episode, and hardly anything
     besides. Through the network it is `epochs` forward and backward passes over the
-    support set; memory is that of one of them, whatever the number of epochs and episodes.
+    support set; memory is that of one of them, whatever the number of epochs, for each
+    episode that is under way (TensorFlow without XLA begins up to ten where there are
+    cores for them).
 
     Args:
         model: A built functional or Sequential model from images to logits, of layers
@@ -74,8 +78,8 @@ class Finetuner:
             statistics that the model has stored, as batch norms with `trainable=False`
             always do.
         new_classifier: bool, whether a fresh last layer of `ways` outputs, like the
-            model's but drawn by its initializers with `seed`, takes the place of the
-            trained one. The draw is the same for each episode.
+            model's but drawn by its initializers with `seed`, and not frozen, takes the
+            place of the trained one. The draw is the same for each episode.
         seed: int of at least 0.
         jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
             convolutions take many times as long. JAX always compiles.
@@ -166,6 +170,11 @@ class Finetuner:
         self._logits_dtype = "float64" if wide else "float32"
         self._compiled = compiled(self._with_values, jit_compile)
 
+    @property
+    def effective_batch_normalization(self) -> str | None:
+        """The policy that batch norms follow: `"moving"` if none was trainable."""
+        return effective_policy(self.model, self.batch_normalization)
+
     def __call__(self, episodes: Episode) -> np.ndarray:
         self._check_labels(episodes.support_labels)
         # Not left to the loss: a ReLU or a pooling may take a NaN for a zero.
@@ -226,7 +235,7 @@ class Finetuner:
         ]
 
         def losses_of(values: Sequence[Tensor]) -> Tensor:
-            return _cross_entropy(self._scores(values, support), labels)
+            return _mean_loss(self._scores(values, support), labels)
 
         values, losses = self._descend(losses_of, values, (episodes,))
         return self._scores(values, queries), ops.transpose(losses)
@@ -265,7 +274,7 @@ class Finetuner:
         support, queries = self._features(support, queries)
 
         def loss_of(values: Sequence[Tensor]) -> Tensor:
-            return _cross_entropy(self._after.outputs(values, support)[0], labels)
+            return _mean_loss(self._after.outputs(values, support)[0], labels)
 
         values, losses = self._descend(loss_of, self._after.values(), ())
         return [self._after.query_outputs(values, support, queries), losses]
@@ -345,11 +354,10 @@ def finetune(
     return Finetuner(model, ways, variables, **kwargs)(episodes)
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean over the images of each episode."""
-    right = ops.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    losses = ops.logsumexp(logits, axis=-1) - ops.sum(right * logits, axis=-1)
-    return ops.mean(losses, axis=-1)
+def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross-entropy over the images of each episode."""
+    targets = ops.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return ops.mean(cross_entropy(targets, logits), axis=-1)
 
 
 def _copy_of(
@@ -374,7 +382,10 @@ def _copy_of(
     old = {id(variable) for variable in classifier.variables}
     sources = []
     for mine, theirs in zip(copy.variables, model.variables, strict=True):
-        sources.append(mine if new is not None and id(theirs) in old else theirs)
+        if new is not None and id(theirs) in old:
+            sources.append(mine)  # It is trained, whether the old one was frozen or not.
+            continue
+        sources.append(theirs)
         if mine.trainable != theirs.trainable:
             mine.trainable = theirs.trainable
     # Sequential models have no graph to be cut.
@@ -389,7 +400,7 @@ def _new_classifier(layer: keras.layers.Layer, ways: int, seed: int) -> keras.la
             "a new classifier of the episode's ways; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    config["units"] = ways
+    config.update(units=ways, trainable=True)
     for value in config.values():
         if isinstance(value, dict) and "seed" in value.get("config", {}):
             value["config"]["seed"] = validation.non_negative_integer(seed, "seed")

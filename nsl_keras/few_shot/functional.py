@@ -22,6 +22,11 @@ Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
 SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")
 POLICIES = ("support", "transductive", "moving")
 
+_ONE_CALL = (
+    '`batch_normalization` "support" needs one set of statistics for each batch norm of '
+    "`model`, called once. Received: layer {!r}, which is called more often"
+)
+
 
 def select_variables(
     model: keras.Model, selection: Selection, argument: str = "inner_variables"
@@ -52,11 +57,11 @@ def select_variables(
         if "similarity" in selection:
             # By itself too: a missing part must not hide behind the other.
             found = [each for each in variables if each.name == "similarity"]
-            _require_match(found, "similarity", variables, argument)
+            _require_match(found, "'similarity'", selection, model, argument)
             wanted.update(map(id, found))
         if "classifier" in selection:
             found = last_layer_with_weights(model).trainable_variables
-            _require_match(found, "classifier", variables, argument)
+            _require_match(found, "'classifier'", selection, model, argument)
             wanted.update(map(id, found))
         chosen += [each for each in variables if id(each) in wanted]
     elif isinstance(selection, Collection) and all(
@@ -64,7 +69,7 @@ def select_variables(
     ):
         for name in selection:
             matching = [each for each in variables if name in (each.name, each.path)]
-            _require_match(matching, name, variables, argument)
+            _require_match(matching, repr(name), selection, model, argument)
         chosen = [
             each for each in variables if each.name in selection or each.path in selection
         ]
@@ -74,19 +79,56 @@ def select_variables(
             "of variables' names, or a function that takes a variable. "
             f"Received: {argument}={selection!r}"
         )
-    _require_match(chosen, selection, variables, argument)
+    _require_match(chosen, "it", selection, model, argument)
     return chosen
 
 
 def _require_match(
-    chosen: Sequence[Any], selection: Any, variables: Sequence[Any], argument: str
+    chosen: Sequence[Any],
+    part: str,
+    selection: Selection,
+    model: keras.Model,
+    argument: str,
 ) -> None:
-    if not chosen:
-        names = ", ".join(each.path for each in variables) or "none at all"
-        raise ValueError(
-            f"`{argument}` must match trainable variables of the model, which are: "
-            f"{names}. Received: {argument}={selection!r}, which matches none of them"
-        )
+    """Raises if a part of a selection matches nothing."""
+    if chosen:
+        return
+    variables = model.trainable_variables
+    names = ", ".join(each.path for each in variables) or "none at all"
+    frozen = len(variables) < len(model.variables)
+    raise ValueError(
+        f"`{argument}` must match trainable variables of the model, which are: {names}"
+        f"{' (layers with trainable=False have none)' if frozen else ''}. "
+        f"Received: {argument}={selection!r}, of which {part} matches none of them"
+    )
+
+
+def effective_policy(model: keras.Model, policy: str) -> str | None:
+    """Returns the policy that a model's batch norms follow, whatever they were asked to.
+
+    Those with `trainable=False` keep to their moving statistics.
+
+    Args:
+        model: A model.
+        policy: `"support"`, `"transductive"` or `"moving"`.
+
+    Returns:
+        `policy`; `"moving"` if no batch norm of the model is trainable; `None` if it has
+        none.
+    """
+    layers = batch_normalizations(model)
+    if not layers:
+        return None
+    return policy if any(layer.trainable for layer in layers) else "moving"
+
+
+def batch_normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Returns the batch norms of a model, those inside other layers included."""
+    return [
+        layer
+        for layer in rewiring.sublayers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
 
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
@@ -160,11 +202,7 @@ class FunctionalClassifier:
         self.variables = (
             [] if selection is None else select_variables(model, selection, argument)
         )
-        self.normalizations = [
-            layer
-            for layer in rewiring.sublayers(model)
-            if isinstance(layer, keras.layers.BatchNormalization)
-        ]
+        self.normalizations = batch_normalizations(model)
         self._check_normalizations()
 
     def _check_normalizations(self) -> None:
@@ -181,11 +219,7 @@ class FunctionalClassifier:
         called = [id(call.layer) for call in rewiring.calls(self.model)]
         for layer in self.normalizations:
             if called.count(id(layer)) > 1:
-                raise ValueError(
-                    '`batch_normalization` "support" needs one set of statistics for each '
-                    "batch norm of `model`, called once. "
-                    f"Received: layer {layer.name!r}, which is called more often"
-                )
+                raise ValueError(_ONE_CALL.format(layer.name))
 
     def values(self) -> list[Tensor]:
         """Returns the selected variables' own values."""
@@ -270,7 +304,11 @@ class FunctionalClassifier:
         state.update({id(pair[0]): pair for pair in replaced})
         with (
             keras.StatelessScope(state_mapping=list(state.values())) as scope,
-            _normalizing_by_batch(layers if own else [], self.second_order),
+            _normalizing_by_batch(
+                layers if own else [],
+                self.second_order,
+                once=self.batch_normalization == "support",
+            ),
         ):
             logits = self.model(images, training=False)
             used = [scope.get_current_value(variable) for variable in moving]
@@ -279,9 +317,12 @@ class FunctionalClassifier:
 
 @contextlib.contextmanager
 def _normalizing_by_batch(
-    layers: Sequence[keras.layers.BatchNormalization], second_order: bool
+    layers: Sequence[keras.layers.BatchNormalization], second_order: bool, once: bool
 ) -> Iterator[None]:
     """Lets batch norms put a batch's statistics in place of their moving ones, and use it.
+
+    With `once`, one that is called a second time raises: there is room for the statistics
+    of one call.
 
     For gradients of gradients not by their training mode: on TensorFlow that counts the
     mean as a constant in the variance (`tf.nn.moments`), which is right for gradients and
@@ -289,7 +330,7 @@ def _normalizing_by_batch(
     """
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.call = _by_own_statistics(layer, layer.call, second_order)
+        layer.call = _by_own_statistics(layer, layer.call, second_order, once)
         layer.momentum = 0.0  # In training mode the batch's statistics are stored whole.
     try:
         yield
@@ -303,11 +344,18 @@ def _by_own_statistics(
     layer: keras.layers.BatchNormalization,
     call: Callable[..., Tensor],
     second_order: bool,
+    once: bool,
 ) -> Callable[..., Tensor]:
+    called = False
+
     def call_with_statistics(
         inputs: Tensor, training: Any = None, mask: Any = None
     ) -> Tensor:
+        nonlocal called
         del training
+        if called and once:
+            raise ValueError(_ONE_CALL.format(layer.name))
+        called = True
         if mask is not None:
             raise ValueError(
                 "Batch norms of `model` must not have masked inputs. "

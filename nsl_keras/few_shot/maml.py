@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import assertions
-from nsl_keras.backend.distribution import variable_scope
 from nsl_keras.backend.gradients import gradients_of
 from nsl_keras.backend.mapping import map_elements
 from nsl_keras.backend.tracing import is_known
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalClassifier,
@@ -24,7 +21,6 @@ from nsl_keras.few_shot.functional import (
     select_variables,
 )
 from nsl_keras.neighborhoods.inner_loss import cross_entropy
-from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
 from nsl_keras.second_order import require_second_derivatives
 
 Tensor = Any
@@ -33,7 +29,7 @@ FORMS = ("fixed", "learned")
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MAML(keras.Model):
+class MAML(EpisodicLearner):
     """A classifier that adapts to the support set of an episode, then scores its queries.
 
     With a classifier `f` of weights `theta`, part of which are the inner variables `phi`,
@@ -220,7 +216,6 @@ class MAML(keras.Model):
         self.model = model
         self.ways = 0
         self._rates: list[Any] = []
-        self._checks = False
         if model.built:
             self._select()
 
@@ -293,14 +288,17 @@ class MAML(keras.Model):
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support_images, support_labels, query_images = map(ops.convert_to_tensor, inputs)
+        support_images, membership, valid = self._checked(
+            support_images, support_labels, query_images
+        )
         normalizations = [
             layer for layer in self.classifier.normalizations if layer.trainable
         ]
         updates = training and self.batch_normalization == "moving" and normalizations
 
         def one_episode(elements: list[Tensor]) -> list[Tensor]:
-            number, images, labels, queries = elements
-            values = self._adapted(images, labels, number, bool(training))
+            number, images, targets, queries = elements
+            values = self._adapted(images, targets, number, bool(training))
             logits = self.classifier.query_outputs(values, images, queries)
             if not updates:
                 return [logits]
@@ -318,20 +316,18 @@ class MAML(keras.Model):
             ]
         numbers = ops.arange(ops.shape(support_images)[0])
         logits, *statistics = map_elements(
-            one_episode, [numbers, support_images, support_labels, query_images], outputs
+            one_episode, [numbers, support_images, membership, query_images], outputs
         )
         if updates:
             self.classifier.update_moving_statistics(_pooled(statistics))
-        return logits
+        # Where no check can run, in compiled code, wrong labels do not go unseen.
+        return ops.where(valid[:, None, None], logits, float("nan"))
 
     def _adapted(
-        self, images: Tensor, labels: Tensor, episode: Tensor, training: bool
+        self, images: Tensor, targets: Tensor, episode: Tensor, training: bool
     ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
-        targets = ops.one_hot(ops.cast(labels, "int32"), self.ways)
         checks = self._checks or is_known(images)
-        if checks:
-            targets = self._checked_targets(targets, labels, episode)
         steps = [self._inner] * self._number_of_steps("inner_steps", training)
         steps += [self._extra] * self._number_of_steps("extra_steps", training)
         rates = self._rates_of_variables()
@@ -375,90 +371,12 @@ class MAML(keras.Model):
         at_test = getattr(self, f"test_{kind}")
         return getattr(self, kind) if training or at_test is None else at_test
 
-    def _checked_targets(self, targets: Tensor, labels: Tensor, episode: Tensor) -> Tensor:
-        present = ops.any(targets > 0, axis=0)
-        known = ops.all(ops.any(targets > 0, axis=1))
-        return assertions.checked(
-            targets,
-            ops.all(present) & known,
-            f"`support_labels` must be the classes 0 to {self.ways} - 1, each of them "
-            "present, as many as `model` has outputs. Received: in episode",
-            episode,
-            "the labels",
-            labels,
+    def _labels_demand(self) -> str:
+        return (
+            f"`support_labels` must be the classes 0 to {self.ways - 1}, each of them "
+            f"present, as many as model {self.model.name!r} has outputs: give a network "
+            "that was trained on more classes a new last layer of the episodes' ways."
         )
-
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
-        self._check_episodes(arguments.get("x"))
-        validation_data = arguments.get("validation_data")
-        if isinstance(validation_data, (tuple, list)):
-            validation_data = validation_data[0]
-        self._check_episodes(validation_data)
-        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
-        return super().fit(**arguments)
-
-    @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
-        self._check_episodes(arguments.get("x"))
-        return super().evaluate(**arguments)
-
-    @functools.wraps(keras.Model.predict)
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.predict, args, kwargs)
-        self._check_episodes(arguments.get("x"))
-        return super().predict(**arguments)
-
-    def _check_episodes(self, x: Any) -> None:
-        """Checks arrays on the host; other data sets are left to the step."""
-        if isinstance(x, keras.utils.PyDataset):
-            x = x[0][0]
-        if not isinstance(x, (tuple, list)) or not all(map(validation.is_array, x)):
-            return
-        if len(x) != 3:
-            raise ValueError(
-                "`x` must be (support_images, support_labels, query_images). "
-                f"Received: {len(x)} arrays"
-            )
-        images, labels, queries = x
-        validation.finite(images, "support_images")
-        validation.finite(queries, "query_images")
-        if not self.built:
-            with variable_scope(self):
-                self.build([(None, *np.shape(each)[1:]) for each in x])
-        for episode, row in enumerate(ops.convert_to_numpy(labels)):
-            if not np.array_equal(np.unique(row), np.arange(self.ways)):
-                raise ValueError(
-                    f"`support_labels` must be the classes 0 to {self.ways - 1}, each "
-                    f"of them present, as many as model {self.model.name!r} has outputs. "
-                    f"Received: the labels {np.unique(row).tolist()} in episode {episode}"
-                )
-
-    @contextlib.contextmanager
-    def _checking(self) -> Iterator[None]:
-        """Lets a call inside a step check its data, which an exported one does not."""
-        self._checks = True
-        try:
-            yield
-        finally:
-            self._checks = False
-
-    def train_step(self, *arguments: Any) -> Any:
-        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
-            return super().train_step(*arguments)
-
-    def test_step(self, *arguments: Any) -> Any:
-        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
-            return super().test_step(*arguments)
-
-    def predict_step(self, *arguments: Any) -> Any:
-        """One step: `predict_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
-            return super().predict_step(*arguments)
 
     def compute_output_shape(
         self, input_shape: Sequence[Sequence[int | None]]

@@ -9,16 +9,15 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.assertions import checked
 from nsl_keras.backend.precision import at_least_float32
-from nsl_keras.backend.tracing import is_known
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.few_shot.episodic_model import EpisodicModel
 from nsl_keras.few_shot.functional import POLICIES
 
 Tensor = Any
 
 
-class MetricLearner(keras.Model):
+class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
     A subclass writes `scores`, and `build_scores` where it has weights of its own.
@@ -110,7 +109,9 @@ class MetricLearner(keras.Model):
         self._check_shapes(
             *(tuple(each.shape) for each in (support_images, support_labels, query_images))
         )
-        membership, valid = self._membership(support_labels)
+        support_images, membership, valid = self._checked(
+            support_images, support_labels, query_images
+        )
         support, queries = (
             at_least_float32(features)
             for features in self.images_to_features.outputs(
@@ -121,23 +122,6 @@ class MetricLearner(keras.Model):
         logits = self.scores(support, membership, queries, training)
         # Where no check can run, in compiled code, wrong labels do not go unseen.
         return ops.where(valid[:, None, None], logits, float("nan"))
-
-    def _membership(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One-hot labels `(batch, support images, ways)`, and which episodes are valid."""
-        labels = ops.cast(labels, "int32")
-        membership = ops.one_hot(labels, self.ways)
-        in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
-        valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
-        message = (
-            f"`support_labels` must hold classes 0 to {self.ways - 1} (`ways` is "
-            f"{self.ways}), each at least once in every episode."
-        )
-        if is_known(valid):
-            if not ops.convert_to_numpy(valid).all():
-                received = ops.convert_to_numpy(labels).tolist()
-                raise ValueError(f"{message} Received: support_labels={received}")
-            return membership, valid
-        return checked(membership, ops.all(valid), message), valid
 
     def scores(
         self,

@@ -81,12 +81,18 @@ class DampenedMomentum:
         index: int | Tensor,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns values and buffers after step `index`, which counts from 0."""
-        share = ops.where(ops.equal(index, 0), 1.0, 1 - self.dampening)
+        first = ops.equal(index, 0)
         new_values, new_buffers = [], []
         for value, gradient, buffer in zip(values, gradients, buffers, strict=True):
             gradient = gradient + self.weight_decay * value
             if self.momentum:
-                gradient = self.momentum * buffer + ops.cast(share, value.dtype) * gradient
+                # In the value's own dtype: a rounded share would be one of float32.
+                share = ops.where(
+                    first,
+                    ops.ones((), value.dtype),
+                    ops.convert_to_tensor(1 - self.dampening, value.dtype),
+                )
+                gradient = self.momentum * buffer + share * gradient
             new_values.append(value - self.learning_rate * gradient)
             new_buffers.append(gradient)
         return new_values, new_buffers

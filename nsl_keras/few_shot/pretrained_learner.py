@@ -60,7 +60,7 @@ class PretrainedLearner(MetricLearner):
         if not self.built:
             shape = (None, None, *np.shape(images)[1:])
             self.build((shape, (None, None), shape))
-        if self.images_to_features.functional is not None:
+        if self.images_to_features.by_episode:
             raise ValueError(
                 '`batch_normalization` must be "moving" for `center_on`. '
                 f"Received: batch_normalization={self.batch_normalization!r}"

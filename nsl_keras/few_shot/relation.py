@@ -183,7 +183,7 @@ class RelationNet(MetricLearner):
         sums = ops.matmul(ops.swapaxes(membership, 1, 2), flat)
         sums = ops.reshape(sums, (batch, self.ways, *maps))
         sets = [self._pairs(sums, queries)]
-        if self.batch_normalization == "support" and self.pairs_to_scores.functional:
+        if self.batch_normalization == "support" and self.pairs_to_scores.by_episode:
             sets.insert(0, self._pairs(sums, support))
         found = self.pairs_to_scores.outputs(sets, training)[-1]
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
@@ -228,7 +228,7 @@ class RelationLoss(keras.losses.Loss):
         **kwargs: `reduction`, `dtype` of `keras.losses.Loss`.
 
     Call arguments:
-        y_true: Class numbers, of shape `(batch, queries)`.
+        y_true: Class numbers, of shape `(batch, queries)` or `(batch, queries, 1)`.
         y_pred: Logits, of shape `(batch, queries, ways)`.
 
     Example:
@@ -249,7 +249,8 @@ class RelationLoss(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         scores = ops.sigmoid(ops.convert_to_tensor(y_pred))
-        labels = ops.one_hot(
-            ops.cast(y_true, "int32"), scores.shape[-1], dtype=scores.dtype
-        )
+        y_true = ops.cast(y_true, "int32")
+        if len(y_true.shape) == len(scores.shape):
+            y_true = ops.squeeze(y_true, -1)
+        labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
         return ops.mean(ops.square(scores - labels), axis=-1)

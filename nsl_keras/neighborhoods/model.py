@@ -393,7 +393,7 @@ class MetaNeighborhoodModel(keras.Model):
             ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
         if self.task == "classification":
-            _require_loss_of_logits(loss)
+            validation.loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
         self._before_adaptation = MetricsBeforeAdaptation(
             options.get("metrics"), options.get("weighted_metrics")
@@ -569,16 +569,3 @@ def _checked_finite(tensor: Any) -> Any:
     if not keras.backend.is_float_dtype(tensor.dtype):
         return tensor
     return assertions.checked(tensor, ops.all(ops.isfinite(tensor)), "`x` must be finite.")
-
-
-def _require_loss_of_logits(loss: Any) -> None:
-    takes_probabilities = (
-        isinstance(loss, str) and loss.endswith("crossentropy")
-    ) or getattr(loss, "from_logits", True) is False
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    if takes_probabilities or config.get("from_logits") is False:
-        raise ValueError(
-            "`loss` must take logits: pass for example "
-            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
-            f"Received: loss={loss!r}"
-        )

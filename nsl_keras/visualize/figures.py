@@ -41,10 +41,23 @@ def colors_of(classes: int) -> list[Any]:
     return list(matplotlib.colormaps["viridis"](np.linspace(0, 1, classes)))
 
 
-def draw_image(axis: Axes, image: np.ndarray, largest: float) -> None:
-    """Draws one image of a stack whose largest value is given: in [0, 1] or [0, 255]."""
-    scale = 255.0 if largest > 1.5 else 1.0
-    axis.imshow(np.squeeze(image) / scale, cmap="gray_r", vmin=0, vmax=1)
+def display_range(*stacks: np.ndarray) -> tuple[float, float]:
+    """The values drawn as black and white: 0 to 1, 0 to 255, or all that images hold.
+
+    The last is for images that were standardised: a model gets those it was trained on.
+    """
+    smallest = min(float(stack.min()) for stack in stacks)
+    largest = max(float(stack.max()) for stack in stacks)
+    if smallest < 0 or largest > 255:
+        return smallest, largest
+    return 0.0, 255.0 if largest > 1.5 else 1.0
+
+
+def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> None:
+    """Draws one image, of a stack with a `display_range`."""
+    low, high = values
+    shown = (np.squeeze(image) - low) / (high - low)
+    axis.imshow(shown, cmap="gray_r", vmin=0, vmax=1)
     axis.set_xticks([])
     axis.set_yticks([])
 

@@ -11,7 +11,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.neighborhoods.inspection import attention_of, names_of, require_classifier
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import draw_image, new_figure
+from nsl_keras.visualize.figures import display_range, draw_image, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,9 @@ def learned_neighbors(
 
     Args:
         model: A built `MetaNeighborhoodModel`.
-        images: Array of images, `(n, height, width, channels)` in [0, 1] or [0, 255].
+        images: Array of images, `(n, height, width, channels)`, as the model gets them.
+            In [0, 1] or [0, 255] they are drawn as they are, others (standardised ones)
+            from their lowest to their highest value.
         entries: Entry numbers to draw; `None` takes, for each class in turn, the entry
             that the images look at most.
         nearest: int, the number of images drawn for each entry.
@@ -90,7 +92,7 @@ def learned_neighbors(
         squeeze=False,
         gridspec_kw={"width_ratios": [2.4] + [1] * nearest},
     )
-    largest = images.max()
+    shown = display_range(images)
     for entry, axes in zip(entries, rows, strict=True):
         top = int(values[entry].argmax())
         colors = [
@@ -104,6 +106,6 @@ def learned_neighbors(
         for axis, index in zip(
             axes[1:], np.argsort(-attention[:, entry])[:nearest], strict=True
         ):
-            draw_image(axis, images[index], largest)
+            draw_image(axis, images[index], shown)
             axis.set_axis_off()
     return figure

@@ -17,7 +17,7 @@ from nsl_keras.neighborhoods.inspection import (
     names_of,
 )
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import BLUE, ORANGE, draw_image, new_figure
+from nsl_keras.visualize.figures import BLUE, ORANGE, display_range, draw_image, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +45,9 @@ def subcategories(
     Args:
         model: A built `MetaNeighborhoodModel`, or for comparison any Keras model from
             images to features of shape `(batch, features)`.
-        images: Array of images to choose from, `(n, height, width, channels)` in [0, 1]
-            or [0, 255].
+        images: Array of images to choose from, `(n, height, width, channels)`, as the
+            model gets them. In [0, 1] or [0, 255] they are drawn as they are, others
+            (standardised ones) from their lowest to their highest value.
         labels: Their fine labels: class numbers, of shape `(n,)`.
         queries: Array of images like these.
         query_labels: Their fine labels.
@@ -106,12 +107,12 @@ def subcategories(
     names = names_of(count, class_names)
     figure = new_figure(figsize=(0.95 * (nearest + 1.4), 1.12 * len(rows) + 0.6))
     grid = figure.subplots(len(rows), nearest + 1, squeeze=False)
-    largest = max(images.max(), queries.max())
+    shown = display_range(images, queries)
     for row, axes in zip(rows, grid, strict=True):
-        draw_image(axes[0], queries[row], largest)
+        draw_image(axes[0], queries[row], shown)
         axes[0].set_ylabel(names[query_labels[row]], fontsize=9, weight="bold")
         for axis, index in zip(axes[1:], found[row], strict=True):
-            draw_image(axis, images[index], largest)
+            draw_image(axis, images[index], shown)
             right = labels[index] == query_labels[row]
             for spine in axis.spines.values():
                 spine.set(

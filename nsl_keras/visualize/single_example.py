@@ -12,7 +12,15 @@ from nsl_keras import validation
 from nsl_keras.neighborhoods.head import Neighbors
 from nsl_keras.neighborhoods.inspection import attention_of, names_of
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, draw_image, is_image, new_figure
+from nsl_keras.visualize.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    display_range,
+    draw_image,
+    is_image,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +91,7 @@ def adaptation(
     _draw_predictions(top, before, after, names, is_classifier)
     if is_image(example):
         picture = figure.add_subplot(grid[0, 0])
-        draw_image(picture, example, example.max())
+        draw_image(picture, example, display_range(example))
         picture.set_title("example", fontsize=9)
     bars = figure.add_subplot(grid[1, 1])
     _draw_weights(bars, found, names, is_classifier)
@@ -178,9 +186,10 @@ def _draw_nearest_images(
     frame.set_title("nearest image", fontsize=9)
     nearest = attention_of(model, images)[:, indices].argmax(axis=0)
     height = 1 / len(nearest)
+    values = display_range(images)
     for row, index in enumerate(nearest):
         inset = frame.inset_axes((0, 1 - (row + 0.95) * height, 1, 0.9 * height))
-        draw_image(inset, images[index], images.max())
+        draw_image(inset, images[index], values)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -334,6 +334,38 @@ def test_from_a_bad_dataset():
         few_shot.EpisodeSampler.from_dataset(examples)
 
 
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ((np.zeros((8, 4, 2, 3)), np.zeros(8, int)), r"`dataset.unbatch\(\)`.*\(8,\)"),
+        (
+            (np.zeros((4, 2, 3)), np.eye(3)[0]),
+            r"argmax. Received: .* shape \(3,\)",
+        ),
+        ({"images": 0, "labels": 0}, r"an example of \['images', 'labels'\]"),
+        (np.zeros((4, 2, 3)), "an example of ndarray"),
+        ((1, 2, 3), "an example of tuple"),
+    ],
+)
+def test_from_a_dataset_of_other_examples(example, message):
+    with pytest.raises(ValueError, match=f"`dataset` must hold .*{message}"):
+        few_shot.EpisodeSampler.from_dataset([example])
+
+
+def test_equal_episodes_have_equal_fingerprints():
+    images, labels = numbered_images()
+    first = few_shot.EpisodeSampler(images, labels, 3, 2, 4)
+    again = few_shot.EpisodeSampler(images.copy(order="F"), list(labels), 3, 2, 4)
+    assert first.fingerprint == again.fingerprint
+    assert len(first.fingerprint) == 16
+    others = [
+        few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=1),
+        few_shot.EpisodeSampler(images, labels, 2, 2, 4),
+        few_shot.EpisodeSampler(images + 1, labels, 3, 2, 4),
+    ]
+    assert len({each.fingerprint for each in [first, *others]}) == 4
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_from_folder(tmp_path, nested):
     for letter in ("alpha", "beta", "gamma"):

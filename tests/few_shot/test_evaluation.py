@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from nsl_keras.few_shot import EpisodeSampler, Evaluation, compare, evaluate
+from nsl_keras.few_shot import EpisodeSampler, Evaluation, ProtoNet, compare, evaluate
 
 WAYS, QUERIES = 4, 3
 
@@ -104,6 +104,36 @@ def test_only_the_same_episodes_are_compared():
     for other in (Evaluation(accuracies, start=2), Evaluation(accuracies[:1])):
         with pytest.raises(ValueError, match="must be evaluations of the same episodes"):
             compare(Evaluation(accuracies), other)
+
+
+def test_only_equal_samplers_are_compared(sampler):
+    first = evaluate(knowing(0), sampler, episodes=4)
+    images, labels = sampler.images, sampler.labels
+
+    def second(images=images, labels=labels, ways=WAYS, shots=2, seed=0):
+        other = EpisodeSampler(images, labels, ways, shots, QUERIES, seed)
+        return evaluate(knowing(3), other, episodes=4)
+
+    assert compare(first, second(images.copy(), list(labels))).mean == 0.25
+    for other in (
+        second(images + 1),
+        second(labels=labels + 1),
+        second(shots=3),
+        second(seed=1),
+    ):
+        with pytest.raises(ValueError, match="equal images, labels, ways"):
+            compare(first, other)
+
+
+def test_the_policy_is_the_one_that_was_followed(sampler):
+    backbone = keras.Sequential(
+        [keras.Input((2, 2, 1)), keras.layers.BatchNormalization(), keras.layers.Flatten()]
+    )
+    learner = ProtoNet(backbone, WAYS, batch_normalization="support")
+    assert evaluate(learner, sampler, 2).batch_normalization == "support"
+    backbone.trainable = False
+    learner = ProtoNet(backbone, WAYS, batch_normalization="support")
+    assert evaluate(learner, sampler, 2).batch_normalization == "moving"
 
 
 @pytest.mark.parametrize(

@@ -404,4 +404,20 @@ def test_paper_strategies_on_cnn4():
         learner = Finetuner(model, 5, variables, epochs=2)
         result = few_shot.evaluate(learner, sampler, episodes=4, batch_size=2)
         assert result.batch_normalization == "support"
-        assert 0 <= result.mean <= 1
+        assert result.accuracies.shape == (4,)
+
+
+def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
+    plain = nsl_keras.backbones.cnn4((16, 16, 3), 9, filters=4)
+    frozen = nsl_keras.convert.add_similarity(plain)
+    assert not frozen.layers[-1].trainable
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(60, 16, 16, 3)).astype("float32")
+    sampler = few_shot.EpisodeSampler(images, np.arange(60) // 10, queries=3)
+    found = Finetuner(frozen, 5, "classifier", epochs=3)(sampler.episodes(2))
+    frozen.layers[-1].trainable = True
+    expected = Finetuner(frozen, 5, "classifier", epochs=3)(sampler.episodes(2))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    frozen.layers[-1].trainable = False
+    with pytest.raises(ValueError, match="trainable=False have none"):
+        Finetuner(frozen, 9, "classifier", new_classifier=False)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+import nsl_keras
 from nsl_keras.few_shot.functional import FunctionalClassifier, select_variables
 from nsl_keras.layers import NeuralSimilarityConv2D
 
@@ -95,6 +96,19 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
 def test_a_selection_that_matches_nothing_lists_the_names(selection):
     with pytest.raises(ValueError, match=r"which are: net/convolution/kernel, .*head/bias"):
         select_variables(network(), selection)
+
+
+def test_the_message_shows_the_selection_whole_and_what_is_frozen():
+    model = network()
+    model.get_layer("head").trainable = False
+    message = (
+        r"kernel.* \(layers with trainable=False have none\)\. Received: "
+        r"inner_variables='classifier', of which 'classifier' matches none"
+    )
+    with pytest.raises(ValueError, match=message):
+        select_variables(model, "classifier")
+    with pytest.raises(ValueError, match=r"='similarity\+classifier', of which 'simil"):
+        select_variables(model, "similarity+classifier")
 
 
 @pytest.mark.parametrize("selection", ["head", 3, [3]])
@@ -214,6 +228,36 @@ def test_unsuitable_models_are_refused():
     with pytest.raises(ValueError, match="layer 'twice', which is called more often"):
         FunctionalClassifier(shared)
     FunctionalClassifier(shared, batch_normalization="transductive")
+
+
+class TwiceNormalized(keras.Model):
+    """A model whose graph is not known, with one batch norm in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization(name="twice")
+        self.head = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.head(self.norm(self.norm(inputs)))
+
+
+def test_norms_that_are_called_twice_out_of_sight():
+    inputs = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    hidden = TwiceNormalized()
+    hidden(inputs)
+    predictor = nsl_keras.predictors.SharedSimilarityPredictor(3, adapted_filters=2)
+    shared = keras.Sequential([keras.Input((6, 6, 1))])
+    for _ in range(2):
+        shared.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
+    images = inputs.repeat(3).reshape(1, 6, 6, 1)
+    for model, batch in ((hidden, inputs), (shared, images)):
+        classifier = FunctionalClassifier(model)
+        with pytest.raises(ValueError, match="which is called more often"):
+            classifier.outputs(classifier.values(), batch)
+        for policy in ("transductive", "moving"):
+            other = FunctionalClassifier(model, batch_normalization=policy)
+            assert np.all(np.isfinite(other.outputs(other.values(), batch)[0]))
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="TensorFlow's alone")

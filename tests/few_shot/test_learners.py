@@ -9,6 +9,7 @@ import pytest
 from golden_files import gradients
 from keras import ops
 
+import nsl_keras
 from nsl_keras import few_shot
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -243,37 +244,179 @@ def test_labels_outside_the_classes(wrong):
     labels = labels.copy()
     labels[1, 0] = wrong
     model = few_shot.ProtoNet(data.identity(), data.WAYS)
-    with pytest.raises(ValueError, match="`support_labels` must hold classes 0 to 2"):
+    with pytest.raises(ValueError, match="`support_labels` must be the classes 0 to 2"):
         model((support, labels, queries))
 
 
 def test_a_class_without_an_image():
     (support, labels, queries), _ = data.episodes()
     model = few_shot.ProtoNet(data.identity(), data.WAYS + 1)
-    with pytest.raises(ValueError, match="each at least once in every episode"):
+    with pytest.raises(ValueError, match=r"each of them present.*the labels \[0, 1, 2\]"):
         model((support, labels, queries))
 
 
-def test_wrong_labels_do_not_go_unseen_in_compiled_code():
-    """Without a check the episode's logits, and no others, are NaN."""
-    inputs, _ = data.episodes(batch=2)
-    inputs[1][1] = 0
-    model = few_shot.ProtoNet(data.identity(), data.WAYS)
-    model.compile(jit_compile=True)
-    found = model.predict(inputs, verbose=0)
+def maml(backbone, ways, **options):
+    del backbone
+    network = keras.Sequential(
+        [keras.Input((data.SIZE,)), keras.layers.Dense(3), keras.layers.Dense(ways)]
+    )
+    return few_shot.MAML(network, inner_steps=1, **options)
+
+
+@pytest.mark.parametrize("learner", [LEARNERS["proto"], maml])
+@pytest.mark.parametrize("wrong", [0, data.WAYS])
+def test_wrong_labels_do_not_go_unseen_in_compiled_code(learner, wrong):
+    """Without a check the episode's logits, and no others, are NaN; `fit` stops."""
+    inputs, labels = data.episodes(batch=2)
+    model = learner(data.identity(), data.WAYS)
+    model.compile("sgd", data.cross_entropy(), jit_compile=True)
+    model.predict_on_batch(inputs)
+    inputs[1][1] = wrong
+    found = as_numpy(model.predict_on_batch(inputs))
     assert np.all(np.isfinite(found[0])) and np.all(np.isnan(found[1]))
+
+    class LaterBatch(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            part = [each[[index, index]] for each in inputs]
+            return tuple(part), labels[[index, index]]
+
+    # Only the first batch of such a data set is looked at on the host.
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="labels for numbers outside"):
+        model.fit(LaterBatch(), verbose=0, shuffle=False)
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="graphs are TensorFlow's")
-def test_wrong_labels_in_a_graph():
+def test_bad_data_in_a_graph_changes_nothing():
     import tensorflow as tf
 
-    inputs, _ = data.episodes(batch=2)
-    inputs[1][1] = 0
-    model = few_shot.ProtoNet(data.identity(), data.WAYS)
-    model.compile(jit_compile=False)
+    inputs, labels = data.episodes(batch=2, shape=IMAGE)
+    model = make("proto", batch_normalization="support")
+    model.compile("sgd", data.cross_entropy(), jit_compile=False)
+    model(inputs)
+    weights = model.get_weights()
+
+    def fit(images, support_labels, queries):
+        batch = ((images, support_labels, queries), labels)
+        model.fit(tf.data.Dataset.from_tensors(batch), shuffle=False, verbose=0)
+
+    wrong = inputs[1].copy()
+    wrong[1] = 0
     with pytest.raises(tf.errors.InvalidArgumentError, match="classes 0 to 2"):
-        model.predict(inputs, verbose=0)
+        fit(inputs[0], wrong, inputs[2])
+    bad = inputs[2].copy()
+    bad[1, 0, 0, 0] = np.nan
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`query_images` must be fin"):
+        fit(inputs[0], inputs[1], bad)
+    for after, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
+def test_bad_arrays_are_found_before_the_first_step():
+    inputs, labels = data.episodes()
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile("sgd", data.cross_entropy())
+    bad = inputs[0].copy()
+    bad[0, 1, 2] = np.nan
+    wrong = inputs[1] + 1
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"`support_images` .* index \(0, 1, 2\)"):
+            run((bad, *inputs[1:]), labels)
+        with pytest.raises(ValueError, match=r"the labels \[1, 2, 3\] in episode 0"):
+            run((inputs[0], wrong, inputs[2]), labels)
+    with pytest.raises(ValueError, match="`query_images` must be finite"):
+        model.predict((*inputs[:2], np.inf * inputs[2]))
+    with pytest.raises(ValueError, match="Received: 2 arrays"):
+        model.predict(inputs[:2])
+
+
+@pytest.mark.parametrize("learner", [few_shot.ProtoNet, maml])
+@pytest.mark.parametrize(
+    "loss",
+    ["sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy()],
+)
+def test_losses_of_probabilities_are_refused(learner, loss):
+    model = learner(data.identity(), data.WAYS)
+    with pytest.raises(ValueError, match="`loss` must take logits"):
+        model.compile("adam", loss)
+
+
+def test_a_compiled_learner_goes_on_from_its_file(tmp_path):
+    inputs, labels = data.episodes(shape=IMAGE)
+    model = make("proto_cosine")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, data.cross_entropy(), jit_compile=False)
+    model.fit(inputs, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, again):
+        each.fit(inputs, labels, verbose=0)
+    for one, two in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_allclose(as_numpy(one), as_numpy(two), atol=1e-6)
+
+
+def test_weights_of_episodes_and_of_queries():
+    inputs, labels = data.episodes(batch=data.QUERIES)  # As many, so that shapes mislead.
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile("sgd", data.cross_entropy(), weighted_metrics=["accuracy"])
+    weights = np.array([1.0, 0.0, 3.0, 0.0], "float32")
+    logits = as_numpy(model(inputs))
+    losses = as_numpy(
+        keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    )
+    right = logits.argmax(axis=-1) == labels
+    for given in (weights, np.repeat(weights[:, None], data.QUERIES, axis=1)):
+        found = model.evaluate(
+            inputs, labels, sample_weight=given, verbose=0, return_dict=True
+        )
+        expected = np.mean(losses * weights[:, None])
+        np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
+        expected = np.average(right.mean(axis=1), weights=weights)
+        np.testing.assert_allclose(found["accuracy"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["proto", "relation"])
+def test_unfrozen_batch_norms_follow_the_policy(name, tmp_path):
+    inputs, _ = data.episodes(shape=IMAGE)
+    model = make(name, batch_normalization="support")
+    model.build([each.shape for each in inputs])
+    model.trainable = False
+    frozen = as_numpy(model(inputs))
+    assert model.effective_batch_normalization == "moving"
+    model.trainable = True
+    assert model.effective_batch_normalization == "support"
+    thawed = as_numpy(model(inputs))
+    assert np.abs(thawed - frozen).max() > 1e-3
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(inputs), thawed, atol=1e-5)
+    plain = few_shot.ProtoNet(data.identity(), data.WAYS, batch_normalization="support")
+    assert plain.effective_batch_normalization is None
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="SavedModels are TensorFlow's")
+@pytest.mark.parametrize("name", ["proto", "matching_context", "relation"])
+def test_export(name, tmp_path):
+    """Nothing is checked in what is served: wrong labels give NaN, and no error."""
+    import tensorflow as tf
+
+    inputs, _ = data.episodes(shape=IMAGE)
+    model = make(name, batch_normalization="support")
+    expected = as_numpy(model(inputs))
+    with pytest.raises(ValueError, match="three, and its own `export"):
+        nsl_keras.export.saved_model(model, tmp_path / "other")
+    model.export(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(tmp_path / "served")
+    graph = served.signatures["serving_default"].graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    assert not any(node.op == "Assert" for node in nodes)
+    inputs = [tf.constant(each) for each in inputs]
+    inputs[1] = tf.cast(inputs[1], "float32")
+    np.testing.assert_allclose(served.serve(tuple(inputs)), expected, rtol=1e-4, atol=1e-5)
+    inputs[1] = tf.zeros_like(inputs[1])
+    assert np.all(np.isnan(served.serve(tuple(inputs))))
 
 
 @pytest.mark.parametrize("learner", [few_shot.ProtoNet, few_shot.NearestNeighbor])

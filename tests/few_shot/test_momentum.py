@@ -47,10 +47,12 @@ def test_values_keep_their_dtype():
         pytest.skip("JAX has no float64 unless it is told to")
     value = ops.convert_to_tensor(np.ones(2), "float64")
     rule = DampenedMomentum()
-    (value,), (buffer,) = rule.step([value], [value], rule.start([value]), 0)
-    assert value.dtype == buffer.dtype == "float64"
+    (first,), (buffer,) = rule.step([value], [value], rule.start([value]), 0)
+    assert first.dtype == buffer.dtype == "float64"
     # 0.01 * (1 + 0.001), to more digits than float32 has.
-    np.testing.assert_allclose(value, 1 - 0.01001, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(first, 1 - 0.01001, rtol=0, atol=1e-15)
+    (_,), (buffer,) = rule.step([value], [value], [value], 1)
+    np.testing.assert_allclose(buffer, 0.9 + 0.1 * 1.001, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(

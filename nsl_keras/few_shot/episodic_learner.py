@@ -1,0 +1,209 @@
+"""What all models of episodes have in common in `fit`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import assertions
+from nsl_keras.backend.distribution import variable_scope
+from nsl_keras.backend.tracing import is_known
+from nsl_keras.few_shot.functional import effective_policy
+from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+
+Tensor = Any
+
+
+class EpisodicLearner(keras.Model):
+    """Base of the models from `(support_images, support_labels, query_images)` to logits.
+
+    Arrays are checked on the host, data sets inside the step where the backend can. In
+    graphs of one's own, exported ones included, nothing is checked: there the logits of
+    an episode with wrong support labels are NaN.
+
+    Attributes:
+        ways: int, the number of classes of an episode; known once the model is built.
+    """
+
+    ways: int
+    batch_normalization: str
+    _checks = False
+
+    @property
+    def effective_batch_normalization(self) -> str | None:
+        """The policy that batch norms follow as their `trainable` flags are now.
+
+        `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
+        """
+        return effective_policy(self, self.batch_normalization)
+
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any):
+        """Configures training, as `keras.Model.compile` does.
+
+        Args:
+            optimizer: Optimizer, or its name.
+            loss: Loss of the logits: one that takes logits, not probabilities.
+            **options: Further arguments of `keras.Model.compile`.
+
+        Raises:
+            ValueError: If the loss takes probabilities (`from_logits=False`).
+        """
+        validation.loss_of_logits(loss)
+        super().compile(optimizer=optimizer, loss=loss, **options)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        validation_data = arguments.get("validation_data")
+        if isinstance(validation_data, (tuple, list)):
+            validation_data = validation_data[0]
+        self._check_episodes(validation_data)
+        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
+        return super().fit(**arguments)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        return super().evaluate(**arguments)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = validation.arguments_by_name(keras.Model.predict, args, kwargs)
+        self._check_episodes(arguments.get("x"))
+        return super().predict(**arguments)
+
+    def _check_episodes(self, x: Any) -> None:
+        """Checks arrays on the host; other data sets are left to the step."""
+        if isinstance(x, keras.utils.PyDataset):
+            x = x[0][0]
+        if not isinstance(x, (tuple, list)) or not all(map(validation.is_array, x)):
+            return
+        if len(x) != 3:
+            raise ValueError(
+                "`x` must be (support_images, support_labels, query_images). "
+                f"Received: {len(x)} arrays"
+            )
+        images, labels, queries = x
+        validation.finite(images, "support_images")
+        validation.finite(queries, "query_images")
+        if not self.built:
+            with variable_scope(self):
+                self.build([(None, *np.shape(each)[1:]) for each in x])
+        self._check_labels(ops.convert_to_numpy(labels))
+
+    def _check_labels(self, labels: np.ndarray) -> None:
+        for episode, row in enumerate(labels):
+            if not np.array_equal(np.unique(row), np.arange(self.ways)):
+                raise ValueError(
+                    f"{self._labels_demand()} Received: the labels "
+                    f"{np.unique(row).tolist()} in episode {episode}"
+                )
+
+    def _labels_demand(self) -> str:
+        """What support labels must be, a sentence of an error."""
+        return (
+            f"`support_labels` must be the classes 0 to {self.ways - 1}, each of them "
+            f"present: {self.name!r} has ways={self.ways}."
+        )
+
+    def _checked(
+        self, support_images: Tensor, support_labels: Tensor, query_images: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns support images, one-hot labels, and which episodes have valid labels.
+
+        Wrong labels at hand raise. Inside a step the support images wait for the checks
+        of all inputs: with them waits whatever is computed, moving statistics included.
+        """
+        if is_known(support_labels):
+            self._check_labels(ops.convert_to_numpy(support_labels))
+        labels = ops.cast(support_labels, "int32")
+        membership = ops.one_hot(labels, self.ways)
+        in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
+        valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
+        if self._checks:
+            first = ops.argmin(ops.cast(valid, "int32"))
+            support_images = assertions.checked(
+                support_images,
+                ops.all(valid),
+                f"{self._labels_demand()} Received: in episode",
+                first,
+                "of its batch the labels",
+                ops.take(labels, first, axis=0),
+            )
+            for name, images in (
+                ("support_images", support_images),
+                ("query_images", query_images),
+            ):
+                if keras.backend.is_float_dtype(images.dtype):
+                    support_images = assertions.checked(
+                        support_images,
+                        ops.all(ops.isfinite(images)),
+                        f"`{name}` must be finite.",
+                    )
+        return support_images, membership, valid
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Lets a call inside a step check its data, which an exported one does not."""
+        self._checks = True
+        try:
+            yield
+        finally:
+            self._checks = False
+
+    def train_step(self, *arguments: Any) -> Any:
+        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().train_step(*arguments)
+
+    def test_step(self, *arguments: Any) -> Any:
+        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().test_step(*arguments)
+
+    def predict_step(self, *arguments: Any) -> Any:
+        """One step: `predict_step(data)` on TensorFlow, `(state, data)` on JAX."""
+        with self._checking():
+            return super().predict_step(*arguments)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Returns the loss; `sample_weight` may have one weight an episode, or a query."""
+        weights = _weights_of_queries(sample_weight, y_pred)
+        return super().compute_loss(x, y, y_pred, weights, training=training)
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        """Updates the metrics; `sample_weight` as for `compute_loss`."""
+        weights = _weights_of_queries(sample_weight, y_pred)
+        return super().compute_metrics(x, y, y_pred, weights)
+
+
+def _weights_of_queries(weights: Any, logits: Tensor) -> Any:
+    """Returns one weight a query; Keras would take one an episode for one a column."""
+    if weights is None:
+        return None
+    episodes, queries, _ = ops.shape(logits)
+    # Of any rank, which TensorFlow does not always know.
+    return ops.broadcast_to(ops.reshape(weights, (episodes, -1)), (episodes, queries))
