@@ -127,7 +127,7 @@ class EpisodeSampler:
         """Sixteen letters that are equal for samplers of equal episodes."""
         setting = (self.ways, self.shots, self.queries, self.seed, self.labels.tolist())
         digest = hashlib.sha256(repr((setting, self.images.shape)).encode())
-        digest.update(np.ascontiguousarray(self.images))
+        digest.update(np.ascontiguousarray(self.images).data)
         return digest.hexdigest()[:16]
 
     @classmethod

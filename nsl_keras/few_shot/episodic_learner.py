@@ -135,14 +135,16 @@ class EpisodicLearner(keras.Model):
         in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
         valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
         if self._checks:
-            first = ops.argmin(ops.cast(valid, "int32"))
+            # Not by `argmin`: a replica's share of a batch may be empty.
+            first = ops.sum(ops.cumprod(ops.cast(valid, "int32")))
+            of_first = ops.equal(ops.arange(ops.shape(labels)[0]), first)
             support_images = assertions.checked(
                 support_images,
                 ops.all(valid),
                 f"{self._labels_demand()} Received: in episode",
                 first,
                 "of its batch the labels",
-                ops.take(labels, first, axis=0),
+                ops.sum(ops.where(of_first[:, None], labels, 0), axis=0),
             )
             for name, images in (
                 ("support_images", support_images),

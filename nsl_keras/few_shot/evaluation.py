@@ -105,9 +105,9 @@ def evaluate(
     """Returns a learner's accuracy on the queries of many episodes.
 
     The papers' protocol is 600 episodes of 15 queries a class. Equal samplers give equal
-    episodes, so that learners can be compared in pairs (`compare`). What a learner
-    compiles, it compiles once for each shape: choose a `batch_size` that divides
-    `episodes`.
+    episodes, so that learners can be compared in pairs (`compare`). A learner gets batches
+    of one size, so that it compiles once: in the last one, what is missing is filled with
+    copies of the last episode, which do not count.
 
     Args:
         learner: A `keras.Model` that maps `(support_images, support_labels,
@@ -145,10 +145,11 @@ def evaluate(
     batch_size = validation.positive_integer(batch_size, "batch_size")
     start = validation.non_negative_integer(start, "start")
     accuracies = []
+    batch_size = min(batch_size, episodes)
     for first in range(start, start + episodes, batch_size):
         batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
         try:
-            logits = _logits(learner, batch)
+            logits = _logits(learner, batch, batch_size)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
                 f"Where the first of the batch is episode {first} of the sampler: {error}"
@@ -207,12 +208,18 @@ def _half_width(values: np.ndarray) -> float:
     return float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
-def _logits(learner: Learner, batch: Episode) -> np.ndarray:
+def _logits(learner: Learner, batch: Episode, size: int) -> np.ndarray:
+    """Returns the logits of a batch, computed in one that is filled up to a size."""
+    count = len(batch.query_labels)
+    kept = np.minimum(np.arange(size), count - 1)
+    filled = batch if size == count else Episode(*(each[kept] for each in batch))
     if isinstance(learner, keras.Model):
-        inputs = (batch.support_images, batch.support_labels, batch.query_images)
+        inputs = (filled.support_images, filled.support_labels, filled.query_images)
         # Not `predict_on_batch`, which under a strategy runs the batch on every replica.
-        return learner.predict(inputs, batch_size=len(inputs[0]), verbose=0)
-    return keras.ops.convert_to_numpy(learner(batch))
+        logits = learner.predict(inputs, batch_size=size, verbose=0)
+    else:
+        logits = keras.ops.convert_to_numpy(learner(filled))
+    return logits[:count]
 
 
 def _check_logits(logits: np.ndarray, batch: Episode, ways: int, first: int) -> None:

@@ -61,7 +61,9 @@ class Finetuner:
 
     Args:
         model: A built functional or Sequential model from images to logits, of layers
-            that can be made from their configs. It is not changed.
+            that can be made from their configs. It is not changed. Train it on images in
+            the range that episodes have them in: `EpisodeSampler` divides uint8 images by
+            255.
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             collection of names or paths of variables, or a function that takes a variable

@@ -49,7 +49,9 @@ class MAML(EpisodicLearner):
     5 steps of rate 0.2 and then the classifier alone for 20:
     `MAML(model, "similarity+classifier", inner_steps=5, inner_learning_rate=0.2,
     test_extra_steps=20)`. It starts from a pretrained network, whose other variables stay
-    as they are where they are frozen (`kernel_trainable=False`, `layer.trainable=False`).
+    as they are where they are frozen (`kernel_trainable=False`, `layer.trainable=False`);
+    `nsl_keras.convert.add_similarity` freezes them. A network that was trained on other
+    classes needs a new last layer, of the episodes' ways: see the second example.
 
     Batch norms. `batch_normalization` says whose statistics they normalise by:
 
@@ -78,10 +80,18 @@ class MAML(EpisodicLearner):
     outlives it. Episodes of a batch are computed one after the other in a loop of the
     graph, so tracing time does not depend on the batch.
 
+    Losses that layers add (activity regularizers, `add_loss`) do not count, neither in
+    the inner steps nor in training. Weight regularizers count in training, as in any
+    Keras model. On JAX with the batch spread over several devices, the loop goes over all
+    episodes on each of them: it is right, and no faster than on one.
+
     Non-finite inner losses. In `fit`, `evaluate` and `predict` on TensorFlow without XLA,
     and in eager calls, an inner loss that is not finite raises
     `tf.errors.InvalidArgumentError` that names the step and the episode. XLA and JAX have
-    no assertions: there `fit` raises `NonFiniteLossError` after the step.
+    no assertions: there `fit` raises `NonFiniteLossError` after the step. The same holds
+    for images that are not finite and for support labels that are not the classes, where
+    they come from a data set; the logits of such an episode are NaN. Arrays are checked
+    before the first step.
 
     Args:
         model: Keras classifier of any kind, from images to logits of shape `(batch,
@@ -120,7 +130,8 @@ class MAML(EpisodicLearner):
     Output shape:
         `(batch, queries, ways)`, logits. Compile with
         `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`; the targets are
-        query labels of shape `(batch, queries)`.
+        query labels of shape `(batch, queries)`, and `sample_weight` one weight for each
+        episode or for each query.
 
     Raises:
         ValueError: For arguments outside the ranges above; for a selection that matches
@@ -129,9 +140,10 @@ class MAML(EpisodicLearner):
             renormalise, or (with `"support"`) are called more than once; without
             `first_order` on TensorFlow, for a layer that has no second derivative
             (bilinear resizing) or an inexact one (layer and group normalization), which
-            is named; at `fit`, `evaluate` and `predict` with arrays or a
-            `keras.utils.PyDataset` (its first batch), for support labels that are not the
-            model's `ways` classes, and for images that are not finite.
+            is named; at `compile`, for a loss of probabilities; at `fit`, `evaluate` and
+            `predict` with arrays or a `keras.utils.PyDataset` (its first batch), for
+            support labels that are not the model's `ways` classes, and for images that are
+            not finite.
 
     Example:
 
@@ -157,6 +169,24 @@ class MAML(EpisodicLearner):
     >>> history = model.fit(inputs, episodes.query_labels, batch_size=4, verbose=0)
     >>> model.predict(inputs, verbose=0).shape
     (8, 6, 2)
+
+    From a network that was pretrained on ten classes, with similarities that are new and
+    a new last layer, the paper's meta-learned static network for episodes of two:
+
+    >>> pretrained = keras.Sequential([
+    ...     keras.Input((8, 8, 1)),
+    ...     keras.layers.Conv2D(4, 3, activation="relu"),
+    ...     keras.layers.Flatten(),
+    ...     keras.layers.Dense(10),
+    ... ])
+    >>> features = keras.Model(pretrained.inputs, pretrained.layers[-2].output)
+    >>> static = nsl_keras.convert.add_similarity(features, "diagonal")
+    >>> network = keras.Model(static.inputs, keras.layers.Dense(2)(static.output))
+    >>> model = nsl_keras.few_shot.MAML(
+    ...     network, "similarity+classifier", inner_steps=5, inner_learning_rate=0.2,
+    ...     test_extra_steps=20)
+    >>> tuple(model(inputs).shape), len(model.trainable_variables)
+    ((8, 6, 2), 3)
 
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017); ANIL: Rapid Learning or

@@ -28,7 +28,8 @@ class NearestCentroid(PretrainedLearner):
 
     Args:
         backbone: Keras model from images to features; features of several axes are
-            flattened.
+            flattened. Train it on images in the range that episodes have them in:
+            `EpisodeSampler` divides uint8 images by 255.
         ways: int, the number of classes of an episode.
         metric: `"cosine"` or `"euclidean"` (squared).
         normalize: bool, whether features are brought to length 1 before their mean is

@@ -26,7 +26,8 @@ class NearestNeighbor(PretrainedLearner):
 
     Args:
         backbone: Keras model from images to features; features of several axes are
-            flattened.
+            flattened. Train it on images in the range that episodes have them in:
+            `EpisodeSampler` divides uint8 images by 255.
         ways: int, the number of classes of an episode.
         metric: `"cosine"` or `"euclidean"` (squared).
         batch_normalization: `"moving"`, by which the backbone computes as it did when it

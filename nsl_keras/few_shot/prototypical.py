@@ -24,7 +24,10 @@ class ProtoNet(MetricLearner):
         logits_c  = -||f(query) - p_c||^2 / temperature
 
     or with the cosine of `f(query)` and `p_c` in place of minus the squared distance.
-    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit`.
+    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit`:
+    targets are query labels of shape `(batch, queries)`, `sample_weight` one weight for
+    each episode or for each query. Losses that the backbone's layers add (activity
+    regularizers, `add_loss`) count under the policy `"moving"` alone.
 
     Args:
         backbone: Keras model from images to features; features of several axes are
@@ -59,9 +62,12 @@ class ProtoNet(MetricLearner):
     Raises:
         ValueError: For arguments outside the ranges above; at build, for shapes that do
             not fit each other, and a backbone with several outputs or of unknown feature
-            shape; in eager mode, for labels outside the classes or a class without an
-            image. In a TensorFlow graph the latter is an
-            `tf.errors.InvalidArgumentError`; compiled, the episode's logits are NaN.
+            shape; at `compile`, for a loss of probabilities; at a call, and for arrays at
+            `fit`, `evaluate` and `predict`, for labels outside the classes, a class
+            without an image, and images that are not finite. From data sets these are
+            found inside the step, as `tf.errors.InvalidArgumentError`; XLA and JAX cannot
+            look: there the logits of an episode with wrong labels are NaN, and `fit`
+            raises `NonFiniteLossError` after the step.
 
     Example:
 

@@ -67,6 +67,18 @@ def test_each_episode_counts_once_however_they_are_batched(sampler):
     assert later.start == 3
 
 
+def test_batches_are_of_one_size(sampler):
+    sizes = []
+
+    def learner(episode):
+        sizes.append(len(episode.query_images))
+        return by_first_pixel(episode)
+
+    evaluate(learner, sampler, episodes=7, batch_size=3)
+    evaluate(learner, sampler, episodes=2, batch_size=5)
+    assert sizes == [3, 3, 3, 2]
+
+
 def test_keras_models(sampler):
     result = evaluate(Nearest(), sampler, episodes=6, batch_size=2)
     assert result.batch_normalization == "moving"

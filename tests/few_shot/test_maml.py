@@ -656,7 +656,11 @@ for strategy in (
             metrics=["accuracy"], jit_compile=False)
     history = model.fit((support, labels, queries), labels, batch_size=4, epochs=2,
                         shuffle=False, verbose=0).history
+    sampler = nsl_keras.few_shot.EpisodeSampler(
+        support.reshape(-1, 6, 6, 1), labels.ravel(), ways=2, shots=2, queries=2)
+    evaluation = nsl_keras.few_shot.evaluate(model, sampler, episodes=5)
     print(json.dumps({
+        "accuracies": evaluation.accuracies.tolist(),
         "replicas": strategy.num_replicas_in_sync,
         "history": history,
         "weights": [
@@ -678,6 +682,7 @@ def test_two_replicas_equal_one_device():
     one, two = map(json.loads, result.stdout.splitlines()[-2:])
     assert (one["replicas"], two["replicas"]) == (1, 2)
     assert len(one["weights"]) == 12
+    assert one["accuracies"] == two["accuracies"] and len(one["accuracies"]) == 5
     for key, values in one["history"].items():
         np.testing.assert_allclose(values, two["history"][key], atol=1e-5)
     for mine, theirs in zip(one["weights"], two["weights"], strict=True):
