@@ -50,7 +50,7 @@ def split_classes(
 
 
 def _counts(sizes: Sequence[int] | Sequence[float], total: int) -> list[int]:
-    if not sizes:
+    if len(sizes) == 0:
         raise ValueError(f"`sizes` must hold a size for each set. Received: sizes={sizes}")
     if all(isinstance(size, (int, np.integer)) for size in sizes):
         counts = [validation.positive_integer(size, "sizes") for size in sizes]

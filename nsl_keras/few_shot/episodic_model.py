@@ -45,7 +45,9 @@ class EpisodicModel:
         return policy not in ("moving", None)
 
     def _functional(self) -> FunctionalClassifier:
-        return FunctionalClassifier(self.model, "all", self.batch_normalization)
+        return FunctionalClassifier(
+            self.model, "all", self.batch_normalization, logits=False
+        )
 
     def outputs(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
         """Returns the model's outputs for each set.

@@ -149,7 +149,7 @@ class Finetuner:
         ).variables
         before, after = _cut(copy, adapted)
         self._before = before and FunctionalClassifier(
-            before, None, batch_normalization, second_order=False
+            before, None, batch_normalization, second_order=False, logits=False
         )
         classifier = last_layer_with_weights(copy)
         chosen = {id(variable) for variable in adapted}

@@ -167,6 +167,7 @@ class FunctionalClassifier:
         argument: Name of the argument `selection`, for messages.
         second_order: Whether gradients of gradients may be taken. Without, batch norms
             take a batch's statistics in their training mode, the faster way.
+        logits: Whether the model's outputs must be logits, and not features.
 
     Attributes:
         model: The model.
@@ -187,6 +188,7 @@ class FunctionalClassifier:
         batch_normalization: str = "support",
         argument: str = "inner_variables",
         second_order: bool = True,
+        logits: bool = True,
     ) -> None:
         self.second_order = second_order
         if not model.built:
@@ -197,7 +199,8 @@ class FunctionalClassifier:
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
-        _require_logits(model)
+        if logits:
+            _require_logits(model)
         self.model = model
         self.variables = (
             [] if selection is None else select_variables(model, selection, argument)

@@ -303,7 +303,15 @@ class MAML(EpisodicLearner):
 
     @property
     def inner_learning_rates(self) -> dict[str, Tensor]:
-        """The rates as they stand, by the path of the variable that each one adapts."""
+        """The rates as they stand, by the path of the variable that each one adapts.
+
+        Raises:
+            ValueError: If the model is not built: rates are variables of their own.
+        """
+        if not self.built:
+            raise ValueError(
+                f"The model must be built before its rates exist. Received: {self.name!r}"
+            )
         paths = [variable.path for variable in self.classifier.variables]
         return dict(zip(paths, self._rates_of_variables(), strict=True))
 

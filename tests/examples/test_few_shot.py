@@ -79,6 +79,11 @@ def test_rows_of_every_kind(tmp_path, capsys):
     assert f"| {100 * centroid['accuracy']:.2f} ± " in row
     assert f"| {100 * paired.mean():+.2f} ± " in row
     assert "| MAML | 63.15 ± 0.91 | 63.15 ± 0.91 | not run |" in table
+    # A second seed of the baseline alone does not change what is paired.
+    records.add({**finetuned, "seed": 1, "right_queries": [6, 6, 6, 6]})
+    table = few_shot_table.section(records.path)
+    row = next(line for line in table.splitlines() if "nearest centroid" in line)
+    assert f"| {100 * paired.mean():+.2f} ± " in row
 
 
 def test_trials_choose_on_validation_classes(tmp_path):

@@ -10,7 +10,12 @@ LABELS = np.repeat(np.arange(10, 30), 3)
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((12, 5, 3), [12, 5, 3]), ((0.6, 0.25, 0.15), [12, 5, 3]), ((1.0,), [20])],
+    [
+        ((12, 5, 3), [12, 5, 3]),
+        ((0.6, 0.25, 0.15), [12, 5, 3]),
+        (np.array([0.5, 0.5]), [10, 10]),
+        ((1.0,), [20]),
+    ],
 )
 def test_sizes(sizes, expected):
     parts = few_shot.split_classes(LABELS, sizes, seed=4)

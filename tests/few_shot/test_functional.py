@@ -218,6 +218,10 @@ def test_unsuitable_models_are_refused():
     with pytest.raises(ValueError, match=r"must return logits.*'probabilities'"):
         last = layers.Dense(2, activation="softmax", name="probabilities")
         FunctionalClassifier(keras.Sequential([keras.Input((3,)), last]))
+    FunctionalClassifier(
+        keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Softmax()]),
+        logits=False,
+    )
     with pytest.raises(ValueError, match="layer 'norm' with renorm=True"):
         FunctionalClassifier(network(renorm=True))
     with pytest.raises(ValueError, match="`batch_normalization` must be one of"):

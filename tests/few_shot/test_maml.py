@@ -545,6 +545,11 @@ def test_arguments(argument, value):
         MAML(network(), **{argument: value})
 
 
+def test_rates_of_a_model_that_is_not_built():
+    with pytest.raises(ValueError, match="must be built before its rates exist"):
+        _ = MAML(network()).inner_learning_rates
+
+
 def test_extra_variables_are_checked_where_they_are_used():
     MAML(network(), extra_variables="similarity")
     with pytest.raises(ValueError, match="`extra_variables` must match"):
