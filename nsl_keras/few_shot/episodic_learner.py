@@ -16,12 +16,12 @@ from nsl_keras.backend import assertions
 from nsl_keras.backend.distribution import variable_scope
 from nsl_keras.backend.tracing import is_known
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
+from nsl_keras.neighborhoods.checked_model import CheckedModel
 
 Tensor = Any
 
 
-class EpisodicLearner(keras.Model):
+class EpisodicLearner(CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
     Arrays are checked on the host, data sets inside the step where the backend can. In
@@ -58,36 +58,14 @@ class EpisodicLearner(keras.Model):
         validation.loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
-
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
-        self._check_episodes(arguments.get("x"))
-        validation_data = arguments.get("validation_data")
-        if isinstance(validation_data, (tuple, list)):
-            validation_data = validation_data[0]
-        self._check_episodes(validation_data)
-        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
-        return super().fit(**arguments)
-
-    @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
-        self._check_episodes(arguments.get("x"))
-        return super().evaluate(**arguments)
-
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         arguments = validation.arguments_by_name(keras.Model.predict, args, kwargs)
-        self._check_episodes(arguments.get("x"))
+        self._check_data(arguments.get("x"))
         return super().predict(**arguments)
 
-    def _check_episodes(self, x: Any) -> None:
-        """Checks arrays on the host; other data sets are left to the step."""
+    def _check_data(self, x: Any, y: Any = None) -> None:
+        del y
         if isinstance(x, keras.utils.PyDataset):
             x = x[0][0]
         if not isinstance(x, (tuple, list)) or not all(map(validation.is_array, x)):

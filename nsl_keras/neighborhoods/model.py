@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,11 +15,11 @@ from nsl_keras import validation
 from nsl_keras.backend import assertions, gradients
 from nsl_keras.backend.distribution import replicas_in_sync, variable_scope
 from nsl_keras.neighborhoods import initialization
+from nsl_keras.neighborhoods.checked_model import CheckedModel
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.metrics_before_adaptation import (
     MetricsBeforeAdaptation,
 )
-from nsl_keras.neighborhoods.non_finite_loss import StopAtNonFiniteLoss
 from nsl_keras.neighborhoods.splitting import split_classifier
 
 Tensor = Any
@@ -34,7 +33,7 @@ class Predictions(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(keras.Model):
+class MetaNeighborhoodModel(CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -296,7 +295,7 @@ class MetaNeighborhoodModel(keras.Model):
             )
         x, y = ops.convert_to_numpy(x), ops.convert_to_numpy(y)
         initialization.require_same_length(x, y, "x")
-        self._check_arrays(x, y)
+        self._check_data(x, y)
         dictionary = self.neighborhood.dictionary
         drawn = initialization.draw_examples(dictionary, y, seed)
         features = np.concatenate(
@@ -404,29 +403,7 @@ class MetaNeighborhoodModel(keras.Model):
         """The loss, the compiled metrics, and their copies before adaptation."""
         return [*super().metrics, *self._before_adaptation.metrics]
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
-
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.fit, args, kwargs)
-        self._check_arrays(arguments.get("x"), arguments.get("y"))
-        validation_data = arguments.get("validation_data")
-        if isinstance(validation_data, (tuple, list)):
-            self._check_arrays(*validation_data[:2])
-        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
-        return super().fit(**arguments)
-
-    @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.evaluate, args, kwargs)
-        self._check_arrays(arguments.get("x"), arguments.get("y"))
-        return super().evaluate(**arguments)
-
-    def _check_arrays(self, x: Any, y: Any = None) -> None:
-        """Checks arrays on the host; data sets and generators are left to the step."""
+    def _check_data(self, x: Any, y: Any = None) -> None:
         if not validation.is_array(x):
             return
         validation.finite(x, "x")
