@@ -81,7 +81,9 @@ def _table(setting: dict, runs: list[dict]) -> str:
             source.get(setting["backbone"], "")
             for source in (method.paper, method.rebuttal)
         ]
-        mine = [run for run in runs if run["method"] == name]
+        mine = sorted(
+            (run for run in runs if run["method"] == name), key=lambda run: run["seed"]
+        )
         if not mine:
             cells = [method.title, *published, "not run", *[""] * (len(columns) - 4)]
         else:
