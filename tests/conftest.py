@@ -3,6 +3,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests run in several processes, whose threads would wait for each other's.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # XLA optimizes its code for longer than the tests let it run.
 os.environ.setdefault(
     "XLA_FLAGS",

@@ -88,7 +88,7 @@ def test_dual_and_tape_agree(kinds, form, steps):
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="float64 needs the TensorFlow backend")
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     hidden=st.lists(st.sampled_from(["relu", "tanh", "gelu", "linear"]), max_size=3),
     last=st.sampled_from(["linear", "cosine"]),
