@@ -49,7 +49,7 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     smallest = min(float(stack.min()) for stack in stacks)
     largest = max(float(stack.max()) for stack in stacks)
     if smallest < 0 or largest > 255:
-        return smallest, largest
+        return smallest, largest if largest > smallest else smallest + 1.0
     return 0.0, 255.0 if largest > 1.5 else 1.0
 
 

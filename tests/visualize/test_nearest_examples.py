@@ -77,6 +77,8 @@ def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
     drawn = np.asarray(figure.axes[1].images[0].get_array())
     whole = (standardised - standardised.min()) / np.ptp(standardised)
     assert any(np.allclose(drawn, image, atol=1e-6) for image in whole)
+    figure = visualize.learned_neighbors(model, 0 * standardised - 1, [1], nearest=7)
+    assert np.all(np.asarray(figure.axes[1].images[0].get_array()) == 0)
 
 
 @pytest.mark.parametrize(
