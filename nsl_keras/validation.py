@@ -6,12 +6,10 @@ the argument, what is allowed and what was received.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 
@@ -224,35 +222,6 @@ def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y")
         f"`{name}` must have the shape of the head's outputs, {allowed}. "
         f"Received: {name}.shape={shape}"
     )
-
-
-def loss_of_logits(loss: Any) -> None:
-    """Raises if a loss, or the name of one, takes probabilities."""
-    takes_probabilities = (
-        isinstance(loss, str) and loss.endswith("crossentropy")
-    ) or getattr(loss, "from_logits", True) is False
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    if takes_probabilities or config.get("from_logits") is False:
-        raise ValueError(
-            "`loss` must take logits: pass for example "
-            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
-            f"Received: loss={loss!r}"
-        )
-
-
-def is_array(data: Any) -> bool:
-    """Whether `data` is a NumPy array or a tensor, and no data set."""
-    return isinstance(data, np.ndarray) or keras.ops.is_tensor(data)
-
-
-def arguments_by_name(
-    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the arguments of a bound call to `method` by name."""
-    bound = inspect.signature(method).bind(None, *args, **kwargs)
-    arguments = dict(bound.arguments)
-    arguments.pop("self")
-    return {**arguments.pop("kwargs", {}), **arguments}
 
 
 def _as_numpy(data: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import zlib
 import keras
 import numpy as np
 
-from nsl_keras.backend.gradients import gradients_of
+from nsl_keras.backend import gradients_of
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 

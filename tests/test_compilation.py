@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from nsl_keras.backend.compilation import apart
+from nsl_keras.backend import apart
 
 tensorflow_only = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="TensorFlow's graphs."

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras.backend.gradients import gradients_of
-from nsl_keras.backend.normalization import FusedBatchNormalization, normalized_by_batch
+from nsl_keras.backend import fused_batch_normalization, gradients_of
+from nsl_keras.normalization import FusedBatchNormalization
 
 
 def pair(shape, **options):
@@ -61,6 +61,6 @@ def test_fused_is_keras(shape, options):
 def test_statistics():
     images = np.random.default_rng(1).normal(2, 3, size=(2, 2, 1, 3)).astype("float32")
     arguments = (ops.convert_to_tensor(images), ops.ones(3), ops.zeros(3), 1e-3)
-    _, mean, variance = normalized_by_batch(*arguments)
+    _, mean, variance = fused_batch_normalization(*arguments)
     np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)), rtol=1e-5)
     np.testing.assert_allclose(variance, images.var(axis=(0, 1, 2)), rtol=1e-5)

@@ -9,8 +9,7 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backbones import units
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 def resnet_v2(

@@ -8,12 +8,11 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.sphere import SphereConv2D
-
-Tensor = Any
 
 
 def self_attention_spherenet(

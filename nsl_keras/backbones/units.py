@@ -8,11 +8,10 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
 from nsl_keras.similarity.predictors import SimilarityPredictor
-
-Tensor = Any
 
 
 def convolution(

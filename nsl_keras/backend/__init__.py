@@ -1,12 +1,16 @@
-"""The only rooms that import TensorFlow or JAX by name, and the check that one is there.
+"""What the package asks of TensorFlow or JAX, under one name for both.
 
-`import nsl_keras` needs Keras 3 and one of the two backends. Without them it ends in an
-`ImportError` that says what to install, instead of in a traceback through Keras.
+`backend/tensorflow.py` and `backend/jax.py` have the same functions. `import nsl_keras`
+needs Keras 3 and one of the two; without them it ends in an `ImportError` that says what
+to install.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeAlias
 
 SUPPORTED_BACKENDS = ("tensorflow", "jax")
 
@@ -47,3 +51,107 @@ def require_backend() -> ModuleType:
 
 
 require_backend()
+
+import keras  # noqa: E402
+
+if keras.backend.backend() == "tensorflow":
+    from nsl_keras.backend.tensorflow import (
+        BackendTensor,
+        GradientTape,
+        apart,
+        assert_in_graph,
+        compiled,
+        endless_dataset,
+        fused_batch_normalization,
+        gradients_of,
+        gradients_of_columns,
+        is_known,
+        map_elements,
+        outside_traces,
+        replicas_in_sync,
+        sum_in_loop,
+        variable_scope,
+    )
+else:
+    from nsl_keras.backend.jax import (
+        BackendTensor,
+        GradientTape,
+        apart,
+        assert_in_graph,
+        compiled,
+        endless_dataset,
+        fused_batch_normalization,
+        gradients_of,
+        gradients_of_columns,
+        is_known,
+        map_elements,
+        outside_traces,
+        replicas_in_sync,
+        sum_in_loop,
+        variable_scope,
+    )
+
+#: What layers and functions compute with: a tensor of the backend, or a symbolic one.
+Tensor: TypeAlias = keras.KerasTensor | BackendTensor
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Returns a floating-point tensor in float32, or unchanged if it is wider."""
+    tensor = keras.ops.convert_to_tensor(tensor)
+    if keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16"):
+        return keras.ops.cast(tensor, "float32")
+    return tensor
+
+
+def sum_over_chunks(
+    terms: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
+    shared: Sequence[Tensor],
+    entries: Sequence[Tensor],
+    axes: Sequence[int],
+    chunk_size: int,
+) -> list[Tensor]:
+    """Sums what a function returns for chunks of entries, a chunk at a time.
+
+    Nothing of a chunk outlives it: the backward pass computes each chunk anew. So memory
+    holds the terms of one chunk, however many entries there are.
+
+    Args:
+        terms: Callable `terms(shared, chunk)` of two lists of tensors, which returns the
+            list of what is to be summed. Its shapes do not depend on the chunk's size.
+            Derivatives are taken with respect to `shared` and `entries` alone.
+        shared: Tensors that all entries have in common.
+        entries: Tensors with an axis over the entries, of a known size.
+        axes: The axis of each of `entries` that runs over the entries.
+        chunk_size: Largest number of entries in a chunk.
+
+    Returns:
+        The sums, in a list.
+    """
+    size = entries[0].shape[axes[0]]
+    if chunk_size >= size:
+        return terms(list(shared), list(entries))
+    # Even chunks: a smaller last one is computed beside the loop, which takes longer.
+    even = math.ceil(size / math.ceil(size / chunk_size))
+    return sum_in_loop(terms, list(shared), list(entries), list(axes), even)
+
+
+__all__ = [
+    "BackendTensor",
+    "GradientTape",
+    "Tensor",
+    "apart",
+    "assert_in_graph",
+    "at_least_float32",
+    "compiled",
+    "endless_dataset",
+    "fused_batch_normalization",
+    "gradients_of",
+    "gradients_of_columns",
+    "is_known",
+    "map_elements",
+    "outside_traces",
+    "replicas_in_sync",
+    "require_backend",
+    "sum_over_chunks",
+    "variable_scope",
+]

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from nsl_keras import image_folders, validation
-from nsl_keras.backend.data import endless_dataset
+from nsl_keras.backend import endless_dataset
 from nsl_keras.few_shot.labelled_images import checked, listed
 
 #: What `fit` takes: what a learner sees of an episode, and what it is asked.

@@ -12,13 +12,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import assertions
-from nsl_keras.backend.distribution import variable_scope
-from nsl_keras.backend.tracing import is_known
+from nsl_keras.backend import Tensor, assert_in_graph, is_known, variable_scope
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.neighborhoods.checked_model import CheckedModel
-
-Tensor = Any
+from nsl_keras.training import CheckedModel, arguments_by_name, is_array, loss_of_logits
 
 
 class EpisodicLearner(CheckedModel):
@@ -55,12 +51,12 @@ class EpisodicLearner(CheckedModel):
         Raises:
             ValueError: If the loss takes probabilities (`from_logits=False`).
         """
-        validation.loss_of_logits(loss)
+        loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = validation.arguments_by_name(keras.Model.predict, args, kwargs)
+        arguments = arguments_by_name(keras.Model.predict, args, kwargs)
         self._check_data(arguments.get("x"))
         return super().predict(**arguments)
 
@@ -68,7 +64,7 @@ class EpisodicLearner(CheckedModel):
         del y
         if isinstance(x, keras.utils.PyDataset):
             x = x[0][0]
-        if not isinstance(x, (tuple, list)) or not all(map(validation.is_array, x)):
+        if not isinstance(x, (tuple, list)) or not all(map(is_array, x)):
             return
         if len(x) != 3:
             raise ValueError(
@@ -116,7 +112,7 @@ class EpisodicLearner(CheckedModel):
             # Not by `argmin`: a replica's share of a batch may be empty.
             first = ops.sum(ops.cumprod(ops.cast(valid, "int32")))
             of_first = ops.equal(ops.arange(ops.shape(labels)[0]), first)
-            support_images = assertions.checked(
+            support_images = assert_in_graph(
                 support_images,
                 ops.all(valid),
                 f"{self._labels_demand()} Received: in episode",
@@ -129,7 +125,7 @@ class EpisodicLearner(CheckedModel):
                 ("query_images", query_images),
             ):
                 if keras.backend.is_float_dtype(images.dtype):
-                    support_images = assertions.checked(
+                    support_images = assert_in_graph(
                         support_images,
                         ops.all(ops.isfinite(images)),
                         f"`{name}` must be finite.",

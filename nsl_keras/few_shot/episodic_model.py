@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
 
+from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.functional import FunctionalClassifier, effective_policy
-
-Tensor = Any
 
 
 class EpisodicModel:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
-from nsl_keras.neighborhoods.non_finite_loss import NonFiniteLossError
+from nsl_keras.training import NonFiniteLossError
 
 #: A model that scores `(support images, support labels, query images)`, or any callable
 #: from a batch of episodes to logits of shape `(episodes, queries, ways)`.

@@ -16,10 +16,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend.compilation import apart, compiled
-from nsl_keras.backend.gradients import gradients_of
-from nsl_keras.backend.mapping import map_elements
-from nsl_keras.backend.normalization import FusedBatchNormalization
+from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
     FunctionalClassifier,
@@ -30,10 +27,9 @@ from nsl_keras.few_shot.functional import (
 from nsl_keras.few_shot.momentum import DampenedMomentum
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.inner_loss import cross_entropy
-from nsl_keras.neighborhoods.non_finite_loss import NonFiniteLossError
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-
-Tensor = Any
+from nsl_keras.normalization import FusedBatchNormalization
+from nsl_keras.training import NonFiniteLossError
 
 
 class Finetuner:

@@ -14,9 +14,8 @@ import keras
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 
-Tensor = Any
 Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
 
 SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")

@@ -9,10 +9,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import assertions
-from nsl_keras.backend.gradients import gradients_of
-from nsl_keras.backend.mapping import map_elements
-from nsl_keras.backend.tracing import is_known
+from nsl_keras.backend import Tensor, assert_in_graph, gradients_of, is_known, map_elements
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.few_shot.functional import (
     POLICIES,
@@ -22,8 +19,6 @@ from nsl_keras.few_shot.functional import (
 )
 from nsl_keras.neighborhoods.inner_loss import cross_entropy
 from nsl_keras.second_order import require_second_derivatives
-
-Tensor = Any
 
 FORMS = ("fixed", "learned")
 
@@ -290,9 +285,7 @@ class MAML(EpisodicLearner):
                 for index, variable in enumerate(self.classifier.variables)
             ]
         if not self.first_order:
-            require_second_derivatives(
-                self.model, support[2:], remedy=", or pass first_order=True"
-            )
+            require_second_derivatives(self.model, remedy=", or pass first_order=True")
         self.built = True
 
     def _model_output_shape(
@@ -384,7 +377,7 @@ class MAML(EpisodicLearner):
                 logits, _ = self.classifier.outputs(trial, images)
                 loss = ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits))
                 if checks:
-                    loss = assertions.checked(
+                    loss = assert_in_graph(
                         loss,
                         ops.isfinite(loss),
                         "The inner loss must be finite: lower `inner_learning_rate`, or "

@@ -9,12 +9,10 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.metric_learner import MetricLearner, flattened
 from nsl_keras.few_shot.temperature import Temperature
 from nsl_keras.neighborhoods.key_similarity import key_similarity
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

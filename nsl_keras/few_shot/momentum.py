@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from keras import ops
 
 from nsl_keras import validation
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 @dataclasses.dataclass(frozen=True)

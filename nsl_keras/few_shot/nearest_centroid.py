@@ -7,12 +7,11 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import class_means
 from nsl_keras.few_shot.pretrained_learner import PretrainedLearner
 from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -8,10 +8,9 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.pretrained_learner import PretrainedLearner
 from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

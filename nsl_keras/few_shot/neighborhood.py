@@ -10,14 +10,13 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.neighborhoods.dual_form import DenseStage, adapted_outputs
 from nsl_keras.neighborhoods.inner_loss import cross_entropy
 from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
 from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-
-Tensor = Any
 
 HEADS = ("cosine", "dense")
 

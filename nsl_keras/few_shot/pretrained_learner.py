@@ -9,10 +9,8 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.metric_learner import MetricLearner, flattened
-
-Tensor = Any
 
 
 class PretrainedLearner(MetricLearner):

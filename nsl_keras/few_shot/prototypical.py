@@ -7,11 +7,10 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.few_shot.temperature import Temperature
 from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

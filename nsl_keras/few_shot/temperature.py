@@ -9,8 +9,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 class Temperature(keras.layers.Layer):

@@ -15,14 +15,11 @@ layer, the share is `-rate * w_j (k_j . z + 1) dL_j/df`: what the entry does on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from keras import ops
 
-from nsl_keras.backend.gradients import gradients_of_columns
-
-Tensor = Any
+from nsl_keras.backend import Tensor, gradients_of_columns
 
 #: Gauss-Legendre nodes of the integral: exact for polynomials in `t` up to degree 15.
 PATH_POINTS = 8

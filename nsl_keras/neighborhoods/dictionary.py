@@ -11,11 +11,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import initialization, inner_loss
 from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
-
-Tensor = Any
 
 #: Multipliers stay small enough for products of two indices to fit an int32.
 _LARGEST_PRODUCT = 2**31 - 1

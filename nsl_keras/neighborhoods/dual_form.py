@@ -21,13 +21,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras.backend.chunked_sums import sum_over_chunks
-from nsl_keras.backend.gradients import gradients_of
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32, gradients_of, sum_over_chunks
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.unit_norm import NORM_EPSILON, inverse_norm, unit_norm
 
-Tensor = Any
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 #: A good number of entries for a chunk: with 128 examples and 10 classes its terms take

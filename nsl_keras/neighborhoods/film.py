@@ -10,10 +10,8 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-
-Tensor = Any
 
 PLACES = ("all", "last", "before_head")
 

@@ -10,14 +10,12 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import dual_form, inner_loss, nested_tape
 from nsl_keras.neighborhoods.contributions import contributions
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
 from nsl_keras.second_order import require_second_derivatives
-
-Tensor = Any
 
 INNER_LOOPS = ("auto", "dual", "tape")
 
@@ -287,7 +285,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 'layers dtype="float32". Received: a head that returns '
                 f"{self.head(symbolic).dtype}"
             )
-        require_second_derivatives(self.head, (features,), argument="head")
+        require_second_derivatives(self.head, argument="head")
 
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True

@@ -6,11 +6,9 @@ with it the dictionary's values would never train.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras import ops
 
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-
-Tensor = Any
 
 
 def require_classifier(model: MetaNeighborhoodModel) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras import ops
 
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.unit_norm import unit_norm
-
-Tensor = Any
 
 METRICS = ("cosine", "euclidean")
 

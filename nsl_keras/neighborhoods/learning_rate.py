@@ -12,9 +12,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
-
-Tensor = Any
+from nsl_keras.backend import Tensor, at_least_float32
 
 FORMS = ("scalar", "diagonal", "fixed")
 

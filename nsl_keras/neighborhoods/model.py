@@ -12,17 +12,20 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import assertions, gradients
-from nsl_keras.backend.distribution import replicas_in_sync, variable_scope
+from nsl_keras.backend import (
+    GradientTape,
+    Tensor,
+    assert_in_graph,
+    replicas_in_sync,
+    variable_scope,
+)
 from nsl_keras.neighborhoods import initialization
-from nsl_keras.neighborhoods.checked_model import CheckedModel
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.metrics_before_adaptation import (
     MetricsBeforeAdaptation,
 )
 from nsl_keras.neighborhoods.splitting import split_classifier
-
-Tensor = Any
+from nsl_keras.training import CheckedModel, is_array, loss_of_logits
 
 
 class Predictions(NamedTuple):
@@ -288,7 +291,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
-        if not validation.is_array(x) or not validation.is_array(y):
+        if not is_array(x) or not is_array(y):
             raise ValueError(
                 "`x` and `y` must be arrays. Received: "
                 f"x of type {type(x).__name__}, y of type {type(y).__name__}"
@@ -392,7 +395,7 @@ class MetaNeighborhoodModel(CheckedModel):
             ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
         if self.task == "classification":
-            validation.loss_of_logits(loss)
+            loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
         self._before_adaptation = MetricsBeforeAdaptation(
             options.get("metrics"), options.get("weighted_metrics")
@@ -404,10 +407,10 @@ class MetaNeighborhoodModel(CheckedModel):
         return [*super().metrics, *self._before_adaptation.metrics]
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not validation.is_array(x):
+        if not is_array(x):
             return
         validation.finite(x, "x")
-        if validation.is_array(y):
+        if is_array(y):
             if not self.built:
                 with variable_scope(self):
                     self.build((None, *x.shape[1:]))
@@ -429,7 +432,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.jit_compile and self.built:
             self._warn_of_compiled_tape()
         x, y = self._checked(x, y)
-        with gradients.GradientTape() as outer_tape:
+        with GradientTape() as outer_tape:
             # The inner tape, of the gradients on the dictionary, runs in here.
             predictions = self(x, training=True)
             loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
@@ -499,7 +502,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.task == "regression":
             validation.target_shape(y.shape, self.neighborhood.dictionary.num_values)
             valid = ops.all(ops.isfinite(y))
-            return x, assertions.checked(y, valid, "`y` must be finite.")
+            return x, assert_in_graph(y, valid, "`y` must be finite.")
         classes = self.neighborhood.dictionary.num_values
         if len(y.shape) == 2 and y.shape[-1] == classes:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)
@@ -511,7 +514,7 @@ class MetaNeighborhoodModel(CheckedModel):
         else:
             valid = ops.all(y >= 0) & ops.all(y < classes)
             message = f"`y` must hold classes 0 to {classes - 1}."
-        return x, assertions.checked(y, valid, message)
+        return x, assert_in_graph(y, valid, message)
 
     @contextlib.contextmanager
     def _predicting_both(self) -> Iterator[None]:
@@ -545,4 +548,4 @@ class MetaNeighborhoodModel(CheckedModel):
 def _checked_finite(tensor: Any) -> Any:
     if not keras.backend.is_float_dtype(tensor.dtype):
         return tensor
-    return assertions.checked(tensor, ops.all(ops.isfinite(tensor)), "`x` must be finite.")
+    return assert_in_graph(tensor, ops.all(ops.isfinite(tensor)), "`x` must be finite.")

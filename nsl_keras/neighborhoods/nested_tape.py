@@ -12,9 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras.backend.gradients import gradients_of
-
-Tensor = Any
+from nsl_keras.backend import Tensor, gradients_of
 
 
 def adapted_variables(head: keras.layers.Layer) -> list[Any]:

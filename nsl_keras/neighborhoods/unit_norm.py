@@ -6,11 +6,9 @@ zero, with a finite gradient.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras import ops
 
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 NORM_EPSILON = 1e-12
 

@@ -13,9 +13,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
-
-Tensor = Any
+from nsl_keras.backend import Tensor, at_least_float32
 
 #: Added under each root, as the authors' code has it.
 NORM_EPSILON = 1e-4

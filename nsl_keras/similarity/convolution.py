@@ -11,11 +11,10 @@ from typing import Any
 
 import keras
 
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.convolution_base import Convolution
 from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
 from nsl_keras.similarity.similarity_window import SimilarityWindow
-
-Tensor = Any
 
 
 class NeuralSimilarityConvolution(SimilarityWindow, Convolution):

@@ -14,9 +14,8 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity import geometry
-
-Tensor = Any
 
 
 class Window(keras.layers.Layer):

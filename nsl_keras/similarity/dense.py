@@ -8,9 +8,8 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.similarity_vector import SimilarityVector
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

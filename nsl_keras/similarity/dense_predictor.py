@@ -9,11 +9,10 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere_dense import SphereDense
-
-Tensor = Any
 
 KINDS = ("sphere", "full_sphere", "mlp")
 

@@ -8,10 +8,9 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dynamic_convolution import dynamic_depthwise_convolution
 from nsl_keras.similarity.similarity_window import SimilarityWindow
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -7,14 +7,12 @@ input under it; the padding, striding and weighing are the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras import ops
 
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity import geometry
 from nsl_keras.similarity.matrices import Diagonal, Similarity
-
-Tensor = Any
 
 
 def dynamic_convolution(

@@ -13,8 +13,7 @@ from typing import Any
 from keras import ops
 
 from nsl_keras import validation
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 def standardize_padding(padding: Any, rank: int) -> str:

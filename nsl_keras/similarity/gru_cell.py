@@ -8,14 +8,13 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.recurrent_cell import (
     SAME,
     SimilarityCell,
     gate_products,
     parameters_of,
 )
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

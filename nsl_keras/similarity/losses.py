@@ -8,8 +8,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -18,8 +18,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-
-Tensor = Any
+from nsl_keras.backend import Tensor
 
 
 class Similarity(abc.ABC):

@@ -14,11 +14,8 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
-from nsl_keras.backend.tracing import outside_traces
+from nsl_keras.backend import Tensor, at_least_float32, outside_traces
 from nsl_keras.similarity import matrices
-
-Tensor = Any
 
 
 class NeuralSimilarity(keras.layers.Layer):

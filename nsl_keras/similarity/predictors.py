@@ -10,10 +10,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity import geometry, matrices
 from nsl_keras.similarity.sphere import SphereConv1D, SphereConv2D, SphereConv3D
-
-Tensor = Any
 
 KINDS = ("sphere", "full_sphere", "cnn")
 

@@ -14,10 +14,9 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.similarity_vector import SimilarityVector
-
-Tensor = Any
 
 #: The recurrent kernel's argument is that of the input kernel.
 SAME = "same"

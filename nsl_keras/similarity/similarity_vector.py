@@ -13,10 +13,9 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dense_predictor import KINDS, DenseSimilarityPredictor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-
-Tensor = Any
 
 
 class SimilarityVector(NeuralSimilarity):

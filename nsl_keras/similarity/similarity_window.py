@@ -12,6 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.convolution_base import Window
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import (
@@ -19,8 +20,6 @@ from nsl_keras.similarity.predictors import (
     SharedSimilarityPredictor,
     SimilarityPredictor,
 )
-
-Tensor = Any
 
 
 class SimilarityWindow(NeuralSimilarity, Window):

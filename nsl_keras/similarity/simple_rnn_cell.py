@@ -7,9 +7,8 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.similarity.recurrent_cell import SAME, SimilarityCell
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

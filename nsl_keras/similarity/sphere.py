@@ -7,11 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity import angles
 from nsl_keras.similarity.convolution_base import Convolution
-
-Tensor = Any
 
 
 class SphereConvolution(Convolution):

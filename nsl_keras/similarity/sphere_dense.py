@@ -8,10 +8,8 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity import angles
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

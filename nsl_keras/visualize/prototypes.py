@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras.backend.precision import at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.cosine_dense import CosineDense
 from nsl_keras.neighborhoods.initialization import require_same_length
 from nsl_keras.neighborhoods.inspection import class_numbers, in_batches, require_classifier
@@ -18,8 +18,6 @@ from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Tensor = Any
 
 
 def prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figure:

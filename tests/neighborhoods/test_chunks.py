@@ -6,7 +6,7 @@ import pytest
 from golden_files import gradients
 from keras import ops
 
-from nsl_keras.backend.chunked_sums import sum_over_chunks
+from nsl_keras.backend import sum_over_chunks
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"

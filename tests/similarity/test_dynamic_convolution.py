@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from nsl_keras import similarities
-from nsl_keras.backend.gradients import gradients_of
+from nsl_keras.backend import gradients_of
 from nsl_keras.similarity import geometry
 from nsl_keras.similarity.dynamic_convolution import (
     dynamic_convolution,

@@ -1,0 +1,146 @@
+"""What the package asks of JAX beyond `keras.ops`.
+
+`nsl_keras.backend.tensorflow` has the same functions for TensorFlow, with their arguments
+described.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import keras
+
+BackendTensor: TypeAlias = jax.Array
+
+#: TensorFlow's own; JAX differentiates functions.
+GradientTape = None
+
+
+# Derivatives.
+
+
+def gradients_of(
+    function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
+) -> tuple[list[Any], Any]:
+    """Returns the gradients of a scalar function, themselves differentiable."""
+    return jax.grad(function, has_aux=True)(list(at))
+
+
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output."""
+    outputs, pull_back = jax.vjp(function, at)
+    zeros = jnp.zeros_like(outputs)
+    return [pull_back(zeros.at[:, column].set(1))[0] for column in range(outputs.shape[1])]
+
+
+# Loops.
+
+
+def map_elements(
+    function: Callable[[list[Any]], list[Any]],
+    elements: Sequence[Any],
+    outputs: Sequence[keras.KerasTensor],
+) -> list[Any]:
+    """Applies a function to each element of a batch, in a loop."""
+    del outputs
+    return jax.lax.map(function, list(elements))
+
+
+def sum_in_loop(
+    terms: Callable[[list[Any], list[Any]], list[Any]],
+    shared: list[Any],
+    entries: list[Any],
+    axes: list[int],
+    chunk_size: int,
+) -> list[Any]:
+    """Sums what a function returns for chunks of entries; see `sum_over_chunks`."""
+    chunks, rest = divmod(entries[0].shape[axes[0]], chunk_size)
+
+    @jax.checkpoint
+    def add(sums: list[Any], chunk: list[Any]) -> tuple[list[Any], None]:
+        moved = [
+            jnp.moveaxis(tensor, 0, axis) for tensor, axis in zip(chunk, axes, strict=True)
+        ]
+        more = terms(shared, moved)
+        return [one + other for one, other in zip(sums, more, strict=True)], None
+
+    first = [jnp.moveaxis(*pair, 0) for pair in zip(entries, axes, strict=True)]
+    whole = chunks * chunk_size
+    stacked = [
+        tensor[:whole].reshape(chunks, chunk_size, *tensor.shape[1:]) for tensor in first
+    ]
+    shapes = jax.eval_shape(terms, shared, entries)
+    sums = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+    sums, _ = jax.lax.scan(add, sums, stacked)
+    if rest:
+        sums, _ = add(sums, [tensor[whole:] for tensor in first])
+    return sums
+
+
+# Graphs.
+
+
+def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    """Returns the function compiled: JAX knows no other way than XLA."""
+    del jit_compile
+    return jax.jit(function)
+
+
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function: XLA needs no help."""
+    return function
+
+
+def outside_traces() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations on constants run at once."""
+    return jax.ensure_compile_time_eval()
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether a tensor has its value already: it is not being traced."""
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def assert_in_graph(tensor: Any, condition: Any, *message: Any) -> Any:
+    """Returns `tensor`: JAX has no assertion that survives `jit`."""
+    del condition, message
+    return tensor
+
+
+# Normalization.
+
+
+def fused_batch_normalization(
+    images: Any, scale: Any, offset: Any, epsilon: float
+) -> tuple[Any, Any, Any]:
+    """Normalises float32 images, channels last, by themselves; XLA fuses by itself."""
+    mean, variance = keras.ops.moments(images, axes=(0, 1, 2))
+    outputs = (images - mean) * keras.ops.rsqrt(variance + epsilon) * scale + offset
+    return outputs, mean, variance
+
+
+# Data and devices.
+
+
+def endless_dataset(batch: Callable[[int], Any]) -> Any:
+    """Raises: `tf.data` is TensorFlow's."""
+    del batch
+    raise RuntimeError(
+        "A tf.data.Dataset needs the TensorFlow backend. Received: "
+        f"backend={keras.backend.backend()!r}. Take a keras.utils.PyDataset."
+    )
+
+
+def replicas_in_sync() -> int:
+    """Returns 1: on JAX, Keras's distribution API runs one program."""
+    return 1
+
+
+def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    """Returns a scope that does nothing."""
+    del model
+    return contextlib.nullcontext()

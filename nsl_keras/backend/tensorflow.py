@@ -1,0 +1,299 @@
+"""What the package asks of TensorFlow beyond `keras.ops`.
+
+`nsl_keras.backend.jax` has the same functions for JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+BackendTensor: TypeAlias = tf.Tensor
+GradientTape = tf.GradientTape
+
+
+# Derivatives.
+
+
+def gradients_of(
+    function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
+) -> tuple[list[Any], Any]:
+    """Returns the gradients of a scalar function, themselves differentiable.
+
+    Args:
+        function: Callable that takes the list `at` and returns `(value, auxiliary)`, with
+            a scalar `value`.
+        at: Tensors at which the derivative is taken.
+
+    Returns:
+        `(gradients, auxiliary)`: one gradient per tensor of `at` (zero where `value` does
+        not depend on it), and what `function` returned beside the value.
+    """
+    at = [tf.convert_to_tensor(tensor) for tensor in at]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(at)
+        value, auxiliary = function(at)
+    gradients = tape.gradient(value, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return gradients, auxiliary
+
+
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output.
+
+    Where a row of the outputs depends on its own row of `at` alone, these are all of its
+    derivatives.
+
+    Args:
+        function: Callable from `at` to a tensor of shape `(rows, columns)`.
+        at: Tensor at which the derivatives are taken.
+
+    Returns:
+        A list of one tensor of the shape of `at` per column.
+    """
+    at = tf.convert_to_tensor(at)
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(at)
+        columns = tf.unstack(function(at), axis=-1)
+    return [
+        tape.gradient(column, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for column in columns
+    ]
+
+
+# Loops.
+
+
+def map_elements(
+    function: Callable[[list[Any]], list[Any]],
+    elements: Sequence[Any],
+    outputs: Sequence[keras.KerasTensor],
+) -> list[Any]:
+    """Applies a function to each element of a batch, in a loop.
+
+    The loop is part of the graph, which so holds the function once, and the size of the
+    batch may be unknown.
+
+    Args:
+        function: Callable from a list of tensors, one of each of `elements` without its
+            first axis, to a list of tensors.
+        elements: Tensors of one size along their first axis.
+        outputs: Shape and dtype of each tensor that `function` returns.
+
+    Returns:
+        What `function` returned, stacked along a new first axis.
+    """
+    # `keras.ops.map` runs the function once more, on the first element, only to see
+    # what it returns: with assertions in it, all of that stays in the graph.
+    signature = [tf.TensorSpec(each.shape, each.dtype) for each in outputs]
+    return tf.map_fn(function, list(elements), fn_output_signature=signature)
+
+
+def sum_in_loop(
+    terms: Callable[[list[Any], list[Any]], list[Any]],
+    shared: list[Any],
+    entries: list[Any],
+    axes: list[int],
+    chunk_size: int,
+) -> list[Any]:
+    """Sums what a function returns for chunks of entries; see `sum_over_chunks`.
+
+    The backward pass computes each chunk anew: the gradient of a `while_loop` would keep
+    what each of its rounds computes.
+    """
+
+    @tf.custom_gradient
+    def total(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        shared, entries = list(tensors[: -len(axes)]), tensors[-len(axes) :]
+        chunks, rest = divmod(entries[0].shape[axes[0]], chunk_size)
+
+        def chunk(index: Any, size: int) -> list[Any]:
+            return [
+                _slice(tensor, axis, index * chunk_size, size)
+                for tensor, axis in zip(entries, axes, strict=True)
+            ]
+
+        def add(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
+            return index + 1, _added(sums, terms(shared, chunk(index, chunk_size)))
+
+        def gradient(*upstream: Any) -> list[Any]:
+            def of_chunk(index: Any, size: int) -> tuple[list[Any], list[Any]]:
+                at = [*shared, *chunk(index, size)]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(at)
+                    sums = terms(at[: len(shared)], at[len(shared) :])
+                found = tape.gradient(
+                    sums,
+                    at,
+                    output_gradients=list(upstream),
+                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                )
+                return found[: len(shared)], [
+                    keras.ops.moveaxis(tensor, axis, 0)
+                    for tensor, axis in zip(found[len(shared) :], axes, strict=True)
+                ]
+
+            def collect(index: Any, of_shared: Any, of_entries: Any) -> Any:
+                more, found = of_chunk(index, chunk_size)
+                written = [
+                    array.write(index, tensor)
+                    for array, tensor in zip(of_entries, found, strict=True)
+                ]
+                return index + 1, _added(of_shared, more), written
+
+            _, of_shared, arrays = tf.while_loop(
+                lambda index, *_: index < chunks,
+                collect,
+                (
+                    tf.constant(0),
+                    [tf.zeros_like(tensor) for tensor in shared],
+                    [tf.TensorArray(tensor.dtype, chunks) for tensor in entries],
+                ),
+                parallel_iterations=1,
+                maximum_iterations=chunks,
+            )
+            of_entries = [array.concat() for array in arrays]
+            if rest:
+                more, found = of_chunk(chunks, rest)
+                of_shared = _added(of_shared, more)
+                of_entries = [
+                    tf.concat(parts, 0) for parts in zip(of_entries, found, strict=True)
+                ]
+            return of_shared + [
+                keras.ops.moveaxis(tensor, 0, axis)
+                for tensor, axis in zip(of_entries, axes, strict=True)
+            ]
+
+        _, sums = tf.while_loop(
+            lambda index, _: index < chunks,
+            add,
+            (tf.constant(1), terms(shared, chunk(0, chunk_size))),
+            parallel_iterations=1,
+            maximum_iterations=chunks - 1,
+        )
+        if rest:
+            sums = _added(sums, terms(shared, chunk(chunks, rest)))
+        return sums, gradient
+
+    # A variable would be none of the arguments.
+    return list(total(*map(tf.convert_to_tensor, [*shared, *entries])))
+
+
+def _added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    return [one + other for one, other in zip(first, second, strict=True)]
+
+
+def _slice(tensor: Any, axis: int, start: Any, size: int) -> Any:
+    begin = [0] * tensor.shape.rank
+    begin[axis] = start
+    sizes = [-1] * tensor.shape.rank
+    sizes[axis] = size
+    part = tf.slice(tensor, begin, sizes)
+    part.set_shape([*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]])
+    return part
+
+
+# Graphs.
+
+
+def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    """Returns the function as a graph, through XLA if `jit_compile` says so."""
+    return tf.function(function, jit_compile=jit_compile)
+
+
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function as a graph that stays whole inside other graphs.
+
+    For the gradients in a loop's body: what is put into the graph of a loop has a cycle,
+    and there TensorFlow does not see which pooling a gradient belongs to. The oneDNN
+    kernel, several times as fast on CPUs, is then left out.
+    """
+    return tf.function(function, experimental_attributes={"_noinline": True})
+
+
+def outside_traces() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations run at once, in graphs too.
+
+    `fit` builds layers that are not built yet inside the graph of its step.
+    """
+    return tf.init_scope()
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether a tensor has its value already: it is not part of a graph."""
+    return not tf.is_symbolic_tensor(tensor)
+
+
+def assert_in_graph(tensor: Any, condition: Any, *message: Any) -> Any:
+    """Returns `tensor`, which in a graph waits for the check of `condition`.
+
+    Whatever is computed from it, weight updates included, happens only if the check
+    holds. XLA drops the check.
+
+    Args:
+        tensor: What depends on the check.
+        condition: Boolean scalar.
+        *message: Strings, numbers and tensors that the error shows one by one.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If `condition` is false.
+    """
+    with tf.control_dependencies([tf.debugging.Assert(condition, list(message))]):
+        return tf.identity(tensor)
+
+
+# Normalization.
+
+
+def fused_batch_normalization(
+    images: Any, scale: Any, offset: Any, epsilon: float
+) -> tuple[Any, Any, Any]:
+    """Normalises float32 images, channels last, by themselves, in one operation.
+
+    Args:
+        images: Tensor of shape `(batch, height, width, channels)`.
+        scale: Factor of each channel (gamma).
+        offset: Summand of each channel (beta).
+        epsilon: float above 0, added to the variance.
+
+    Returns:
+        `(outputs, mean, variance)`, the variance biased, as batch norms normalise by it.
+    """
+    outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+        images, scale, offset, epsilon=epsilon, is_training=True
+    )
+    # The operation tells the unbiased variance, and normalises by the biased one.
+    count = tf.cast(tf.size(images) // images.shape[-1], images.dtype)
+    return outputs, mean, variance * (count - 1) / count
+
+
+# Data and devices.
+
+
+def endless_dataset(batch: Callable[[int], Any]) -> Any:
+    """Returns the infinite `tf.data.Dataset` of `batch(0)`, `batch(1)`, ...
+
+    Args:
+        batch: Function from the number of a batch to nested tuples of arrays, whose
+            shapes and dtypes do not depend on the number.
+    """
+    signature = keras.tree.map_structure(
+        lambda array: tf.TensorSpec(array.shape, array.dtype), batch(0)
+    )
+    return tf.data.Dataset.from_generator(
+        lambda: map(batch, itertools.count()), output_signature=signature
+    ).prefetch(tf.data.AUTOTUNE)
+
+
+def replicas_in_sync() -> int:
+    """Returns the number of replicas of the current `tf.distribute` strategy."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the strategy that a model was made under."""
+    return model.distribute_strategy.scope()

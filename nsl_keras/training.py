@@ -1,0 +1,170 @@
+"""Checks of data and losses that the models of this package share.
+
+Arrays are checked on the host, before `fit` and `evaluate` begin. Other data sets are
+checked inside the step where the backend can: TensorFlow in eager mode and in graphs. XLA
+drops assertions and JAX has none under `jit`; there `fit` stops at the first loss that is
+not finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras.backend import Tensor, assert_in_graph
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The training loss became NaN or infinite.
+
+    XLA and JAX cannot check data inside a step, so that bad inputs or a diverging run
+    show first in the loss. `fit` raises this error after the batch where it happens.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> raise nsl_keras.NonFiniteLossError("The loss became nan in batch 3 of epoch 1.")
+    Traceback (most recent call last):
+        ...
+    nsl_keras.training.NonFiniteLossError: The loss became nan in batch 3 of epoch 1.
+    """
+
+
+class StopAtNonFiniteLoss(keras.callbacks.Callback):
+    """Raises `NonFiniteLossError` after a batch that leaves the loss non-finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    @classmethod
+    def added_to(cls, callbacks: Any) -> Any:
+        """Returns the callbacks given to `fit`, in any form it takes, and this one."""
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(cls())
+            return callbacks
+        return [*keras.tree.flatten(callbacks or []), cls()]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        loss = (logs or {}).get("loss")
+        if loss is not None and not math.isfinite(float(loss)):
+            raise NonFiniteLossError(
+                f"The loss became {float(loss)} in batch {batch + 1} of epoch "
+                f"{self.epoch + 1}. Check the inputs for NaN and infinities, and the "
+                "labels for numbers outside the classes, or lower the learning rate."
+            )
+
+
+class CheckedModel(keras.Model):
+    """Base of the models whose `fit` and `evaluate` check their data.
+
+    A subclass writes `_check_data`, for arrays on the host, and calls `check` in its
+    steps, for all other data.
+    """
+
+    def _check_data(self, x: Any, y: Any = None) -> None:
+        """Raises for bad arrays; data sets and generators are left to the step."""
+        raise NotImplementedError
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        # Keras leaves this to models that have a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_by_name(keras.Model.fit, args, kwargs)
+        self._check_data(arguments.get("x"), arguments.get("y"))
+        validation_data = arguments.get("validation_data")
+        if isinstance(validation_data, (tuple, list)):
+            self._check_data(*validation_data[:2])
+        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
+        return super().fit(**arguments)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_by_name(keras.Model.evaluate, args, kwargs)
+        self._check_data(arguments.get("x"), arguments.get("y"))
+        return super().evaluate(**arguments)
+
+
+#: Whether a step of a model is under way, whose data `check` looks at.
+_checking: contextvars.ContextVar[bool] = contextvars.ContextVar("checking", default=False)
+
+
+@contextlib.contextmanager
+def checking_data() -> Iterator[None]:
+    """Lets `check` assert: what a step does, and an exported graph does not."""
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def is_checking() -> bool:
+    """Whether `check` asserts here."""
+    return _checking.get()
+
+
+def check(tensor: Tensor, condition: Tensor, *message: Any) -> Tensor:
+    """Returns `tensor`, which within `checking_data()` waits for a check of `condition`.
+
+    Args:
+        tensor: What depends on the check.
+        condition: Boolean scalar.
+        *message: Strings, numbers and tensors that the error shows one by one.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If `condition` is false.
+    """
+    return assert_in_graph(tensor, condition, *message) if _checking.get() else tensor
+
+
+def check_finite(tensor: Tensor, name: str) -> Tensor:
+    """Returns a tensor that waits for a check that it holds no NaN and no infinity."""
+    if not keras.backend.is_float_dtype(tensor.dtype):
+        return tensor
+    return check(tensor, ops.all(ops.isfinite(tensor)), f"`{name}` must be finite.")
+
+
+def loss_of_logits(loss: Any) -> None:
+    """Raises if a loss, or the name of one, takes probabilities."""
+    takes_probabilities = (
+        isinstance(loss, str) and loss.endswith("crossentropy")
+    ) or getattr(loss, "from_logits", True) is False
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    if takes_probabilities or config.get("from_logits") is False:
+        raise ValueError(
+            "`loss` must take logits: pass for example "
+            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
+            f"Received: loss={loss!r}"
+        )
+
+
+def is_array(data: Any) -> bool:
+    """Whether `data` is a NumPy array or a tensor, and no data set."""
+    return isinstance(data, np.ndarray) or ops.is_tensor(data)
+
+
+def arguments_by_name(
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the arguments of a bound call to `method` by name."""
+    bound = inspect.signature(method).bind(None, *args, **kwargs)
+    arguments = dict(bound.arguments)
+    arguments.pop("self")
+    return {**arguments.pop("kwargs", {}), **arguments}
