@@ -1,5 +1,5 @@
-# Two commands: `make demo` trains, evaluates, exports and serves; `make test` tests.
-# Each makes .venv with pinned versions the first time, and starts at once after that.
+# `make demo` trains, evaluates, exports and serves; `make test` tests, `make test-long` the
+# rest. Each makes .venv with pinned versions the first time, and starts at once after that.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,20 +20,22 @@ PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 JAX_TESTS := tests/test_layers.py::test_layer tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/neighborhoods/test_golden.py
+# Prepared copies of real image sets, where there are any.
+DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-data lint bench results tune setup
+.PHONY: demo test test-long lint bench results tune setup
 
 demo: $(INSTALLED)
-	$(PY) -m examples.demo --dataset=digits --output_dir=.
-	$(PY) -m results.tables
+	$(PY) -m examples.demo --dataset=digits
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not data"
-	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS)
+	$(PYTEST) -m "not long and not data"
 
-# Tests on real image sets; NSL_KERAS_DATA_DIR names the folder of prepared copies.
-test-data: $(INSTALLED)
-	$(PYTEST) -m data tests/examples
+# Notebook, demos, other processes and devices, JAX, and real images where there are copies.
+test-long: $(INSTALLED)
+	$(PYTEST) -m "long and not data"
+	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS)
+	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA)) $(PYTEST) -m data)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
@@ -41,15 +43,15 @@ lint: $(INSTALLED)
 	$(PY) -m mypy
 
 bench: $(INSTALLED)
-	$(PY) -m benchmarks.run --output_dir=results/benchmarks
+	$(PY) -m benchmarks.run
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)
-	$(PY) -m examples.demo --dataset=digits --tune --output_dir=.
+	$(PY) -m examples.demo --dataset=digits --tune
 
-# The tables of results/README.md and README.md, from the JSON files.
+# The tables of results/README.md and README.md, from the files in results/.
 results: $(INSTALLED)
-	$(PY) -m results.tables
+	$(PY) -m examples.tables
 
 setup: $(INSTALLED)
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from nsl_keras import timing
+from benchmarks import timing
 
 Step = Callable[[], float]
 

@@ -6,15 +6,13 @@ times on a shared machine mean nothing an hour later.
     python -m benchmarks.run                                # everything
     python -m benchmarks.run --only=head --only=model --xla=on --rounds=5
 
-Writes benchmarks_<group>.json below --output_dir, anew after each table.
+Writes --output_dir/results/benchmarks/<group>_xla_<on or off>.json.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import pathlib
 import platform
 import sys
 from collections.abc import Iterator
@@ -28,6 +26,8 @@ from absl import app, flags, logging
 
 import nsl_keras
 from benchmarks import dynamic, few_shot, formulations, head, memory, model, static
+from benchmarks.table import MEMORY
+from examples.common import runs
 
 GROUPS = {
     "static": static.comparisons,
@@ -37,11 +37,10 @@ GROUPS = {
     "model": model.comparisons,
     "few_shot": few_shot.comparisons,
 }
-MEMORY = "memory"
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output_dir", "results/benchmarks", "Where to write the JSON files.")
+flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
 flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is given.")
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
@@ -79,8 +78,8 @@ def memory_rows(xla: bool) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def write_json(path: pathlib.Path, tables: list[dict[str, Any]]) -> None:
-    content = {
+def content(xla: bool, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
         "command": " ".join(["python -m benchmarks.run", *sys.argv[1:]]),
         "versions": {
             "python": platform.python_version(),
@@ -90,11 +89,9 @@ def write_json(path: pathlib.Path, tables: list[dict[str, Any]]) -> None:
         },
         "device": "cpu",
         "cores": os.cpu_count(),
-        "tables": tables,
+        "xla": _on_or_off(xla),
+        "rows": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"\nWrote {path}", flush=True)
 
 
 def _on_or_off(xla: bool) -> str:
@@ -106,13 +103,15 @@ def main(arguments: list[str]) -> None:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
     tf.config.set_visible_devices([], "GPU")
-    output = pathlib.Path(FLAGS.output_dir).expanduser()
+    folder = runs.results_folder(FLAGS.output_dir) / "benchmarks"
     for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
-        tables = []
         for xla in MODES[FLAGS.xla]:
             rows = measured_rows(group, xla)
-            tables.append({"xla": _on_or_off(xla), "rows": rows})
-            write_json(output / f"benchmarks_{group}.json", tables)
+            if not rows:
+                continue
+            path = folder / f"{group}_xla_{_on_or_off(xla)}.json"
+            runs.write_json(path, content(xla, rows))
+            print(f"\nWrote {path}", flush=True)
             keras.backend.clear_session()
             gc.collect()
 

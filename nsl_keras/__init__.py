@@ -8,13 +8,11 @@ from nsl_keras import callbacks as callbacks
 from nsl_keras import convert as convert
 from nsl_keras import export as export
 from nsl_keras import few_shot as few_shot
-from nsl_keras import image_folders as image_folders
 from nsl_keras import layers as layers
 from nsl_keras import losses as losses
 from nsl_keras import predictors as predictors
 from nsl_keras import regularizers as regularizers
 from nsl_keras import similarities as similarities
-from nsl_keras import timing as timing
 from nsl_keras import visualize as visualize
 from nsl_keras.neighborhoods.model import (
     MetaNeighborhoodModel as MetaNeighborhoodModel,

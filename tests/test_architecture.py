@@ -12,8 +12,6 @@ FLOORS = {
     "version": 0,
     "validation": 0,
     "backend": 1,
-    "timing": 1,
-    "image_folders": 1,
     "rewiring": 1,
     "second_order": 2,
     "normalization": 2,

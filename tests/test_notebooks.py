@@ -57,6 +57,7 @@ def test_notebook_is_made_from_its_script(name):
         assert cell.get("execution_count") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_and_shows_pictures(name, tmp_path):
     executed = tmp_path / "executed.ipynb"

@@ -20,9 +20,7 @@ MODULES = (
     nsl_keras.backbones,
     nsl_keras.export,
     nsl_keras.few_shot,
-    nsl_keras.image_folders,
     nsl_keras.visualize,
-    nsl_keras.timing,
 )
 SERIALIZABLE = (
     keras.layers.Layer,
@@ -40,7 +38,6 @@ def public_names(module):
         for name, thing in vars(module).items()
         if not name.startswith("_")
         and getattr(thing, "__module__", None) == module.__name__
-        and name not in ("Ratio",)
     }
 
 

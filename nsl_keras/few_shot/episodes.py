@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from nsl_keras import image_folders, validation
+from nsl_keras import validation
 from nsl_keras.backend import endless_dataset
 from nsl_keras.few_shot.labelled_images import checked, listed
 
@@ -129,43 +128,6 @@ class EpisodeSampler:
         digest = hashlib.sha256(repr((setting, self.images.shape)).encode())
         digest.update(np.ascontiguousarray(self.images).data)
         return digest.hexdigest()[:16]
-
-    @classmethod
-    def from_folder(
-        cls,
-        folder: str | os.PathLike[str],
-        ways: int = 5,
-        shots: int = 1,
-        queries: int = 15,
-        seed: int = 0,
-        *,
-        image_size: int | tuple[int, int] | None = None,
-        color: Literal["rgb", "grayscale"] = "rgb",
-        nested: bool = False,
-        unreadable: Literal["error", "skip"] = "error",
-    ) -> EpisodeSampler:
-        """Reads the images of a folder, one sub-folder a class (a mini-ImageNet part).
-
-        They come out in [0, 1]: train a network for these episodes on such images too.
-
-        Args:
-            folder: Path of the folder.
-            ways: As of the class.
-            shots: As of the class.
-            queries: As of the class.
-            seed: As of the class.
-            image_size: As of `image_folders.load_image_folder`, with all that follows.
-            color: "rgb" or "grayscale".
-            nested: bool, whether classes lie deeper (alphabets of letters).
-            unreadable: "error" or "skip".
-
-        Raises:
-            ValueError: As the class and `image_folders.load_image_folder`.
-        """
-        images, labels, names = image_folders.load_image_folder(
-            folder, image_size=image_size, color=color, nested=nested, unreadable=unreadable
-        )
-        return cls(images, np.array(names)[labels], ways, shots, queries, seed)
 
     @classmethod
     def from_dataset(

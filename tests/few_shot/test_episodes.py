@@ -366,23 +366,15 @@ def test_equal_episodes_have_equal_fingerprints():
     assert len({each.fingerprint for each in [first, *others]}) == 4
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_from_folder(tmp_path, nested):
+def test_folders_are_read_as_data_sets(tmp_path):
     for letter in ("alpha", "beta", "gamma"):
-        folder = tmp_path / ("Greek/" if nested else "") / letter
-        folder.mkdir(parents=True)
+        (tmp_path / letter).mkdir()
         for number in range(5):
             image = np.full((6, 4, 3), 10.0 * number)
-            keras.utils.save_img(folder / f"{number}.png", image, scale=False)
-    sampler = few_shot.EpisodeSampler.from_folder(
-        tmp_path, 2, 1, 3, 4, image_size=3, color="grayscale", nested=nested
+            keras.utils.save_img(tmp_path / letter / f"{number}.png", image, scale=False)
+    images = keras.utils.image_dataset_from_directory(
+        tmp_path, batch_size=None, image_size=(3, 3), verbose=False
     )
-    before = "Greek/" if nested else ""
-    assert sampler.classes.tolist() == [f"{before}{c}" for c in ("alpha", "beta", "gamma")]
-    assert sampler.images.shape == (15, 3, 3, 1) and sampler.images.dtype == np.uint8
-    assert (sampler.ways, sampler.shots, sampler.queries, sampler.seed) == (2, 1, 3, 4)
-    assert set(np.unique(sampler.images)) == {0, 10, 20, 30, 40}
-    with pytest.raises(ValueError, match=f"Received: '{before}alpha', '{before}beta'"):
-        few_shot.EpisodeSampler.from_folder(
-            tmp_path, 2, queries=5, image_size=3, nested=nested
-        )
+    sampler = few_shot.EpisodeSampler.from_dataset(images, 2, 1, 3)
+    assert sampler.classes.tolist() == [0, 1, 2]
+    assert sampler.images.shape == (15, 3, 3, 3)

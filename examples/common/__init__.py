@@ -1,0 +1,1 @@
+"""What the examples share: images, recipes, records of runs, tables and pictures."""

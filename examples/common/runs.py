@@ -1,0 +1,186 @@
+"""Finished runs: a folder for a setting, in it a JSON file a run, none made twice.
+
+results/few_shot/omniglot_cnn4_5way_1shot/setting.json     what its runs share
+results/few_shot/omniglot_cnn4_5way_1shot/maml_0.json      method and seed
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+
+import nsl_keras
+
+#: What tells a run from the others of its setting, as `("maml", 0)`.
+Key = tuple[str | int, ...]
+
+_SETTING = "setting.json"
+
+
+def command(module: str) -> str:
+    """What was called, as anyone could call it: with a data folder of their own."""
+    arguments = " ".join(sys.argv[1:])
+    for flag in ("data_dir", "data_file", "state_dir", "model_dir"):
+        arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
+    return f"python -m examples.{module} {arguments}".rstrip()
+
+
+def versions() -> dict[str, str]:
+    """What ran: versions of Python, Keras, the backend and this package."""
+    name = keras.backend.backend()
+    return {
+        "python": platform.python_version(),
+        "keras": keras.__version__,
+        "backend": f"{name} {importlib.import_module(name).__version__}",
+        "nsl_keras": nsl_keras.__version__,
+    }
+
+
+def as_json(content: Any, indent: int = 0) -> str:
+    """JSON with a key a line, and lists of numbers on one line."""
+    if isinstance(content, Mapping) and content:
+        parts = [
+            f"{json.dumps(str(k))}: {as_json(content[k], indent + 1)}" for k in content
+        ]
+        opening, closing = "{", "}"
+    elif isinstance(content, list) and any(isinstance(each, Mapping) for each in content):
+        parts = [as_json(each, indent + 1) for each in content]
+        opening, closing = "[", "]"
+    else:
+        return json.dumps(content)
+    inner = ",\n".join(" " * (indent + 1) + part for part in parts)
+    return f"{opening}\n{inner}\n{' ' * indent}{closing}"
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file, which is whole at every moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(as_json(content) + "\n")
+    scratch.replace(path)
+
+
+class RunRecords:
+    """Records of runs of one setting, each in a file of its own that its key names.
+
+    Args:
+        folder: Where the files are.
+        setting: What all runs have in common; `None` to read what the folder has. A
+            folder of another setting is refused.
+        replace: Whether runs that are there already are deleted, whatever their setting.
+
+    Raises:
+        ValueError: If the folder holds runs of another setting.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, setting: dict | None = None, replace: bool = False
+    ) -> None:
+        self.folder = folder
+        if replace:
+            for path in folder.glob("*.json"):
+                path.unlink()
+        path = folder / _SETTING
+        found = json.loads(path.read_text()) if path.exists() else None
+        # As it reads after a round trip: tuples are lists there.
+        self.setting = found if setting is None else json.loads(json.dumps(setting))
+        if found is None:
+            return
+        different = {
+            key: (found.get(key), self.setting.get(key))
+            for key in {*found, *self.setting}
+            if found.get(key) != self.setting.get(key)
+        }
+        if different:
+            raise ValueError(
+                f"{folder} holds runs of another setting: pairs of (there, here) are "
+                f"{different}. Write to another `output_dir`."
+            )
+
+    @property
+    def runs(self) -> list[dict]:
+        """All records, in the order of their keys."""
+        paths = [path for path in self.folder.glob("*.json") if path.name != _SETTING]
+        return [json.loads(path.read_text()) for path in sorted(paths, key=_in_order)]
+
+    def path(self, key: Key) -> pathlib.Path:
+        """The file of a run."""
+        name = "_".join(re.sub(r"[^\w.=-]+", "_", str(part)) for part in key)
+        return self.folder / f"{name}.json"
+
+    def holds(self, key: Key) -> bool:
+        """Whether a run is finished."""
+        return self.path(key).exists()
+
+    def add(self, key: Key, record: dict) -> None:
+        """Writes the record of a run."""
+        if not (self.folder / _SETTING).exists():
+            write_json(self.folder / _SETTING, self.setting)
+        write_json(self.path(key), record)
+
+
+def _in_order(path: pathlib.Path) -> list:
+    """Numbers in names count as numbers: the tenth run comes after the second."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", path.stem)
+    return [float(part) if part[:1].isdigit() else part for part in parts]
+
+
+def all_of(folder: pathlib.Path) -> list[RunRecords]:
+    """The records of every setting in a folder, by name."""
+    return [RunRecords(path.parent) for path in sorted(folder.glob(f"*/{_SETTING}"))]
+
+
+def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, str]:
+    """Keys and titles of the runs of every method with every seed."""
+    return {
+        (name, seed): f"{title}, seed {seed}"
+        for seed in map(int, seeds)
+        for name, title in titles.items()
+    }
+
+
+def run_all(
+    records: RunRecords, titles: Mapping[Key, str], run: Callable[..., dict]
+) -> None:
+    """Makes every run that has no record yet.
+
+    Args:
+        records: Where records are kept.
+        titles: What the runs are called, by their keys.
+        run: A function of the parts of a key, which returns the record.
+    """
+    for key, title in titles.items():
+        if records.holds(key):
+            print(f"\n{title}: finished before", flush=True)
+            continue
+        print(f"\n{title}", flush=True)
+        records.add(key, run(*key))
+
+
+def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
+    """Where unfinished runs are kept: no two settings go on with each other's states."""
+    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
+    return pathlib.Path(state_dir).expanduser() / digest
+
+
+def results_folder(output_dir: str) -> pathlib.Path:
+    """Where records and pictures are written below the output folder."""
+    return pathlib.Path(output_dir).expanduser() / "results"
+
+
+def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
+    """Writes pictures by name, and says so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=110)
+        print(f"Wrote {folder / name}.png")

@@ -1,0 +1,133 @@
+"""The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+
+import numpy as np
+
+from examples.common import runs, tables
+from examples.few_shot import methods
+from nsl_keras import few_shot
+
+#: What the published figures are for: data set, ways and shots.
+PUBLISHED = ("mini_imagenet", 5, 5)
+TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all settings, then the published figures where nothing ran for them."""
+    found = runs.all_of(results / "few_shot")
+    rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
+    return "\n\n".join([TITLE, *map(section, found), *rest])
+
+
+def section(records: runs.RunRecords) -> str:
+    """Markdown of what `examples.few_shot` wrote: a setting, and its table."""
+    setting, found = records.setting, records.runs
+    tuned = len(setting["rates"]) > 1
+    title = (
+        f"### {setting['ways']}-way {setting['shots']}-shot {setting['dataset']}, "
+        f"{setting['backbone'].upper().replace('CNN', 'CNN-')}"
+        f"{', the rate chosen on validation classes' if tuned else ''}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in setting["rates"])
+    chosen = (
+        f"at the best of {rates} on {setting['validation_episodes']} episodes of the "
+        f"validation classes, after {100 * setting['trial_share']:g} % of the training"
+        if tuned
+        else f"at {rates}"
+    )
+    text = (
+        f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
+        f"{setting['validation_classes']} for validation (the paper trains on both), "
+        f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
+        f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
+        f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
+        f"About {setting['training_images']:,} training images a method. Accuracies in %: "
+        "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
+        "differences are paired episode by episode."
+    )
+    return f"{title}\n\n{text}\n\n{_table(setting, found)}"
+
+
+def not_run() -> str:
+    """Markdown of the published figures, where nothing ran for them."""
+    columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
+    rows = [
+        [
+            method.title,
+            *(
+                source.get(backbone, "")
+                for source in (method.paper, method.rebuttal)
+                for backbone in ("cnn4", "cnn9")
+            ),
+            "not run",
+        ]
+        for method in methods.METHODS.values()
+    ]
+    return (
+        "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
+        + tables.markdown([*columns, "here"], rows)
+    )
+
+
+def _is_published(setting: dict) -> bool:
+    return (setting["dataset"], setting["ways"], setting["shots"]) == PUBLISHED
+
+
+def _table(setting: dict, found: list[dict]) -> str:
+    published = _is_published(setting)
+    columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
+    columns += ["here", "difference to finetuning", "seeds", "batch norm", "rate"]
+    columns += ["training images", "training, s", "test, s"]
+    rows = []
+    for name, method in methods.METHODS.items():
+        cells = [method.title]
+        if published:
+            sources = (method.paper, method.rebuttal)
+            cells += [source.get(setting["backbone"], "") for source in sources]
+        mine = tables.of_method(found, name)
+        if not mine:
+            rows.append([*cells, "not run"])
+            continue
+        evaluation = _evaluation(mine, setting)
+        cells += [
+            f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
+            _difference(mine, found, setting),
+            tables.seeds(mine),
+            mine[0]["batch_normalization"] or "none",
+            ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in mine)),
+            f"{mine[0]['training_images']:,}",
+            _median(mine, "seconds"),
+            _median(mine, "evaluation_seconds"),
+        ]
+        rows.append(cells)
+    return tables.markdown(columns, rows)
+
+
+def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
+    """Accuracy of a method in each episode, the mean over the seeds of its runs."""
+    queries = setting["ways"] * setting["queries"]
+    right = [run["right_queries"] for run in found]
+    return few_shot.Evaluation(np.mean(right, axis=0) / queries)
+
+
+def _difference(mine: list[dict], found: list[dict], setting: dict) -> str:
+    """Difference to the baseline, over the seeds that both were trained with."""
+    baseline = [run for run in found if run["method"] == methods.BASELINE]
+    both = {run["seed"] for run in mine} & {run["seed"] for run in baseline}
+    if not both or mine[0]["method"] == methods.BASELINE:
+        return ""
+    paired = few_shot.compare(
+        *(
+            _evaluation([run for run in each if run["seed"] in both], setting)
+            for each in (mine, baseline)
+        )
+    )
+    return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+
+
+def _median(found: list[dict], key: str) -> str:
+    return f"{statistics.median(run[key] for run in found):,.0f}"

@@ -1,0 +1,301 @@
+"""Trains the few-shot learners of a setting, and judges them on the same episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+
+from examples.common import recipe, runs
+from examples.common.data import Split
+from examples.few_shot import data, methods
+from nsl_keras import few_shot
+
+#: Sampler seeds of validation and test episodes: the same for all methods and seeds.
+VALIDATION_SEED, TEST_SEED = 1_000_001, 1_000_002
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all runs of a table have in common."""
+
+    dataset: str
+    backbone: str
+    ways: int
+    shots: int
+    queries: int
+    training_images: int
+    episodes_per_step: int
+    #: Classes of an episode in ProtoNet's training.
+    proto_ways: int
+    batch_size: int
+    test_episodes: int
+    rates: Sequence[float]
+    trial_share: float
+    validation_episodes: int
+    #: Instead of each method's own policy.
+    batch_normalization: str | None
+
+    @property
+    def name(self) -> str:
+        """The name of the folder of its runs."""
+        name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
+        if self.batch_normalization:
+            name += f"_{self.batch_normalization}"
+        return f"{name}_tuned" if len(self.rates) > 1 else name
+
+
+class Training:
+    """Trains and judges the methods of one setting on one data set."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        images: data.FewShotData,
+        states: pathlib.Path,
+        jit_compile: bool | str,
+        verbose: int,
+    ) -> None:
+        self.setting, self.data, self.states = setting, images, states
+        self.jit_compile, self.verbose = jit_compile, verbose
+        classes, labels = np.unique(images.train.labels, return_inverse=True)
+        self.classes = len(classes)
+        self.images = Split(images.train.images, labels)
+
+    def policy(self, method: str) -> str:
+        """The batch norms' policy of a method."""
+        own = methods.METHODS[method].batch_normalization
+        return self.setting.batch_normalization or own
+
+    def sampler(
+        self, part: str, seed: int, ways: int | None = None
+    ) -> few_shot.EpisodeSampler:
+        """Episodes of a part's classes, of the test's ways unless others are given."""
+        chosen, setting = getattr(self.data, part), self.setting
+        return few_shot.EpisodeSampler(
+            chosen.images,
+            chosen.labels,
+            ways or setting.ways,
+            setting.shots,
+            setting.queries,
+            seed,
+        )
+
+    def run(
+        self, method: str, rate: float, images: int, seed: int
+    ) -> tuple[Callable, dict]:
+        """Trains a method; returns the learner, and what the training took."""
+        row = methods.METHODS[method]
+        found: dict = {"seconds": 0.0, "training_images": 0}
+        network = None
+        if row.pretrained:
+            network, pretraining = self._pretrained(row.pretrained, rate, images, seed)
+            found = {key: found[key] + pretraining[key] for key in found}
+        keras.utils.set_random_seed(seed)
+        if row.episodic:
+            proto = method == "proto_net"
+            ways = self.setting.proto_ways if proto else self.setting.ways
+            learner = methods.episodic_learner(
+                method,
+                self.setting.dataset,
+                self.setting.backbone,
+                self.data.image_shape,
+                ways,
+                self.policy(method),
+                network,
+            )
+            training = self._fit_episodes(method, learner, ways, rate, images, seed)
+            if proto:
+                learner = few_shot.ProtoNet(
+                    learner.backbone,
+                    self.setting.ways,
+                    batch_normalization=self.policy(method),
+                )
+            return learner, {key: found[key] + training[key] for key in found}
+        return (
+            methods.pretrained_learner(
+                method,
+                network,
+                self.setting.ways,
+                self.policy(method),
+                self.images.images.astype("float32") / 255,
+            ),
+            found,
+        )
+
+    def _pretrained(
+        self, kind: str, rate: float, images: int, seed: int
+    ) -> tuple[keras.Model, dict]:
+        """A network trained to classify all training classes; kept for the next method."""
+        keras.utils.set_random_seed(seed)
+        network = methods.features(self.setting.backbone, kind, self.data.image_shape)
+        model = methods.classifier(network, self.classes)
+        folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
+        weights, record = folder / "trained.weights.h5", folder / "trained.json"
+        if not record.exists():
+            trained = _recipe(images, self.setting.batch_size, rate)
+            batches = _Uint8Batches(self.images, trained, seed)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            training = self._fit(model, batches, trained, loss, folder)
+            model.save_weights(weights)
+            runs.write_json(record, training)
+        model.load_weights(weights)
+        return network, json.loads(record.read_text())
+
+    def _fit_episodes(
+        self,
+        method: str,
+        learner: keras.Model,
+        ways: int,
+        rate: float,
+        images: int,
+        seed: int,
+    ) -> dict:
+        setting = self.setting
+        support, queries = ways * setting.shots, ways * setting.queries
+        # As many images a step, whatever the ways.
+        episodes = max(1, setting.episodes_per_step * setting.ways // ways)
+        trained = _recipe(images, episodes * (support + queries), rate)
+        shape = self.data.image_shape
+        learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
+        batches = self.sampler("train", seed, ways).batches(
+            episodes, recipe.chunk_steps(trained.iterations)
+        )
+        folder = self.states / f"{method}_{rate:g}_{images}_{seed}"
+        return self._fit(learner, batches, trained, methods.loss(method), folder)
+
+    def _fit(
+        self,
+        model: keras.Model,
+        batches: keras.utils.PyDataset,
+        trained: recipe.Recipe,
+        loss: keras.losses.Loss,
+        folder: pathlib.Path,
+    ) -> dict:
+        model.compile(
+            optimizer=trained.make_optimizer(),
+            loss=loss,
+            metrics=["accuracy"],
+            jit_compile=self.jit_compile,
+        )
+        model.optimizer.build(model.trainable_variables)
+        found = recipe.fit(model, batches, trained, folder, verbose=self.verbose)
+        return {
+            "seconds": found["seconds"],
+            "training_images": trained.iterations * trained.batch_size,
+        }
+
+
+class _Uint8Batches(recipe.Batches):
+    """Batches of images that are kept as uint8."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = super().__getitem__(index)
+        return images / np.float32(255), labels
+
+
+def _recipe(images: int, images_per_step: int, rate: float) -> recipe.Recipe:
+    """Adam, for about so many images: a number of steps that states are saved between."""
+    steps = max(1, round(images / images_per_step))
+    if steps > 100:
+        steps = 100 * round(steps / 100)
+    return recipe.Recipe(
+        steps,
+        learning_rate=rate,
+        batch_size=images_per_step,
+        optimizer="adam",
+        epsilon=1e-7,
+        cosine_decay=True,
+    )
+
+
+def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
+    """The rate with the best accuracy on validation episodes, for a part of the budget."""
+    setting = training.setting
+    if len(setting.rates) == 1:
+        return setting.rates[0]
+    images = round(setting.trial_share * setting.training_images)
+
+    def trial(method: str, rate: str) -> dict:
+        learner, _ = training.run(method, float(rate), images, seed=0)
+        evaluation = few_shot.evaluate(
+            learner,
+            training.sampler("validation", VALIDATION_SEED),
+            setting.validation_episodes,
+            batch_size=10,
+        )
+        return {
+            "method": method,
+            "rate": float(rate),
+            "seed": 0,
+            "accuracy": evaluation.mean,
+        }
+
+    titles = {(method, f"{r:g}"): f"Trial: {method} at {r:g}" for r in setting.rates}
+    runs.run_all(trials, titles, trial)
+    accuracies = {
+        run["rate"]: run["accuracy"] for run in trials.runs if run["method"] == method
+    }
+    return max(setting.rates, key=accuracies.__getitem__)
+
+
+def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
+    """Trains a method with one seed, and judges it on the test episodes."""
+    setting = training.setting
+    learner, record = training.run(method, rate, setting.training_images, seed)
+    start = time.perf_counter()
+    evaluation = few_shot.evaluate(
+        learner,
+        training.sampler("test", TEST_SEED),
+        setting.test_episodes,
+        batch_size=10,
+    )
+    queries = setting.ways * setting.queries
+    return {
+        "method": method,
+        "seed": seed,
+        "learning_rate": rate,
+        "batch_normalization": evaluation.batch_normalization,
+        **record,
+        "evaluation_seconds": round(time.perf_counter() - start, 1),
+        "accuracy": evaluation.mean,
+        "half_width": evaluation.half_width,
+        "right_queries": np.round(evaluation.accuracies * queries).astype(int).tolist(),
+        "command": runs.command("few_shot"),
+        "versions": runs.versions(),
+        "devices": keras.distribution.list_devices(),
+    }
+
+
+def run_methods(
+    training: Training, names: Sequence[str], seeds: Sequence[int], results: pathlib.Path
+) -> runs.RunRecords:
+    """Runs every method with every seed that has no record yet.
+
+    Args:
+        training: What runs them.
+        names: Their names.
+        seeds: Seeds of training.
+        results: Below it the records, and those of the trials, are written.
+    """
+    setting = {
+        **dataclasses.asdict(training.setting),
+        **training.data.counts,
+        "image_shape": training.data.image_shape,
+    }
+    folder = results / "few_shot" / training.setting.name
+    records = runs.RunRecords(folder, setting)
+    trials = runs.RunRecords(folder / "trials", setting)
+
+    def run(method: str, seed: int) -> dict:
+        rate = chosen_rate(training, method, trials)
+        return record_of(training, method, rate, seed)
+
+    titles = {name: methods.METHODS[name].title for name in names}
+    runs.run_all(records, runs.every(titles, seeds), run)
+    return records

@@ -1,0 +1,1 @@
+"""Meta-Neighborhoods on images: Table 1 and the appendices."""

@@ -1,0 +1,229 @@
+r"""Trains the image classifiers of Meta-Neighborhoods: Table 1 and Appendices A.3 to A.6.
+
+Every method and seed sees the same batches, and is evaluated once, after the last step;
+models with a dictionary before adaptation too.
+
+    python -m examples.image_classification --iterations=300      # scikit-learn's digits
+    python -m examples.image_classification --dataset=cifar10 --backbone=resnet29 \
+        --data_dir=~/tensorflow_datasets --seeds=0,1,2 --nohold_out
+    python -m examples.image_classification --experiment=A.5 --dataset=cifar10 \
+        --method=neighborhoods --method=neighborhoods_3 --iterations=3000
+
+--dataset is any image set of tensorflow-datasets, or one that
+examples/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
+mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
+
+Finished runs are kept in --output_dir/results/image_classification/ and not run again; an
+interrupted one goes on from its last saved state. With --output_dir=. they are those of
+the repository, of which `make results` makes the tables. Trained models are kept in
+--model_dir; --figures draws those of the first seed, besides the training. With
+--experiment=A.9 models are told coarse classes only.
+Runs with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no TensorFlow is installed:
+tensorflow-datasets needs TensorFlow, so write the images to a file once, where there is
+one, with --write_data_file=images.npz, and read them with --data_file=images.npz.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from absl import app, flags, logging
+
+import nsl_keras
+from examples.common import data, image_training, pictures, recipe, runs
+from examples.image_classification import methods, table
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum(
+    "experiment", "table_1", list(methods.EXPERIMENTS), "Table 1, or an appendix."
+)
+flags.DEFINE_enum(
+    "backbone", "convnet4", list(methods.BACKBONES), "Network before the head."
+)
+flags.DEFINE_integer(
+    "num_neighbors", None, "Dictionary size S, instead of the published.", lower_bound=1
+)
+flags.DEFINE_float("temperature", 0.2, "Temperature T; 0.2 is the published.")
+flags.DEFINE_float("dictionary_dropout", 0.5, "Share left out; 0.5 is the published.")
+flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
+flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
+
+
+def recipes_from_flags() -> dict[str, recipe.Recipe]:
+    """The recipe for each optimizer: the same share of the published iterations."""
+    published = {
+        optimizer: methods.published(FLAGS.dataset, optimizer)
+        for optimizer in ("adamw", "nesterov")
+    }
+    longest = published["adamw"].iterations
+    iterations = image_training.iterations_from_flags(longest)
+    changes = image_training.changes_from_flags("batch_size", "augmentation")
+    rate = image_training.changes_from_flags("learning_rate")
+    recipes = {}
+    for optimizer, each in published.items():
+        own = max(1, round(iterations * each.iterations / longest))
+        # The flag is AdamW's rate; SGD's is a hundred times as large.
+        own_rate = rate if optimizer == "adamw" else {}
+        recipes[optimizer] = dataclasses.replace(each.scaled(own), **changes, **own_rate)
+    return recipes
+
+
+def dictionary_from_flags() -> dict:
+    """The setting's dictionary; experiments take shares of its size and temperature."""
+    return {
+        "num_neighbors": FLAGS.num_neighbors
+        or methods.published_num_neighbors(FLAGS.dataset),
+        "temperature": FLAGS.temperature,
+        "dropout": FLAGS.dictionary_dropout,
+    }
+
+
+def with_coarse_labels(found: data.ImageData) -> data.ImageData:
+    """The data with the coarse classes of A.9 as labels."""
+    groups = methods.COARSE_CLASSES.get(FLAGS.dataset)
+    if groups is None:
+        raise ValueError(
+            "`dataset` must be one with coarse classes for A.9: "
+            f"{', '.join(methods.COARSE_CLASSES)}. "
+            f"Received: dataset={FLAGS.dataset!r}"
+        )
+    coarse = np.zeros(len(found.class_names), "int64")
+    for number, group in enumerate(groups):
+        coarse[list(group)] = number
+    parts = {
+        part: data.Split(split.images, coarse[split.labels])
+        for part in ("train", "validation", "test")
+        for split in (getattr(found, part),)
+    }
+    names = ["/".join(found.class_names[fine] for fine in group) for group in groups]
+    return dataclasses.replace(found, **parts, class_names=names)
+
+
+def train(
+    name: str,
+    seed: int,
+    setting: dict,
+    recipes: dict[str, recipe.Recipe],
+    found: data.ImageData,
+    fine: data.ImageData,
+    model_path: pathlib.Path,
+) -> dict:
+    """Trains one method with one seed, keeps the model, and returns its record."""
+    keras.utils.set_random_seed(seed)
+    method = methods.METHODS[name]
+    trained = recipes[method.optimizer]
+    model = methods.build(
+        method,
+        FLAGS.backbone,
+        found.image_shape,
+        len(found.class_names),
+        setting["dictionary"],
+        seed,
+    )
+    methods.compile_model(model, trained, jit_compile())
+    record = image_training.first_record("image_classification", name, seed, model)
+    record["iterations"] = trained.iterations
+    record |= image_training.train_and_evaluate(
+        model,
+        recipe.Batches(found.train, trained, seed),
+        trained,
+        runs.states_folder(FLAGS.state_dir, setting) / f"{name}_{seed}",
+        image_training.evaluated_parts(found),
+    )
+    if "diverged" in record:
+        return record
+    if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+        rates = [keras.ops.convert_to_numpy(rate) for rate in model.inner_rates]
+        record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
+    if fine is not found:
+        record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
+    model_path.parent.mkdir(parents=True, exist_ok=True)
+    model.save(model_path)
+    return record
+
+
+def jit_compile() -> bool | str:
+    """What the flag says; by default no XLA for TensorFlow on CPUs, where it is slower."""
+    if FLAGS.jit_compile is not None:
+        return FLAGS.jit_compile
+    on_cpu = all(name.startswith("cpu") for name in keras.distribution.list_devices())
+    return False if on_cpu and keras.backend.backend() == "tensorflow" else "auto"
+
+
+def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
+    """Draws the trained models of the first seed."""
+    seed = FLAGS.seeds[0]
+    trained = {
+        name: keras.saving.load_model(path)
+        for name in names
+        if (path := models / f"{name}_{seed}.keras").exists()
+    }
+    if not trained:
+        raise ValueError(
+            "`figures` needs trained models of the first seed in `model_dir`: what is "
+            f"finished is not run again. Received: model_dir={FLAGS.model_dir!r}, without "
+            f"{models.name}/*_{seed}.keras"
+        )
+    coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
+    make = pictures.of_subcategories if coarse else pictures.of_neighbors
+    prefix = f"{FLAGS.backbone}_{FLAGS.dataset}"
+    runs.write_figures(
+        runs.results_folder(FLAGS.output_dir) / "figures",
+        {f"{prefix}_{name}": figure for name, figure in make(trained, found).items()},
+    )
+
+
+def load_data() -> data.ImageData:
+    """The images, 32x32 as in the paper (A.1) but for digits and ImageNet."""
+    published = {"digits": None, "imagenet": 64}
+    return image_training.load_arrays(FLAGS.image_size or published.get(FLAGS.dataset, 32))
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    experiment = methods.EXPERIMENTS[FLAGS.experiment]
+    names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
+    recipes = recipes_from_flags()
+    fine = load_data()
+    if image_training.wrote_data_file(fine):
+        return
+    found = with_coarse_labels(fine) if experiment.coarse else fine
+    sgd = ("iterations", "rate_drops", "learning_rate")
+    setting = image_training.setting_of(
+        found,
+        recipes["adamw"],
+        backbone=FLAGS.backbone,
+        coarse=experiment.coarse,
+        dictionary=dictionary_from_flags(),
+        sgd={name: getattr(recipes["nesterov"], name) for name in sgd},
+    )
+    dataset = f"{FLAGS.dataset}_coarse" if experiment.coarse else FLAGS.dataset
+    place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
+    models = pathlib.Path(FLAGS.model_dir).expanduser() / place
+    records = runs.RunRecords(
+        runs.results_folder(FLAGS.output_dir) / "image_classification" / place, setting
+    )
+    runs.run_all(
+        records,
+        runs.every({name: methods.METHODS[name].title for name in names}, FLAGS.seeds),
+        lambda name, seed: train(
+            *(name, seed, setting, recipes, found, fine),
+            models / f"{name}_{seed}.keras",
+        ),
+    )
+    print(f"\n{table.section(records, [FLAGS.experiment])}\n")
+    print(f"Wrote {records.folder}")
+    if FLAGS.figures:
+        draw(names, fine, models)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,148 @@
+r"""Trains the image networks of Neural Similarity Learning: Tables 1 to 5 and 8.
+
+A row of a table is a method; every method and seed sees the same batches, and is
+evaluated once, after the last step.
+
+    python -m examples.neural_similarity --iterations=300       # scikit-learn's digits
+    python -m examples.neural_similarity --table=4 --dataset=cifar10 \
+        --data_dir=~/tensorflow_datasets --seeds=0,1,2 --nohold_out
+    python -m examples.neural_similarity --table=4 --method=cnn --method=static_dns \
+        --dataset=cifar10 --train_size=10000 --iterations=2000
+
+Finished runs are kept in --output_dir/results/neural_similarity/ and not run again; an
+interrupted one goes on from its last saved state. With --output_dir=. they are those of
+the repository, of which `make results` makes the tables.
+Runs with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no TensorFlow is installed:
+tensorflow-datasets needs TensorFlow, so write the images to a file once, where there is
+one, with --write_data_file=images.npz, and read them with --data_file=images.npz.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+from absl import app, flags, logging
+
+from examples.common import data, image_training, recipe, runs
+from examples.neural_similarity import methods, stream, table
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum("table", "4", sorted(methods.TABLES), "Table of the paper.")
+flags.DEFINE_bool(
+    "stream",
+    False,
+    "Read the images while training, for sets too large for the memory (ImageNet); "
+    "evaluated on their validation images; 224 pixels by default.",
+)
+flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
+flags.DEFINE_enum(
+    "schedule", None, sorted(methods.RECIPES), "Instead of the table's: rate drops."
+)
+flags.DEFINE_float(
+    "batch_normalization_momentum",
+    None,
+    "By default the published 0.999 for the published iterations, and 0.9 for fewer: "
+    "moving statistics with 0.999 need thousands of steps.",
+)
+
+#: Images that are themselves only one way round.
+WRITTEN = ("digits", "mnist")
+
+
+def recipe_from_flags(chosen: methods.Table) -> tuple[recipe.Recipe, float]:
+    """The recipe, and the momentum of batch norms that suits its length."""
+    published = methods.RECIPES[FLAGS.schedule or chosen.recipe]
+    iterations = image_training.iterations_from_flags(published.iterations)
+    changes = image_training.changes_from_flags("batch_size", "learning_rate")
+    if FLAGS.augmentation or FLAGS.dataset in WRITTEN:
+        changes["augmentation"] = FLAGS.augmentation or "none"
+    momentum = FLAGS.batch_normalization_momentum
+    if momentum is None:
+        momentum = 0.9 if iterations < published.iterations else 0.999
+    return dataclasses.replace(published.scaled(iterations), **changes), momentum
+
+
+def load_data() -> data.ImageData | stream.ImageStream:
+    if FLAGS.stream:
+        for name in ("data_file", "write_data_file", "train_size"):
+            if getattr(FLAGS, name):
+                raise ValueError(
+                    f"`{name}` and `stream` exclude each other. Received: "
+                    f"{name}={getattr(FLAGS, name)!r}, stream=True"
+                )
+        return stream.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.image_size or 224)
+    return image_training.load_arrays(FLAGS.image_size)
+
+
+def train(
+    name: str,
+    seed: int,
+    setting: dict,
+    trained: recipe.Recipe,
+    found: data.ImageData | stream.ImageStream,
+) -> dict:
+    """Trains one method with one seed, and returns its record."""
+    keras.utils.set_random_seed(seed)
+    chosen = methods.TABLES[FLAGS.table]
+    backbone = methods.build(
+        chosen.network,
+        chosen.methods[name],
+        found.image_shape,
+        len(found.class_names),
+        setting["batch_normalization_momentum"],
+        **({"variant": FLAGS.variant} if chosen.network == "cnn9" else {}),
+    )
+    jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
+    model = methods.trainable(backbone, trained, jit_compile)
+    record = image_training.first_record("neural_similarity", name, seed, model)
+    batches: keras.utils.PyDataset
+    if isinstance(found, stream.ImageStream):
+        steps = recipe.chunk_steps(trained.iterations)
+        batches = stream.StreamedBatches(found, trained.batch_size, steps, seed)
+        evaluated = {"test": {"x": found.evaluation_batches(100)}}
+    else:
+        batches = recipe.Batches(found.train, trained, seed)
+        evaluated = image_training.evaluated_parts(found)
+    state = runs.states_folder(FLAGS.state_dir, setting) / f"{name}_{seed}"
+    return record | image_training.train_and_evaluate(
+        model, batches, trained, state, evaluated
+    )
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    chosen = methods.TABLES[FLAGS.table]
+    names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")
+    trained, momentum = recipe_from_flags(chosen)
+    found = load_data()
+    if isinstance(found, data.ImageData) and image_training.wrote_data_file(found):
+        return
+    setting = image_training.setting_of(
+        found,
+        trained,
+        network=chosen.network,
+        variant=FLAGS.variant if chosen.network == "cnn9" else None,
+        batch_normalization_momentum=momentum,
+    )
+    network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
+    name = image_training.setting_name(network, FLAGS.dataset, trained)
+    records = runs.RunRecords(
+        runs.results_folder(FLAGS.output_dir) / "neural_similarity" / name, setting
+    )
+    runs.run_all(
+        records,
+        runs.every({name: chosen.methods[name].title for name in names}, FLAGS.seeds),
+        lambda name, seed: train(name, seed, setting, trained, found),
+    )
+    print(f"\n{table.section(records, [FLAGS.table])}\n")
+    print(f"Wrote {records.folder}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,236 @@
+"""Rows of the tables of Neural Similarity Learning: methods, recipes, published figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+
+import nsl_keras
+from examples.common.recipe import Recipe, compile_classifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of a table: its title, and what its network is built with."""
+
+    title: str
+    options: dict[str, Any]
+
+
+_STATIC_DNS = {"similarity": "diagonal"}
+_DYNAMIC_DNS = {"similarity": "diagonal", "predictor": "sphere"}
+
+METHODS = {
+    "cnn": Method("CNN", {}),
+    "cnn_plus": Method("CNN++", {"plus": True}),
+    "static_dns": Method("static NSN, DNS", _STATIC_DNS),
+    "static_uns": Method("static NSN, UNS", {"similarity": "unconstrained"}),
+    "dynamic_dns": Method("dynamic NSN, DNS", _DYNAMIC_DNS),
+    "dynamic_uns": Method(
+        "dynamic NSN, UNS", {"similarity": "unconstrained", "predictor": "sphere"}
+    ),
+    "dynamic_dns_cnn": Method(
+        "dynamic NSN, DNS, predictor of plain convolutions",
+        {"similarity": "diagonal", "predictor": "cnn"},
+    ),
+    "static_dns_joint": Method(
+        "static NSN, DNS, learned kernel shape", {**_STATIC_DNS, "learn_shape": True}
+    ),
+    "dynamic_dns_joint": Method(
+        "dynamic NSN, DNS, learned kernel shape", {**_DYNAMIC_DNS, "learn_shape": True}
+    ),
+    "dynamic_dns_shared": Method(
+        "dynamic NSN, DNS, one shared predictor",
+        {"similarity": "diagonal", "predictor": "shared"},
+    ),
+}
+
+# The authors' decay, and their penalty on kernels that are compared by angle.
+_PLAIN = {"sphere": False, "l2": 2.5e-4}
+_SPHERE = {"sphere": True, "l2": 2.5e-4, "orthogonality": 1e-4}
+
+SPHERENET_METHODS = {
+    "cnn": Method("CNN", {**_PLAIN, "attention": False}),
+    "cnn_attention": Method("CNN, self-attention", _PLAIN),
+    "spherenet": Method("SphereNet", {**_SPHERE, "attention": False}),
+    "spherenet_attention": Method("SphereNet, self-attention", _SPHERE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the paper: its network, recipe, rows, and errors (%) by data set."""
+
+    title: str
+    network: str
+    recipe: str
+    baseline: str
+    errors: dict[str, dict[str, float]]
+    #: Top-5 errors of the same data set, where the paper has them.
+    top_5_errors: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        known = SPHERENET_METHODS if self.network == "spherenet" else METHODS
+        return {name: known[name] for name in self.errors}
+
+
+TABLES = {
+    "1": Table(
+        "Predictor network",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "dynamic_dns_cnn": {"cifar10": 7.04},
+            "dynamic_dns": {"cifar10": 6.85},
+        },
+    ),
+    "2": Table(
+        "Joint learning of kernel shape and similarity",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "static_dns": {"cifar10": 7.15},
+            "static_dns_joint": {"cifar10": 6.92},
+            "dynamic_dns": {"cifar10": 6.85},
+            "dynamic_dns_joint": {"cifar10": 6.64},
+        },
+    ),
+    "3": Table(
+        "Shared and disjoint predictors",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "dynamic_dns_shared": {"cifar10": 7.20},
+            "dynamic_dns": {"cifar10": 6.85},
+        },
+    ),
+    "4": Table(
+        "CIFAR-10 and CIFAR-100",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78, "cifar100": 28.95},
+            "cnn_plus": {"cifar10": 7.29, "cifar100": 28.70},
+            "static_dns": {"cifar10": 7.15, "cifar100": 28.35},
+            "static_uns": {"cifar10": 7.38, "cifar100": 28.11},
+            "dynamic_dns": {"cifar10": 6.85, "cifar100": 27.81},
+            "dynamic_uns": {"cifar10": 6.5, "cifar100": 28.02},
+        },
+    ),
+    "5": Table(
+        "ImageNet",
+        "cnn10",
+        "imagenet",
+        "cnn",
+        {
+            "cnn": {"imagenet2012": 42.72},
+            "cnn_plus": {"imagenet2012": 42.11},
+            "dynamic_dns": {"imagenet2012": 40.61},
+        },
+        {"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
+    ),
+    "8": Table(
+        "Self-attention as global neural similarity",
+        "spherenet",
+        "attention",
+        "cnn",
+        {
+            "cnn": {"cifar10": 9.14},
+            "cnn_attention": {"cifar10": 9.31},
+            "spherenet": {"cifar10": 8.69},
+            "spherenet_attention": {"cifar10": 8.24},
+        },
+    ),
+}
+
+
+def build(
+    network: str,
+    method: Method,
+    input_shape: tuple[int, ...],
+    classes: int,
+    momentum: float,
+    **options: Any,
+) -> keras.Model:
+    """The network of one row; `options` are further ones of the backbone's function."""
+    options = {**method.options, **options, "batch_normalization_momentum": momentum}
+    if options.get("predictor") == "shared":
+        options["predictor"] = nsl_keras.predictors.SharedSimilarityPredictor(
+            3, similarity=options["similarity"], momentum=momentum
+        )
+    function = {
+        "cnn9": nsl_keras.backbones.cnn9,
+        "cnn10": nsl_keras.backbones.cnn10,
+        "spherenet": nsl_keras.backbones.self_attention_spherenet,
+    }[network]
+    return function(input_shape, classes, **options)
+
+
+#: The authors' penalty on kernels, gammas and betas, and that on the static unconstrained
+#: similarity alone (towards zero, not towards the identity).
+PENALTY, SIMILARITY_PENALTY = 5e-4, 5e-3
+
+
+def _published(iterations: int, rate_drops: tuple[int, ...], **changes: Any) -> Recipe:
+    recipe = Recipe(
+        iterations,
+        rate_drops,
+        augmentation="crop_flip",
+        penalty=PENALTY,
+        label_smoothing=0.01,
+        input_range=(0.0, 255.0),
+    )
+    return dataclasses.replace(recipe, **changes)
+
+
+#: "paper": Section 7.1. "code": the authors' published scripts for images. "imagenet":
+#: Section 7.1. "attention": the authors' script for Table 8.
+RECIPES = {
+    "paper": _published(64_000, (34_000, 54_000)),
+    "code": _published(42_500, (20_000, 30_000, 37_500)),
+    "imagenet": _published(600_000, (200_000, 375_000, 550_000)),
+    "attention": _published(
+        64_001,
+        (34_000, 54_000),
+        optimizer="adam",
+        learning_rate=1e-3,
+        augmentation="flip",
+        input_range=(-127.5 / 128, 127.5 / 128),
+    ),
+}
+
+
+def trainable(
+    backbone: keras.Model, recipe: Recipe, jit_compile: bool | str = "auto"
+) -> keras.Model:
+    """A compiled model from images in [0, 1] to the backbone's logits, with penalties."""
+    inputs = keras.Input(backbone.input_shape[1:])
+    black, white = recipe.input_range
+    # Not keras.layers.Rescaling, which looks for TensorFlow on every backend.
+    scaled = inputs * (white - black) + black
+    # Kernels of predictors are among them.
+    names = ("kernel", "gamma", "beta")
+    recipe.penalize(each for each in backbone.trainable_variables if each.name in names)
+    for layer in backbone.layers:
+        if (
+            isinstance(layer, nsl_keras.layers.NeuralSimilarityConv2D)
+            and isinstance(layer.similarity, nsl_keras.similarities.Unconstrained)
+            and layer.predictor is None
+        ):
+            layer.similarity_parameters.regularizer = keras.regularizers.L2(
+                SIMILARITY_PENALTY / 2
+            )
+    model = keras.Model(inputs, backbone(scaled), name=f"{backbone.name}_on_images")
+    top_5 = backbone.output_shape[-1] > 5
+    compile_classifier(model, recipe, top_5=top_5, jit_compile=jit_compile)
+    return model

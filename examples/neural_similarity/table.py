@@ -1,0 +1,123 @@
+"""Tables 1 to 5 and 8 of Neural Similarity Learning from runs, beside the paper's."""
+
+from __future__ import annotations
+
+import pathlib
+
+from examples.common import runs, tables
+from examples.neural_similarity import methods
+
+TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all settings, then of the tables of which nothing was run."""
+    found = runs.all_of(results / "neural_similarity")
+    ran = {number for records in found for number in tables_of(records)}
+    rest = [number for number in methods.TABLES if number not in ran]
+    parts = [TITLE, *map(section, found), *([not_run(rest)] if rest else [])]
+    return "\n\n".join(parts)
+
+
+def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
+    """Markdown of a setting's runs, and the tables they are in.
+
+    Args:
+        records: What `examples.neural_similarity` wrote.
+        numbers: Numbers of tables; `None` is all with a run besides the baseline's.
+    """
+    setting, found = records.setting, records.runs
+    parts = [_heading(setting, found)]
+    for number in tables_of(records) if numbers is None else numbers:
+        parts.append(_table(number, setting["dataset"], found))
+    return "\n\n".join(parts)
+
+
+def tables_of(records: runs.RunRecords) -> list[str]:
+    """Numbers of the tables of which there are more runs than the baseline's."""
+    ran = {run["method"] for run in records.runs}
+    return [
+        number
+        for number, table in methods.TABLES.items()
+        if table.network == records.setting["network"]
+        and ran & set(table.methods) - {table.baseline}
+    ]
+
+
+def not_run(numbers: list[str]) -> str:
+    """Markdown of tables of which nothing was run: the paper's figures alone."""
+    parts = ["### Not run", "The paper's errors, in %."]
+    for number in numbers:
+        table = methods.TABLES[number]
+        datasets = list(
+            dict.fromkeys(name for errors in table.errors.values() for name in errors)
+        )
+        rows = [
+            [
+                method.title,
+                *(_published(table.errors[name].get(dataset)) for dataset in datasets),
+                "not run",
+            ]
+            for name, method in table.methods.items()
+        ]
+        made = tables.markdown(["method", *datasets, "here"], rows)
+        parts.append(f"Table {number}. {table.title}\n\n{made}")
+    return "\n\n".join(parts)
+
+
+def _heading(setting: dict, found: list[dict]) -> str:
+    recipe = setting["recipe"]
+    drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
+    variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
+    return (
+        f"### {setting['network']}{variant} on {setting['dataset']}: "
+        f"{setting['train_examples']:,} images, {recipe['iterations']:,} iterations\n\n"
+        f"{tables.commands(found)}. {recipe['optimizer']} at "
+        f"{recipe['learning_rate']:g}, "
+        f"divided by 10 at {drops}; batches of {recipe['batch_size']}, augmentation "
+        f"{recipe['augmentation']}, batch norm momentum "
+        f"{setting['batch_normalization_momentum']:g}. Errors on "
+        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
+        "standard deviation over seeds; differences paired by seed."
+    )
+
+
+def _table(number: str, dataset: str, found: list[dict]) -> str:
+    table = methods.TABLES[number]
+    published = any(dataset in errors for errors in table.errors.values())
+    top_5 = published and bool(table.top_5_errors)
+    columns = ["method", *([f"paper ({dataset})"] if published else [])]
+    columns += ["here", "difference to baseline", "seeds"]
+    columns += ["paper, top-5", "top-5"] if top_5 else []
+    columns += ["parameters", "images per second on a GPU"]
+    baseline = _errors(found, table.baseline, "test_accuracy")
+    rows = []
+    for name, method in table.methods.items():
+        cells = [method.title]
+        if published:
+            cells.append(_published(table.errors[name].get(dataset)))
+        mine = tables.of_method(found, name)
+        if not mine:
+            rows.append([*cells, "not run"])
+            continue
+        errors = _errors(found, name, "test_accuracy")
+        cells += [
+            tables.outcome(mine, errors.values()),
+            "" if name == table.baseline else tables.difference(errors, baseline),
+            tables.seeds(mine),
+        ]
+        if top_5:
+            cells.append(f"{table.top_5_errors[name]:.2f}")
+            cells.append(tables.mean(_errors(found, name, "test_top_5").values()))
+        cells += [f"{mine[0]['parameters']:,}", tables.images_per_second(mine)]
+        rows.append(cells)
+    return f"Table {number}. {table.title}\n\n{tables.markdown(columns, rows)}"
+
+
+def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:
+    accuracies = tables.percent(found, method, key)
+    return {seed: 100 - accuracy for seed, accuracy in accuracies.items()}
+
+
+def _published(error: float | None) -> str:
+    return "" if error is None else f"{error:.2f}"

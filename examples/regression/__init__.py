@@ -1,0 +1,1 @@
+"""Meta-Neighborhoods for regression: Table 2."""

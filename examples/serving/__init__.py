@@ -1,0 +1,1 @@
+"""A trained model answers requests where TensorFlow alone is installed."""

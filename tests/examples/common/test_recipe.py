@@ -1,0 +1,174 @@
+"""Recipes and runs that go on where they stopped, whatever is trained."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import nsl_keras
+from examples.common import data, recipe
+
+TINY = recipe.Recipe(6, (3, 5), batch_size=8, augmentation="crop_flip")
+
+
+def tiny_data(count=40):
+    rng = np.random.default_rng(0)
+    images = rng.random((count, 8, 8, 3)).astype("float32")
+    return data.Split(images, rng.integers(0, 4, count))
+
+
+def tiny_model(trained=TINY):
+    """With dropout, whose random numbers have a state too."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, 3),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3, seed=0),
+            keras.layers.Dense(4),
+        ]
+    )
+    recipe.compile_classifier(model, trained, jit_compile=False)
+    return model
+
+
+def batches():
+    return recipe.Batches(tiny_data(), TINY, seed=0)
+
+
+class Interruption(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "chunk_steps", lambda iterations: 2)
+    whole = tiny_model()
+    record = recipe.fit(whole, batches(), TINY, tmp_path / "whole")
+    assert np.isfinite(record["training_loss"])
+    assert not (tmp_path / "whole" / "seconds.json").exists()
+
+    folder = tmp_path / "interrupted"
+    first = tiny_model()
+    with pytest.raises(KeyboardInterrupt):
+        recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
+    assert len(json.loads((folder / "seconds.json").read_text())) == 2
+    second = tiny_model()
+    recipe.fit(second, batches(), TINY, folder)
+    assert int(second.optimizer.iterations) == 6
+    differs = False
+    for ours, other, stopped in zip(
+        second.variables, whole.variables, first.variables, strict=True
+    ):
+        ours, other, stopped = map(ops.convert_to_numpy, (ours, other, stopped))
+        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5)
+        differs |= bool(np.max(np.abs(stopped - other)) > 1e-3)
+    assert differs
+
+
+def test_a_diverging_run_is_named(tmp_path):
+    diverging = dataclasses.replace(TINY, learning_rate=1e30)
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="loss is nan"):
+        recipe.fit(tiny_model(diverging), batches(), diverging, tmp_path)
+
+
+def test_batches_are_passes_over_all_images():
+    split = data.Split(np.arange(20.0).reshape(20, 1, 1, 1), np.arange(20))
+    short = dataclasses.replace(TINY.scaled(5), batch_size=8, augmentation="none")
+    made = recipe.Batches(split, short, seed=0)
+    assert len(made) == 5
+    seen = np.concatenate([made[index][1] for index in range(5)])
+    for start in (0, 20):
+        assert sorted(seen[start : start + 20]) == list(range(20))
+    assert list(seen[:20]) != list(seen[20:])
+    # From the middle: the third batch reaches into the second pass.
+    again = recipe.Batches(split, short, seed=0)
+    np.testing.assert_array_equal(again[3][1], seen[24:32])
+    np.testing.assert_array_equal(again[2][1], seen[16:24])
+    assert list(recipe.Batches(split, short, seed=1)[0][1]) != list(seen[:8])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"momentum": 0.9, "nesterov": False, "clipvalue": None}),
+        ({"optimizer": "nesterov", "clip": 10.0}, {"nesterov": True, "clipvalue": 10.0}),
+        ({"optimizer": "adam"}, {"epsilon": 1e-8}),
+        ({"optimizer": "adamw", "weight_decay": 0.1}, {"weight_decay": 0.1}),
+    ],
+    ids=str,
+)
+def test_optimizers(changes, expected):
+    made = dataclasses.replace(TINY, **changes).make_optimizer()
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+def test_rates():
+    rate = TINY.rates()
+    np.testing.assert_allclose(
+        [float(rate(n)) for n in (0, 3, 4, 6)], [0.1, 0.1, 0.01, 1e-3]
+    )
+    falling = dataclasses.replace(TINY, cosine_decay=True).rates()
+    np.testing.assert_allclose([float(falling(n)) for n in (0, 3, 6)], [0.1, 0.05, 0])
+    assert TINY.scaled(600).rate_drops == (300, 500)
+    assert dataclasses.replace(TINY, rate_drops=()).rates() == 0.1
+
+
+@pytest.mark.parametrize("augmentation", recipe.AUGMENTATIONS[:-1])
+def test_augmentation(augmentation):
+    rng = np.random.default_rng(0)
+    images = rng.random((200, 6, 6, 2)).astype("float32")
+    found = recipe.augmented(images, augmentation, np.random.default_rng(1))
+    assert found.shape == images.shape
+    mode = "constant" if augmentation.startswith("pad") else "symmetric"
+    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode=mode)
+    shifts = range(9) if "crop" in augmentation else [4]
+    mirrors = (1, -1) if "flip" in augmentation else (1,)
+    seen = set()
+    for image, source in zip(found, padded, strict=True):
+        places = [
+            (row, column, mirror)
+            for row in shifts
+            for column in shifts
+            for mirror in mirrors
+            if np.array_equal(
+                image, source[row : row + 6, column : column + 6][:, ::mirror]
+            )
+        ]
+        assert places, "not a shifted, mirrored copy of its image"
+        seen.update(places)
+    # Of 162 places 200 images find most.
+    assert len(seen) > 0.6 * len(shifts) ** 2 * len(mirrors)
+
+
+def test_cutout():
+    images = np.ones((300, 32, 24, 1), "float32")
+    whole, cut = (
+        recipe.augmented(images, augmentation, np.random.default_rng(1))
+        for augmentation in ("pad_crop_flip", "pad_crop_flip_cutout")
+    )
+    # The same images but for the square, which the border may cut.
+    assert np.all((cut == whole) | (cut == 0))
+    sizes = [
+        [np.ptp(np.flatnonzero(image.min(axis)[:, 0] == 0)) + 1 for axis in (1, 0)]
+        for image in 1 - (whole - cut)
+    ]
+    assert np.max(sizes, axis=0).tolist() == [16, 16]
+    assert np.min(sizes) >= 4
+
+
+@pytest.mark.parametrize(
+    ("iterations", "steps"), [(64_000, 500), (42_500, 500), (60, 60), (997, 997)]
+)
+def test_state_is_saved_at_whole_parts_of_the_training(iterations, steps):
+    assert recipe.chunk_steps(iterations) == steps
