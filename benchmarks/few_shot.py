@@ -33,7 +33,8 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     """Yields the comparisons of this group, one at a time."""
     if xla:
         return  # On CPUs XLA's convolutions, and with them all of this, take far longer.
-    model = nsl_keras.backbones.cnn4((PIXELS, PIXELS, 3), WAYS, similarity="diagonal")
+    layer = nsl_keras.layers.NeuralSimilarityConv2D
+    model = nsl_keras.backbones.cnn4((PIXELS, PIXELS, 3), WAYS, layer)
     episodes = random_episodes()
     for variables, epochs in CASES.items():
         finetuner = few_shot.Finetuner(model, WAYS, variables, epochs, new_classifier=False)

@@ -5,6 +5,7 @@ One rule: every network is the same but for its convolutions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import keras
@@ -23,7 +24,11 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     images = tf.random.normal((BATCH, 32, 32, 3))
     labels = tf.random.uniform((BATCH,), maxval=CLASSES, dtype=tf.int32)
     networks = {"Conv2D": nsl_keras.backbones.cnn9()} | {
-        f"static {name}": nsl_keras.backbones.cnn9(similarity=similarity)
+        f"static {name}": nsl_keras.backbones.cnn9(
+            convolution=functools.partial(
+                nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity
+            )
+        )
         for name, similarity in SIMILARITIES.items()
     }
     yield measure.Comparison(

@@ -1,5 +1,7 @@
 """SavedModels in serving layout."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from nsl_keras import export
 
 
 def make_model():
+    convolution = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D, predictor="sphere"
+    )
     model = nsl_keras.MetaNeighborhoodModel(
         nsl_keras.layers.CosineDense(3),
-        nsl_keras.backbones.convnet4((8, 8, 1), filters=(4, 4, 4, 4), predictor="sphere"),
+        nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution),
         num_neighbors=20,
     )
     model.build((None, 8, 8, 1))

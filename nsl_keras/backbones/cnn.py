@@ -8,16 +8,19 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backbones import units
+from nsl_keras.backbones.units import (
+    Convolution,
+    Units,
+    check_images,
+    height_and_width,
+)
 from nsl_keras.backend import Tensor
 
 
 def convnet4(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
-    filters: Sequence[int] = (24, 96, 192, 192),
-    similarity: Any = None,
-    predictor: str | None = None,
-    film: int | None = None,
+    filters: int | Sequence[int] = (24, 96, 192, 192),
+    convolution: Convolution = keras.layers.Conv2D,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
     kernel_regularizer: Any = None,
@@ -26,20 +29,17 @@ def convnet4(
     """Returns the 4-layer ConvNet of Meta-Neighborhoods as a feature extractor.
 
     Four times 3x3 convolution and batch norm; ReLU and 3x3 max pooling of stride 2
-    ("valid") behind the first two, ReLU behind the third, and global average pooling
+    ("valid") after the first two, ReLU after the third, and global average pooling
     without a ReLU at the end. With the default filters and 3 input channels it has
     520,056 trainable parameters and 192 features.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
             `keras.config.image_data_format()`); at least 7x7 pixels.
-        filters: 4 ints, the filters of the convolutions.
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`.
-        predictor: `None` for a static similarity, or the name of a predictor of
-            `NeuralSimilarityConv2D`; each layer has its own.
-        film: int or `None`, the dictionary size of an iFiLM behind each batch norm.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
+        filters: int or 4 ints, the filters of the convolutions.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes all four convolutions.
+        batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronised replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
@@ -50,7 +50,7 @@ def convnet4(
         filters[-1])`.
 
     Raises:
-        ValueError: If `filters` are not 4 positive ints, or the images are too small.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
@@ -62,61 +62,44 @@ def convnet4(
     >>> model.output_shape
     (None, 192)
 
+    With iFiLM after each batch norm:
+
+    >>> model = nsl_keras.convert.add_film(model, dictionary_size=10)
+    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
+    535180
+
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2 ("4-layer ConvNet");
         widths and pooling from the authors' code ("shallownet").
     """
-    if isinstance(filters, int):
-        raise ValueError(
-            f"`filters` must be 4 positive integers. Received: filters={filters}"
-        )
-    filters = validation.positive_integers(tuple(filters), 4, "filters")
-    first = keras.config.image_data_format() == "channels_first"
-    for size in input_shape[1:] if first else input_shape[:-1]:
-        if size is not None and size < 7:
-            raise ValueError(
-                "`input_shape` must be at least 7x7 pixels. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+    widths = validation.positive_integers(filters, 4, "filters")
+    check_images(input_shape, 7)
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        make_initializer=keras.initializers.GlorotUniform,
+    )
     inputs = keras.Input(input_shape)
-    outputs = inputs
-    for index, width in enumerate(filters):
-        outputs = units.convolution(
-            width,
-            3,
-            similarity=similarity,
-            predictor=predictor,
-            momentum=batch_normalization_momentum,
-            synchronized=synchronized,
-            kernel_regularizer=kernel_regularizer,
-            name=f"convolution_{index}",
-        )(outputs)
-        outputs = units.normalize(
-            outputs,
-            momentum=batch_normalization_momentum,
-            synchronized=synchronized,
-            film=film,
-            name=f"convolution_{index}",
-        )
-        if index < 3:
-            outputs = keras.layers.ReLU()(outputs)
-        if index < 2:
-            outputs = keras.layers.MaxPooling2D(3, strides=2)(outputs)
-    return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(outputs), name=name)
+    outputs = layers.unit(inputs, widths[0], 3, "layer_0")
+    outputs = keras.layers.MaxPooling2D(3, strides=2, name="layer_0_pool")(outputs)
+    outputs = layers.unit(outputs, widths[1], 3, "layer_1")
+    outputs = keras.layers.MaxPooling2D(3, strides=2, name="layer_1_pool")(outputs)
+    outputs = layers.unit(outputs, widths[2], 3, "layer_2")
+    outputs = layers.convolve(outputs, widths[3], 3, "layer_3")
+    outputs = layers.normalize(outputs, "layer_3")
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
+    return keras.Model(inputs, outputs, name=name)
 
 
 def cnn9(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int | None = 10,
-    similarity: Any = None,
-    predictor: Any = None,
+    convolution: Convolution = keras.layers.Conv2D,
     variant: str = "code",
     plus: bool = False,
-    filters: Sequence[int] | None = None,
-    similarity_initializer: Any = "identity",
-    similarity_regularizer: Any = None,
-    learn_shape: bool = False,
-    predictor_filters: int | None = None,
+    filters: int | Sequence[int] | None = None,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -126,28 +109,24 @@ def cnn9(
     """Returns the CNN-9 of Neural Similarity Learning, for CIFAR images.
 
     Three stages of three 3x3 convolutions (32, 64 and 128 filters, batch norm, ReLU),
-    each with 2x2 max pooling behind it. The authors' code and the paper differ in the
-    rest:
+    each followed by 2x2 max pooling. The authors' code and the paper differ in the rest:
 
     * `variant="code"`: a plain 3x3 convolution of 32 filters before the stages, with
       batch norm and ReLU, and as classifier a "valid" convolution over all that the
-      stages leave (4x4 for 32x32 pixels). The nine convolutions of the stages have the
+      stages leave (4x4 for 32x32 pixels). The nine convolutions of the stages may have a
       similarity. 511,200 trainable parameters for 10 classes; static DNS 511,281, static
       UNS 511,929, dynamic DNS 890,946, dynamic UNS 2,014,560.
-    * `variant="paper"`: nothing before the stages, and behind them a fully connected
-      layer of 256 units (batch norm, ReLU) and the classifier. All nine convolutions have
-      the similarity. 1,008,800 parameters for 10 classes.
+    * `variant="paper"`: nothing before the stages, and after them a fully connected
+      layer of 256 units (batch norm, ReLU) and the classifier. All nine convolutions may
+      have a similarity. 1,008,800 parameters for 10 classes.
 
     Args:
         input_shape: tuple of 3 ints, height, width and channels (in the order of
             `keras.config.image_data_format()`); at least 8x8 pixels.
         classes: int, or `None` for features: the flattened maps of the last stage with
             `"code"`, the 256 units with `"paper"`.
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`.
-        predictor: `None` for a static similarity; the name of a predictor of
-            `NeuralSimilarityConv2D`, of which each layer gets its own; or one
-            `SharedSimilarityPredictor` for all layers.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the nine convolutions that may have the similarity.
         variant: `"code"` or `"paper"`, see above. The default is the network that the
             authors' published scripts train, which their published numbers of
             parameters and the tests of this package refer to.
@@ -155,20 +134,14 @@ def cnn9(
             convolutions a stage and 55, 110 and 220 filters (`"code"`; 2,054,525
             parameters) or 51, 102 and 204 (`"paper"`; 2,551,746), the least widths with
             more parameters than dynamic UNS has, for 10 classes.
-        filters: `None` for the widths above, or 3 ints, the filters of the stages.
-        similarity_initializer: Initializer of the static `M`. The authors start static
-            DNS from the diagonal `[1, 0, 0, 0, 1, 0, 0, 0, 1]`, the paper from the
-            identity.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
-        predictor_filters: int or `None`, the hidden filters of predictors given by name;
-            `None` is the authors' 64 for the diagonal similarity and 128 for others.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
-            The authors take 0.999, with moving statistics that need thousands of steps.
-        batch_normalization_epsilon: float above 0, predictors' batch norms included.
+        filters: `None` for the widths above, or an int or 3 ints, the filters of the
+            stages.
+        batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
+            statistics that need thousands of steps.
+        batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronised replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
     Returns:
@@ -176,18 +149,31 @@ def cnn9(
         to features.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for arguments of a similarity
-            without one.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
+    >>> import functools
     >>> import keras
     >>> import nsl_keras
-    >>> model = nsl_keras.backbones.cnn9(similarity="diagonal")
+    >>> static = functools.partial(
+    ...     nsl_keras.layers.NeuralSimilarityConv2D, similarity="diagonal")
+    >>> model = nsl_keras.backbones.cnn9(convolution=static)
     >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
     511281
     >>> model.output_shape
     (None, 10)
+
+    A function gives each convolution a predictor of its own, with options:
+
+    >>> def dynamic(filters, kernel_size, **options):
+    ...     predictor = nsl_keras.predictors.SimilarityPredictor(
+    ...         kernel_size, padding="same", momentum=0.9)
+    ...     return nsl_keras.layers.NeuralSimilarityConv2D(
+    ...         filters, kernel_size, predictor=predictor, **options)
+    >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
+    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
+    890946
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1 and Table 7.
@@ -197,19 +183,17 @@ def cnn9(
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
     wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}
-    widths = _widths(filters, wider[variant] if plus else (32, 64, 128))
-    _check_images(input_shape, 8)
-    layers = units.NeuralSimilarityUnits(
-        similarity=similarity,
-        similarity_initializer=similarity_initializer,
-        similarity_regularizer=similarity_regularizer,
-        predictor=predictor,
-        predictor_filters=predictor_filters,
-        learn_shape=learn_shape,
-        momentum=batch_normalization_momentum,
-        epsilon=batch_normalization_epsilon,
-        synchronized=synchronized,
-        kernel_regularizer=kernel_regularizer,
+    default = wider[variant] if plus else (32, 64, 128)
+    widths = validation.positive_integers(
+        default if filters is None else filters, 3, "filters"
+    )
+    check_images(input_shape, 8, known=True)
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        batch_normalization_epsilon,
     )
     inputs = keras.Input(input_shape)
     outputs = inputs
@@ -221,10 +205,9 @@ def cnn9(
     elif classes is None:
         outputs = keras.layers.Flatten()(outputs)
     else:
-        channels_first = keras.config.image_data_format() == "channels_first"
-        size = outputs.shape[2:] if channels_first else outputs.shape[1:-1]
+        left = height_and_width(outputs.shape[1:])
         outputs = layers.convolve(
-            outputs, classes, size, name="classifier", plain=True, padding="valid"
+            outputs, classes, left, "classifier", plain=True, padding="valid"
         )
         outputs = keras.layers.Flatten(name="logits")(outputs)
     return keras.Model(inputs, outputs, name=name)
@@ -233,14 +216,9 @@ def cnn9(
 def cnn10(
     input_shape: tuple[int, int, int] = (224, 224, 3),
     classes: int | None = 1000,
-    similarity: Any = None,
-    predictor: Any = None,
+    convolution: Convolution = keras.layers.Conv2D,
     plus: bool = False,
-    filters: Sequence[int] | None = None,
-    similarity_initializer: Any = "identity",
-    similarity_regularizer: Any = None,
-    learn_shape: bool = False,
-    predictor_filters: int | None = None,
+    filters: int | Sequence[int] | None = None,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -250,9 +228,9 @@ def cnn10(
     """Returns the CNN-10 of Neural Similarity Learning, for ImageNet images.
 
     A 7x7 convolution of 64 filters and stride 2, 3x3 max pooling of stride 2, three
-    stages of three 3x3 convolutions (64, 128 and 256 filters) with 2x2 max pooling behind
-    each, a fully connected layer of 512 units and the classifier; batch norm and ReLU
-    behind all but the last.
+    stages of three 3x3 convolutions (64, 128 and 256 filters), each followed by 2x2 max
+    pooling, a fully connected layer of 512 units and the classifier; batch norm and ReLU
+    after all but the last.
 
     The paper's numbers of parameters say where the similarity is: 8.90 million for the
     plain network, and 9.61 million for dynamic DNS (Table 5), come out with predictors of
@@ -263,25 +241,18 @@ def cnn10(
         input_shape: tuple of 3 ints, height, width and channels (in the order of
             `keras.config.image_data_format()`); at least 32x32 pixels.
         classes: int, or `None` for the 512 features.
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`, for the 3x3 convolutions.
-        predictor: `None` for a static similarity; the name of a predictor of
-            `NeuralSimilarityConv2D`, of which each layer gets its own; or one
-            `SharedSimilarityPredictor` for all layers.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the 3x3 convolutions.
         plus: bool, whether to return the deeper and wider CNN-10++ instead: four
             convolutions a stage and 66, 130 and 256 filters, which have the 9.71 million
             parameters of Table 5.
-        filters: `None` for the widths above, or 3 ints, the filters of the stages.
-        similarity_initializer: Initializer of the static `M`.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
-        predictor_filters: int or `None`, the hidden filters of predictors given by name;
-            `None` is 64 for the diagonal similarity and 128 for others.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
-        batch_normalization_epsilon: float above 0, predictors' batch norms included.
+        filters: `None` for the widths above, or an int or 3 ints, the filters of the
+            stages.
+        batch_normalization_momentum: float in [0, 1).
+        batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronised replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
     Returns:
@@ -289,13 +260,12 @@ def cnn10(
         to features of shape `(batch, 512)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for arguments of a similarity
-            without one.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
     >>> import nsl_keras
-    >>> model = nsl_keras.backbones.cnn10((64, 64, 3), classes=10, similarity="diagonal")
+    >>> model = nsl_keras.backbones.cnn10((64, 64, 3), classes=10)
     >>> model.output_shape
     (None, 10)
 
@@ -304,19 +274,17 @@ def cnn10(
         says of CNN++ that it is "deeper and wider", and its number of parameters; the
         one here is this package's own.
     """
-    widths = _widths(filters, (66, 130, 256) if plus else (64, 128, 256))
-    _check_images(input_shape, 32)
-    layers = units.NeuralSimilarityUnits(
-        similarity=similarity,
-        similarity_initializer=similarity_initializer,
-        similarity_regularizer=similarity_regularizer,
-        predictor=predictor,
-        predictor_filters=predictor_filters,
-        learn_shape=learn_shape,
-        momentum=batch_normalization_momentum,
-        epsilon=batch_normalization_epsilon,
-        synchronized=synchronized,
-        kernel_regularizer=kernel_regularizer,
+    default = (66, 130, 256) if plus else (64, 128, 256)
+    widths = validation.positive_integers(
+        default if filters is None else filters, 3, "filters"
+    )
+    check_images(input_shape, 32, known=True)
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        batch_normalization_epsilon,
     )
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, 64, 7, name="root", plain=True, strides=2)
@@ -331,14 +299,9 @@ def cnn10(
 def cnn4(
     input_shape: tuple[int, int, int] = (84, 84, 3),
     classes: int | None = 5,
-    similarity: Any = None,
-    predictor: Any = None,
+    convolution: Convolution = keras.layers.Conv2D,
     plus: bool = False,
     filters: int | None = None,
-    similarity_initializer: Any = "identity",
-    similarity_regularizer: Any = None,
-    learn_shape: bool = False,
-    predictor_filters: int | None = None,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -349,31 +312,23 @@ def cnn4(
 
     Four times 3x3 convolution of 32 filters, batch norm, ReLU and 2x2 max pooling, then a
     dense classifier of the flattened maps: 32,773 trainable parameters for 84x84 pixels
-    and 5 classes. All four convolutions have the similarity.
+    and 5 classes. All four convolutions may have a similarity.
 
     Args:
         input_shape: tuple of 3 ints, height, width and channels (in the order of
             `keras.config.image_data_format()`); at least 16x16 pixels.
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`.
-        predictor: `None` for a static similarity; the name of a predictor of
-            `NeuralSimilarityConv2D`, of which each layer gets its own; or one
-            `SharedSimilarityPredictor` for all layers.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes all convolutions.
         plus: bool, whether to return a deeper and wider network instead: two convolutions
             before the last pooling, and 55 filters, the least width of that depth with
             more parameters in its convolutions than the dynamic DNS of the default width.
         filters: `None` for the widths above, or an int, the filters of each convolution.
-        similarity_initializer: Initializer of the static `M`.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
-        predictor_filters: int or `None`, the hidden filters of predictors given by name;
-            `None` is 64 for the diagonal similarity and 128 for others.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
-        batch_normalization_epsilon: float above 0, predictors' batch norms included.
+        batch_normalization_momentum: float in [0, 1).
+        batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronised replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
     Returns:
@@ -381,13 +336,12 @@ def cnn4(
         to features.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for arguments of a similarity
-            without one.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
     >>> import nsl_keras
-    >>> nsl_keras.backbones.cnn4(classes=None, similarity="diagonal").output_shape
+    >>> nsl_keras.backbones.cnn4(classes=None).output_shape
     (None, 800)
 
     Reference:
@@ -395,69 +349,32 @@ def cnn4(
         Optimization as a Model for Few-Shot Learning (Ravi and Larochelle, ICLR 2017).
         The wider network is this package's own.
     """
-    width = validation.positive_integer(filters or (55 if plus else 32), "filters")
-    _check_images(input_shape, 16)
-    layers = units.NeuralSimilarityUnits(
-        similarity=similarity,
-        similarity_initializer=similarity_initializer,
-        similarity_regularizer=similarity_regularizer,
-        predictor=predictor,
-        predictor_filters=predictor_filters,
-        learn_shape=learn_shape,
-        momentum=batch_normalization_momentum,
-        epsilon=batch_normalization_epsilon,
-        synchronized=synchronized,
-        kernel_regularizer=kernel_regularizer,
+    default = 55 if plus else 32
+    width = validation.positive_integer(default if filters is None else filters, "filters")
+    check_images(input_shape, 16, known=True)
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        batch_normalization_epsilon,
     )
     inputs = keras.Input(input_shape)
     outputs = _stages(inputs, layers, (width,) * 3, depth=1)
     outputs = _stage(outputs, layers, width, depth=2 if plus else 1, name="stage_3")
     outputs = keras.layers.Flatten()(outputs)
     if classes is not None:
-        outputs = layers.dense(outputs, classes, name="classifier", use_bias=True)
+        outputs = layers.dense(outputs, classes, "classifier", use_bias=True)
     return keras.Model(inputs, outputs, name=name)
 
 
-def _widths(filters: Any, default: tuple[int, ...]) -> tuple[int, ...]:
-    if filters is None:
-        return default
-    if isinstance(filters, int):
-        raise ValueError(
-            f"`filters` must be {len(default)} positive integers. "
-            f"Received: filters={filters}"
-        )
-    return validation.positive_integers(tuple(filters), len(default), "filters")
-
-
-def _check_images(input_shape: tuple[int | None, ...], least: int) -> None:
-    """Raises unless height and width are known and at least so large."""
-    first = keras.config.image_data_format() == "channels_first"
-    for size in input_shape[1:] if first else input_shape[:-1]:
-        if size is None or size < least:
-            raise ValueError(
-                f"`input_shape` must be of known size, at least {least}x{least} pixels. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
-
-
-def _stages(
-    outputs: Tensor,
-    layers: units.NeuralSimilarityUnits,
-    widths: Sequence[int],
-    depth: int,
-) -> Tensor:
+def _stages(outputs: Tensor, layers: Units, widths: Sequence[int], depth: int) -> Tensor:
     for index, width in enumerate(widths):
         outputs = _stage(outputs, layers, width, depth, name=f"stage_{index}")
     return outputs
 
 
-def _stage(
-    outputs: Tensor,
-    layers: units.NeuralSimilarityUnits,
-    width: int,
-    depth: int,
-    name: str,
-) -> Tensor:
+def _stage(outputs: Tensor, layers: Units, width: int, depth: int, name: str) -> Tensor:
     """`depth` units of 3x3 convolution, batch norm and ReLU, then 2x2 max pooling."""
     for index in range(depth):
         outputs = layers.unit(outputs, width, 3, name=f"{name}_layer_{index}")
@@ -465,13 +382,12 @@ def _stage(
 
 
 def _fully_connected(
-    outputs: Tensor, layers: units.NeuralSimilarityUnits, width: int, classes: int | None
+    outputs: Tensor, layers: Units, width: int, classes: int | None
 ) -> Tensor:
     """A fully connected layer with batch norm and ReLU, and the classifier if asked."""
     outputs = keras.layers.Flatten()(outputs)
-    outputs = layers.dense(outputs, width, name="fully_connected")
-    outputs = layers.normalize(outputs, "fully_connected")
-    outputs = keras.layers.ReLU(name="fully_connected_relu")(outputs)
+    outputs = layers.dense(outputs, width, "fully_connected", use_bias=False)
+    outputs = layers.activate(outputs, "fully_connected")
     if classes is None:
         return outputs
-    return layers.dense(outputs, classes, name="classifier")
+    return layers.dense(outputs, classes, "classifier", use_bias=False)

@@ -8,7 +8,12 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backbones import units
+from nsl_keras.backbones.units import (
+    Convolution,
+    Units,
+    channel_axis,
+    check_images,
+)
 from nsl_keras.backend import Tensor
 
 
@@ -17,7 +22,7 @@ def densenet_bc(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     growth: int = 12,
     dropout: float = 0.2,
-    film: int | None = None,
+    convolution: Convolution = keras.layers.Conv2D,
     final_relu: bool = False,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
@@ -31,8 +36,8 @@ def densenet_bc(
     which puts `growth` new channels beside its input (batch norm, ReLU, 1x1 convolution
     to `4 growth`, batch norm, ReLU, 3x3 convolution to `growth`); between the blocks
     batch norm, ReLU, a 1x1 convolution to half the channels and 2x2 average pooling; at
-    the end batch norm and global average pooling. Dropout stands behind every convolution
-    but the first.
+    the end batch norm and global average pooling. Dropout follows every convolution but
+    the first.
 
     Paper and authors' code mean different networks by "DenseNet40":
 
@@ -47,7 +52,8 @@ def densenet_bc(
             `keras.config.image_data_format()`); at least 4x4 pixels.
         growth: int, the channels that each bottleneck adds.
         dropout: float in [0, 1), the share of activations that is dropped.
-        film: int or `None`, the dictionary size of an iFiLM behind each batch norm.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the 3x3 convolutions.
         final_relu: bool, whether a ReLU stands before the pooling; the authors leave it
             out, except with a dot-product head.
         batch_normalization_momentum: float in [0, 1).
@@ -66,72 +72,63 @@ def densenet_bc(
 
     Example:
 
+    >>> import re
     >>> import nsl_keras
-    >>> nsl_keras.backbones.densenet_bc(40).output_shape
+    >>> model = nsl_keras.backbones.densenet_bc(40)
+    >>> model.output_shape
     (None, 132)
+
+    The authors' iFiLMs follow the batch norms of the bottlenecks, not the others:
+
+    >>> authors = nsl_keras.convert.add_film(
+    ...     model, lambda layer: re.search(r"bottleneck.*_normalization", layer.name))
+    >>> sum("film" in layer.name for layer in authors.layers)
+    36
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, after Densely
         Connected Convolutional Networks (Huang et al., CVPR 2017). Dropout and the
-        missing last ReLU from the authors' code, which has no iFiLM behind the last batch
-        norm, and between the blocks computes one that it does not use; here, as in the
-        paper, there is one behind every batch norm.
+        missing last ReLU from the authors' code.
     """
     bottlenecks, rest = divmod(validation.positive_integer(depth, "depth") - 4, 6)
     if rest or bottlenecks < 1:
         raise ValueError(f"`depth` must be of the form 6n + 4. Received: depth={depth}")
     growth = validation.positive_integer(growth, "growth")
     dropout = validation.fraction(dropout, "dropout")
-    channels_first = keras.config.image_data_format() == "channels_first"
-    for size in input_shape[1:] if channels_first else input_shape[:-1]:
-        if size is not None and size < 4:
-            raise ValueError(
-                "`input_shape` must be at least 4x4 pixels. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
-    channel_axis = 1 if channels_first else -1
+    check_images(input_shape, 4)
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        make_initializer=keras.initializers.GlorotUniform,
+    )
     # Layers with one and the same seed would drop the same places.
     seeds = itertools.repeat(None) if seed is None else itertools.count(seed)
 
-    def convolve(inputs: Tensor, filters: int, size: int, name: str) -> Tensor:
-        return units.convolution(
-            filters,
-            size,
-            kernel_regularizer=kernel_regularizer,
-            name=f"{name}_convolution",
-        )(inputs)
-
-    def normalize(inputs: Tensor, name: str) -> Tensor:
-        return units.normalize(
-            inputs,
-            momentum=batch_normalization_momentum,
-            synchronized=synchronized,
-            film=film,
-            name=name,
-        )
-
     def unit(inputs: Tensor, filters: int, size: int, name: str) -> Tensor:
-        outputs = keras.layers.ReLU()(normalize(inputs, name))
-        outputs = convolve(outputs, filters, size, name)
+        """Batch norm, ReLU, convolution and dropout."""
+        outputs = layers.activate(inputs, name)
+        outputs = layers.convolve(outputs, filters, size, name)
         if not dropout:
             return outputs
         layer = keras.layers.Dropout(dropout, seed=next(seeds), name=f"{name}_dropout")
         return layer(outputs)
 
     inputs = keras.Input(input_shape)
-    outputs = convolve(inputs, 2 * growth, 3, "root")
+    outputs = layers.convolve(inputs, 2 * growth, 3, "root")
     for block in range(3):
         for index in range(bottlenecks):
             at = f"block_{block}_bottleneck_{index}"
             branch = unit(outputs, 4 * growth, 1, f"{at}_layer_1")
             branch = unit(branch, growth, 3, f"{at}_layer_2")
-            outputs = keras.layers.Concatenate(channel_axis, name=at)([outputs, branch])
+            outputs = keras.layers.Concatenate(channel_axis(), name=at)([outputs, branch])
         if block < 2:
             at = f"transition_{block}"
-            outputs = unit(outputs, outputs.shape[channel_axis] // 2, 1, at)
+            outputs = unit(outputs, outputs.shape[channel_axis()] // 2, 1, at)
             outputs = keras.layers.AveragePooling2D(2, name=at)(outputs)
-    outputs = normalize(outputs, "final")
+    outputs = layers.normalize(outputs, "final")
     if final_relu:
-        outputs = keras.layers.ReLU()(outputs)
-    outputs = keras.layers.GlobalAveragePooling2D()(outputs)
+        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"densenet_bc_{depth}")

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backbones import units
+from nsl_keras.backbones.units import Convolution, Units
 from nsl_keras.backend import Tensor
 
 
 def resnet_v2(
     depth: int = 29,
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
-    film: int | None = None,
+    convolution: Convolution = keras.layers.Conv2D,
     final_relu: bool = False,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
@@ -33,8 +33,8 @@ def resnet_v2(
         depth: int of the form `9n + 2`: 29 and 56 in the paper.
         input_shape: tuple of 3, height, width and channels (in the order of
             `keras.config.image_data_format()`).
-        film: int or `None`, the dictionary size of an iFiLM behind each batch norm but
-            the first.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the 3x3 convolutions.
         final_relu: bool, whether a ReLU stands before the pooling; the paper leaves it
             out, except with a dot-product head.
         batch_normalization_momentum: float in [0, 1).
@@ -52,80 +52,74 @@ def resnet_v2(
     Example:
 
     >>> import nsl_keras
-    >>> nsl_keras.backbones.resnet_v2(29).output_shape
+    >>> model = nsl_keras.backbones.resnet_v2(29)
+    >>> model.output_shape
     (None, 256)
 
+    The authors' iFiLMs are those after each batch norm but the first, and four without
+    one: after the shortcuts' convolutions and before the very first block's branch.
+
+    >>> def modulated(layer):
+    ...     ends = ("_normalization", "_shortcut_convolution", "_layer_1_input")
+    ...     return layer.name.endswith(ends) and layer.name != "root_normalization"
+    >>> authors = nsl_keras.convert.add_film(model, modulated)
+    >>> sum("film" in layer.name for layer in authors.layers)
+    31
+
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2. Layout from the
-        authors' code, which also puts an iFiLM without a batch norm before the very
-        first block and on the shortcuts; here, as in the paper, each stands behind a
-        batch norm.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2; layout from the
+        authors' code.
     """
     blocks, rest = divmod(validation.positive_integer(depth, "depth") - 2, 9)
     if rest or blocks < 1:
         raise ValueError(f"`depth` must be of the form 9n + 2. Received: depth={depth}")
-
-    def convolve(inputs: Tensor, filters: int, size: int, name: str, stride: int = 1):
-        return units.convolution(
-            filters,
-            size,
-            strides=stride,
-            kernel_regularizer=kernel_regularizer,
-            name=f"{name}_convolution",
-        )(inputs)
-
-    def normalize(inputs: Tensor, name: str, film: int | None = film):
-        return units.normalize(
-            inputs,
-            momentum=batch_normalization_momentum,
-            synchronized=synchronized,
-            film=film,
-            name=name,
-        )
-
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        make_initializer=keras.initializers.GlorotUniform,
+    )
     inputs = keras.Input(input_shape)
-    outputs = convolve(inputs, 16, 3, "root")
-    outputs = keras.layers.ReLU()(normalize(outputs, "root", film=None))
+    outputs = layers.unit(inputs, 16, 3, "root")
     for stage, (inner, outer) in enumerate(((16, 64), (64, 128), (128, 256))):
         for block in range(blocks):
             at = f"stage_{stage}_block_{block}"
             stride = 2 if stage > 0 and block == 0 else 1
-            branch = outputs
-            if stage > 0 or block > 0:
-                branch = keras.layers.ReLU()(normalize(branch, f"{at}_layer_1"))
-            branch = convolve(branch, inner, 1, f"{at}_layer_1", stride)
-            branch = keras.layers.ReLU()(normalize(branch, f"{at}_layer_2"))
-            branch = convolve(branch, inner, 3, f"{at}_layer_2")
-            branch = keras.layers.ReLU()(normalize(branch, f"{at}_layer_3"))
-            branch = convolve(branch, outer, 1, f"{at}_layer_3")
+            if stage == block == 0:
+                # Normalised by the root already. The name is a place for an iFiLM.
+                branch = keras.layers.Identity(name=f"{at}_layer_1_input")(outputs)
+            else:
+                branch = layers.activate(outputs, f"{at}_layer_1")
+            branch = layers.convolve(branch, inner, 1, f"{at}_layer_1", strides=stride)
+            branch = layers.activate(branch, f"{at}_layer_2")
+            branch = layers.convolve(branch, inner, 3, f"{at}_layer_2")
+            branch = layers.activate(branch, f"{at}_layer_3")
+            branch = layers.convolve(branch, outer, 1, f"{at}_layer_3")
             if block == 0:
-                outputs = convolve(outputs, outer, 1, f"{at}_shortcut", stride)
-            outputs = keras.layers.Add()([outputs, branch])
-    outputs = normalize(outputs, "final")
+                outputs = layers.convolve(
+                    outputs, outer, 1, f"{at}_shortcut", strides=stride
+                )
+            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
+    outputs = layers.normalize(outputs, "final")
     if final_relu:
-        outputs = keras.layers.ReLU()(outputs)
-    outputs = keras.layers.GlobalAveragePooling2D()(outputs)
+        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"resnet_v2_{depth}")
 
 
 def resnet18(
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     classes: int | None = 1000,
-    similarity: Any = None,
-    predictor: Any = None,
-    filters: Sequence[int] = (64, 128, 256, 512),
-    similarity_initializer: Any = "identity",
-    similarity_regularizer: Any = None,
-    learn_shape: bool = False,
-    predictor_filters: int | None = None,
-    root_similarity: bool = True,
+    convolution: Convolution = keras.layers.Conv2D,
+    filters: int | Sequence[int] = (64, 128, 256, 512),
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
     kernel_regularizer: Any = None,
     name: str = "resnet18",
 ) -> keras.Model:
-    """Returns the post-activation ResNet-18 for ImageNet, with a neural similarity.
+    """Returns the post-activation ResNet-18 for ImageNet.
 
     A 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two blocks
     of two 3x3 convolutions each, global average pooling and a dense classifier. Zeros are
@@ -135,26 +129,16 @@ def resnet18(
         input_shape: tuple of 3, height, width and channels (in the order of
             `keras.config.image_data_format()`).
         classes: int, or `None` for the features.
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`; 1x1 convolutions stay plain, as the authors' do.
-        predictor: `None` for a static similarity; the name of a predictor of
-            `NeuralSimilarityConv2D`, of which each layer gets its own; or one
-            `SharedSimilarityPredictor` for all 3x3 layers.
-        filters: 4 ints, the filters of the stages; the 7x7 convolution has the first.
-        similarity_initializer: Initializer of the static `M`.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
-        predictor_filters: int or `None`, the hidden filters of predictors given by name;
-            `None` is 64 for the diagonal similarity and 128 for others.
-        root_similarity: bool, whether the 7x7 convolution has the similarity too. `False`
-            saves most of a predictor's time, and is needed with a shared predictor, which
-            serves one kernel size.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
-        batch_normalization_epsilon: float above 0, predictors' batch norms included;
-            `keras.applications` has 1.001e-5.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are
+            plain, as the authors' are.
+        filters: int or 4 ints, the filters of the stages; the first is also that
+            of the 7x7 convolution.
+        batch_normalization_momentum: float in [0, 1).
+        batch_normalization_epsilon: float above 0; `keras.applications` has 1.001e-5.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronised replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
     Returns:
@@ -162,56 +146,50 @@ def resnet18(
         to features of shape `(batch, filters[-1])`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for arguments of a similarity
-            without one.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
+    >>> import keras
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.resnet18((64, 64, 3), 10, filters=(8, 16, 32, 64))
     >>> model.output_shape
     (None, 10)
+
+    Similarities at the 3x3 convolutions alone; a shared predictor serves one kernel size,
+    and a predictor at the 7x7 one would take most of the time:
+
+    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor(3)
+    >>> def convolution(filters, kernel_size, **options):
+    ...     if kernel_size == 7:
+    ...         return keras.layers.Conv2D(filters, kernel_size, **options)
+    ...     return nsl_keras.layers.NeuralSimilarityConv2D(
+    ...         filters, kernel_size, predictor=shared, **options)
+    >>> model = nsl_keras.backbones.resnet18(
+    ...     (64, 64, 3), 10, convolution, filters=(8, 16, 32, 64))
 
     Reference:
         Deep Residual Learning for Image Recognition (He et al., CVPR 2016). Neural
         similarity in ResNets: the authors' response to the reviews of Neural Similarity
         Learning (Liu et al., NeurIPS 2019), Table 2.
     """
-    layers = units.NeuralSimilarityUnits(
-        similarity=similarity,
-        similarity_initializer=similarity_initializer,
-        similarity_regularizer=similarity_regularizer,
-        predictor=predictor,
-        predictor_filters=predictor_filters,
-        learn_shape=learn_shape,
-        momentum=batch_normalization_momentum,
-        epsilon=batch_normalization_epsilon,
-        synchronized=synchronized,
-        kernel_regularizer=kernel_regularizer,
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        batch_normalization_epsilon,
     )
     return _resnet_v1(
-        layers,
-        _basic_block,
-        (2, 2, 2, 2),
-        input_shape,
-        classes,
-        filters,
-        root_similarity,
-        name,
+        layers, _basic_block, (2, 2, 2, 2), input_shape, classes, filters, name
     )
 
 
 def resnet50(
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     classes: int | None = 1000,
-    similarity: Any = None,
-    predictor: Any = None,
-    filters: Sequence[int] = (64, 128, 256, 512),
-    similarity_initializer: Any = "identity",
-    similarity_regularizer: Any = None,
-    learn_shape: bool = False,
-    predictor_filters: int | None = None,
-    root_similarity: bool = True,
+    convolution: Convolution = keras.layers.Conv2D,
+    filters: int | Sequence[int] = (64, 128, 256, 512),
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -224,25 +202,20 @@ def resnet50(
     many filters, 1x1 convolutions. The first 1x1 has the stride, as in the paper and in
     `keras.applications.ResNet50`; like that network without its convolutions' biases,
     which batch norm makes idle, it has 25,557,032 trainable parameters. 16 of its
-    convolutions are 3x3 and carry the similarity, and so does the 7x7 one.
+    convolutions are 3x3.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
             `keras.config.image_data_format()`).
         classes: int, or `None` for the features.
-        similarity: `None` for plain convolutions, or the `similarity` of
-            `NeuralSimilarityConv2D`; 1x1 convolutions stay plain, as the authors' do.
-        predictor: As in `resnet18`.
-        filters: 4 ints, the filters of the stages' 3x3 convolutions.
-        similarity_initializer: Initializer of the static `M`.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        learn_shape: bool, whether to learn the kernels' shapes with the similarity.
-        predictor_filters: As in `resnet18`.
-        root_similarity: As in `resnet18`.
-        batch_normalization_momentum: float in [0, 1), predictors' batch norms included.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are
+            plain, as the authors' are.
+        filters: int or 4 ints, the filters of the stages' 3x3 convolutions.
+        batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: As in `resnet18`.
         synchronized: As in `resnet18`.
-        kernel_regularizer: Regularizer of the kernels, predictors' included.
+        kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
     Returns:
@@ -250,8 +223,7 @@ def resnet50(
         to features of shape `(batch, 4 * filters[-1])`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for arguments of a similarity
-            without one.
+        ValueError: For arguments outside the ranges above.
 
     Example:
 
@@ -265,98 +237,62 @@ def resnet50(
         similarity in ResNets: the authors' response to the reviews of Neural Similarity
         Learning (Liu et al., NeurIPS 2019), Table 2.
     """
-    layers = units.NeuralSimilarityUnits(
-        similarity=similarity,
-        similarity_initializer=similarity_initializer,
-        similarity_regularizer=similarity_regularizer,
-        predictor=predictor,
-        predictor_filters=predictor_filters,
-        learn_shape=learn_shape,
-        momentum=batch_normalization_momentum,
-        epsilon=batch_normalization_epsilon,
-        synchronized=synchronized,
-        kernel_regularizer=kernel_regularizer,
+    layers = Units(
+        convolution,
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer,
+        batch_normalization_epsilon,
     )
     return _resnet_v1(
-        layers,
-        _bottleneck_block,
-        (3, 4, 6, 3),
-        input_shape,
-        classes,
-        filters,
-        root_similarity,
-        name,
+        layers, _bottleneck_block, (3, 4, 6, 3), input_shape, classes, filters, name
     )
 
 
 def _basic_block(
-    layers: units.NeuralSimilarityUnits,
-    inputs: Tensor,
-    width: int,
-    stride: int,
-    name: str,
+    layers: Units, inputs: Tensor, width: int, stride: int, name: str
 ) -> tuple[Tensor, int]:
     """Two 3x3 convolutions; returns the branch and its channels."""
     outputs = _unit(layers, inputs, width, 3, stride, name=f"{name}_layer_1")
-    outputs = layers.convolve(outputs, width, 3, name=f"{name}_layer_2")
+    outputs = layers.convolve(outputs, width, 3, f"{name}_layer_2")
     return layers.normalize(outputs, f"{name}_layer_2"), width
 
 
 def _bottleneck_block(
-    layers: units.NeuralSimilarityUnits,
-    inputs: Tensor,
-    width: int,
-    stride: int,
-    name: str,
+    layers: Units, inputs: Tensor, width: int, stride: int, name: str
 ) -> tuple[Tensor, int]:
     """1x1, 3x3 and 1x1 convolution; returns the branch and its channels."""
-    outputs = _unit(layers, inputs, width, 1, stride, name=f"{name}_layer_1", plain=True)
-    outputs = _unit(layers, outputs, width, 3, name=f"{name}_layer_2")
-    outputs = layers.convolve(outputs, 4 * width, 1, name=f"{name}_layer_3", plain=True)
+    outputs = layers.unit(inputs, width, 1, f"{name}_layer_1", strides=stride)
+    outputs = layers.unit(outputs, width, 3, f"{name}_layer_2")
+    outputs = layers.convolve(outputs, 4 * width, 1, f"{name}_layer_3")
     return layers.normalize(outputs, f"{name}_layer_3"), 4 * width
 
 
 def _unit(
-    layers: units.NeuralSimilarityUnits,
-    inputs: Tensor,
-    width: int,
-    size: int,
-    stride: int = 1,
-    *,
-    name: str,
-    plain: bool = False,
+    layers: Units, inputs: Tensor, width: int, size: int, stride: int, name: str
 ) -> Tensor:
     """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
     padding = "same"
-    if stride > 1 and size > 1:
-        # "same" would put the odd row of zeros behind the image alone.
+    if stride > 1:
+        # "same" would put the odd row of zeros on one side of the image alone.
         inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
         padding = "valid"
-    return layers.unit(
-        inputs, width, size, name=name, plain=plain, strides=stride, padding=padding
-    )
+    return layers.unit(inputs, width, size, name, strides=stride, padding=padding)
 
 
 def _resnet_v1(
-    layers: units.NeuralSimilarityUnits,
+    layers: Units,
     block: Callable[..., tuple[Tensor, int]],
     counts: tuple[int, ...],
     input_shape: tuple[int | None, int | None, int],
     classes: int | None,
-    filters: Sequence[int],
-    root_similarity: bool,
+    filters: int | Sequence[int],
     name: str,
 ) -> keras.Model:
-    if isinstance(filters, int):
-        raise ValueError(
-            f"`filters` must be 4 positive integers. Received: filters={filters}"
-        )
-    widths = validation.positive_integers(tuple(filters), 4, "filters")
+    widths = validation.positive_integers(filters, 4, "filters")
     inputs = keras.Input(input_shape)
-    outputs = _unit(
-        layers, inputs, widths[0], 7, stride=2, name="root", plain=not root_similarity
-    )
-    # Zeros are as good as -inf behind a ReLU.
+    outputs = _unit(layers, inputs, widths[0], 7, stride=2, name="root")
+    # Zeros are as good as -inf after a ReLU.
     outputs = keras.layers.ZeroPadding2D(1, name="root_pool_padding")(outputs)
     outputs = keras.layers.MaxPooling2D(3, strides=2, name="root_pool")(outputs)
     channels = widths[0]
@@ -367,12 +303,7 @@ def _resnet_v1(
             branch, branch_channels = block(layers, outputs, width, stride, name=at)
             if stride > 1 or branch_channels != channels:
                 outputs = layers.convolve(
-                    outputs,
-                    branch_channels,
-                    1,
-                    name=f"{at}_shortcut",
-                    plain=True,
-                    strides=stride,
+                    outputs, branch_channels, 1, f"{at}_shortcut", strides=stride
                 )
                 outputs = layers.normalize(outputs, f"{at}_shortcut")
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
@@ -380,5 +311,5 @@ def _resnet_v1(
             channels = branch_channels
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     if classes is not None:
-        outputs = layers.dense(outputs, classes, name="classifier", use_bias=True)
+        outputs = layers.dense(outputs, classes, "classifier", use_bias=True)
     return keras.Model(inputs, outputs, name=name)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backbones.units import (
+    Convolution,
+    Units,
+    check_images,
+    he_normal,
+    height_and_width,
+)
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
-from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.sphere import SphereConv2D
 
@@ -21,6 +25,7 @@ def self_attention_spherenet(
     filters: int | Sequence[int] = (128, 192, 256),
     attention: bool = True,
     sphere: bool = True,
+    convolution: Convolution | None = None,
     orthogonality: float = 0.0,
     l2: float = 0.0,
     batch_normalization_momentum: float = 0.99,
@@ -31,7 +36,7 @@ def self_attention_spherenet(
     """Returns a SphereNet with self-attention as dynamic global neural similarity.
 
     Three stages of three 3x3 convolutions (128, 192 and 256 filters, batch norm, ReLU),
-    each with 2x2 max pooling behind it; the authors' self-attention behind the first two;
+    each followed by 2x2 max pooling; the authors' self-attention after the first two;
     a "valid" convolution of 256 filters over all that the stages leave (4x4 for 32x32
     pixels), with neither batch norm nor ReLU; and a linear classifier. No layer has a
     bias. All convolutions but the classifier are SphereConvs, the first one included.
@@ -42,18 +47,21 @@ def self_attention_spherenet(
     Args:
         input_shape: tuple of 3 ints, height, width and channels (in the order of
             `keras.config.image_data_format()`); at least 8x8 pixels.
-        classes: int, or `None` for the 256 features in front of the classifier.
+        classes: int, or `None` for the 256 features that the classifier takes.
         filters: int or 3 ints, the filters of the stages; the last is also the number of
             features.
         attention: bool, whether the attention is there.
         sphere: bool, whether convolutions compare by angle, those of the attention
             included; `False` for plain convolutions.
+        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
+            a layer; makes the ten convolutions. `None` is `SphereConv2D` with `sphere`,
+            `keras.layers.Conv2D` without.
         orthogonality: float, at least 0, the strength of an `OrthogonalityRegularizer` on
             all kernels but the classifier's. The authors take 1e-4.
         l2: float, at least 0, the decay of the kernels of attention and classifier, of
-            the scales and shifts of the batch norms, and with `sphere=False` of all
-            kernels (the length of a SphereConv's hardly matters). The authors' value is
-            2.5e-4, which they write 5e-4 for half the squares.
+            the scales and shifts of the batch norms, and of all kernels but SphereConvs'
+            (whose length hardly matters): with `sphere=False` or a `convolution`. The
+            authors' value is 2.5e-4, which they write 5e-4 for half the squares.
         batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
             statistics that need thousands of steps.
         batch_normalization_epsilon: float above 0.
@@ -83,50 +91,28 @@ def self_attention_spherenet(
         layout and start values from the authors' code.
     """
     widths = validation.positive_integers(filters, 3, "filters")
-    validation.fraction(batch_normalization_momentum, "batch_normalization_momentum")
-    validation.positive_number(batch_normalization_epsilon, "batch_normalization_epsilon")
     validation.non_negative_number(orthogonality, "orthogonality")
     validation.non_negative_number(l2, "l2")
-    channels_first = keras.config.image_data_format() == "channels_first"
-    sizes = tuple(input_shape[1:] if channels_first else input_shape[:-1])
-    if any(size is None or size < 8 for size in sizes):
-        raise ValueError(
-            "`input_shape` must be of known size, at least 8x8 pixels. "
-            f"Received: input_shape={tuple(input_shape)}"
-        )
+    check_images(input_shape, 8, known=True)
 
     decay = keras.regularizers.L2(l2) if l2 else None
     apart = OrthogonalityRegularizer(orthogonality) if orthogonality else None
     both = OrthogonalityRegularizer(orthogonality, l2) if orthogonality else decay
-
-    def convolve(inputs: Tensor, width: int, size: Any, name: str, padding: str) -> Tensor:
-        convolution = SphereConv2D if sphere else keras.layers.Conv2D
-        return convolution(
-            width,
-            size,
-            padding=padding,
-            use_bias=False,
-            kernel_initializer=small_normal(1.0),
-            kernel_regularizer=apart if sphere else both,
-            name=name,
-        )(inputs)
+    by_angle = sphere and convolution is None
+    layers = Units(
+        convolution or (SphereConv2D if sphere else keras.layers.Conv2D),
+        batch_normalization_momentum,
+        synchronized,
+        kernel_regularizer=apart if by_angle else both,
+        epsilon=batch_normalization_epsilon,
+        normalization_regularizer=decay,
+    )
 
     inputs = keras.Input(input_shape)
     outputs = inputs
     for stage, width in enumerate(widths):
         for index in range(3):
-            at = f"stage_{stage}_layer_{index}"
-            outputs = convolve(outputs, width, 3, f"{at}_convolution", "same")
-            outputs = keras.layers.BatchNormalization(
-                axis=1 if channels_first else -1,
-                momentum=batch_normalization_momentum,
-                epsilon=batch_normalization_epsilon,
-                gamma_regularizer=decay,
-                beta_regularizer=decay,
-                synchronized=synchronized,
-                name=f"{at}_normalization",
-            )(outputs)
-            outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
+            outputs = layers.unit(outputs, width, 3, f"stage_{stage}_layer_{index}")
         outputs = keras.layers.MaxPooling2D(2, name=f"stage_{stage}_pool")(outputs)
         if attention and stage < 2:
             outputs = GlobalNeuralSimilarity2D(
@@ -135,14 +121,14 @@ def self_attention_spherenet(
                 sphere=sphere,
                 name=f"stage_{stage}_attention",
             )(outputs)
-    left = tuple(size // 8 for size in sizes)
-    outputs = convolve(outputs, widths[-1], left, "features", "valid")
+    left = height_and_width(outputs.shape[1:])
+    outputs = layers.convolve(outputs, widths[-1], left, "features", padding="valid")
     outputs = keras.layers.Flatten(name="flatten")(outputs)
     if classes is not None:
         outputs = keras.layers.Dense(
             validation.positive_integer(classes, "classes"),
             use_bias=False,
-            kernel_initializer=small_normal(1.0),
+            kernel_initializer=he_normal(),
             kernel_regularizer=decay,
             name="classifier",
         )(outputs)

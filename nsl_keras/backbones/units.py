@@ -1,204 +1,138 @@
-"""The pieces that the backbones are made of: convolutions, batch norm with iFiLM."""
+"""What the backbones are made of: convolutions, batch norms, dense layers."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.neighborhoods.film import InstanceFiLM
-from nsl_keras.similarity.convolution import NeuralSimilarityConv2D
-from nsl_keras.similarity.predictors import SimilarityPredictor
+
+#: Called with the arguments of `keras.layers.Conv2D`; returns a layer.
+Convolution = Callable[..., keras.layers.Layer]
 
 
-def convolution(
-    filters: int,
-    kernel_size: int,
-    *,
-    similarity: Any = None,
-    predictor: Any = None,
-    predictor_filters: int | None = None,
-    momentum: float = 0.9,
-    epsilon: float = 1e-3,
-    synchronized: bool = False,
-    similarity_options: dict[str, Any] | None = None,
-    **options: Any,
-) -> keras.layers.Layer:
-    """Returns a "same" convolution without bias, plain or with a neural similarity.
-
-    A predictor given by name has the strides, padding and regularizer of the
-    convolution, `predictor_filters` hidden filters, and batch norms with `momentum` and
-    `epsilon`. `similarity_options` are further arguments of `NeuralSimilarityConv2D`.
-    """
-    options = {"padding": "same", "use_bias": False, **options}
-    if similarity is None and predictor is None:
-        return keras.layers.Conv2D(filters, kernel_size, **options)
-    if isinstance(predictor, str):
-        predictor = SimilarityPredictor(
-            kernel_size,
-            kind=predictor,
-            similarity=similarity or "diagonal",
-            hidden_filters=predictor_filters,
-            strides=options.get("strides", 1),
-            padding=options["padding"],
-            momentum=momentum,
-            epsilon=epsilon,
-            synchronized=synchronized,
-            kernel_regularizer=options.get("kernel_regularizer"),
-            name=f"{options['name']}_predictor",
-        )
-    return NeuralSimilarityConv2D(
-        filters,
-        kernel_size,
-        similarity=similarity or "diagonal",
-        predictor=predictor,
-        **(similarity_options or {}),
-        **options,
+def he_normal() -> keras.initializers.Initializer:
+    """Returns He's normal initializer, untruncated as the authors of NSL have it."""
+    return keras.initializers.VarianceScaling(
+        2.0, mode="fan_in", distribution="untruncated_normal"
     )
 
 
-def normalize(
-    inputs: Tensor,
-    *,
-    momentum: float,
-    epsilon: float = 1e-3,
-    synchronized: bool,
-    film: int | None,
-    name: str,
-) -> Tensor:
-    """Returns batch-normalised inputs, modulated by iFiLM where `film` entries are given.
-
-    Channels stand where `keras.config.image_data_format()` says.
-    """
-    validation.fraction(momentum, "batch_normalization_momentum")
-    validation.positive_number(epsilon, "batch_normalization_epsilon")
-    axis = -1 if keras.config.image_data_format() == "channels_last" else 1
-    if len(inputs.shape) == 2:
-        axis = -1
-    outputs = keras.layers.BatchNormalization(
-        axis=axis,
-        momentum=momentum,
-        epsilon=epsilon,
-        synchronized=synchronized,
-        name=f"{name}_normalization",
-    )(inputs)
-    if film is not None:
-        outputs = InstanceFiLM(film, axis=axis, name=f"{name}_film")(outputs)
-    return outputs
+def channel_axis(rank: int = 4) -> int:
+    """Returns the channel axis of tensors of so many axes."""
+    first = keras.config.image_data_format() == "channels_first" and rank > 2
+    return 1 if first else -1
 
 
-_NEEDS_A_SIMILARITY = {
-    "similarity_initializer": "identity",
-    "similarity_regularizer": None,
-    "learn_shape": False,
-}
+def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Returns the sizes of images from a shape without batch axis."""
+    return tuple(shape[1:] if channel_axis() == 1 else shape[:-1])
+
+
+def check_images(
+    input_shape: tuple[int | None, ...], least: int, known: bool = False
+) -> None:
+    """Raises unless height and width are at least so large and, if asked, known."""
+    sizes = height_and_width(input_shape)
+    if any(known if size is None else size < least for size in sizes):
+        demand = "of known size, at least" if known else "at least"
+        raise ValueError(
+            f"`input_shape` must be {demand} {least}x{least} pixels. "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class NeuralSimilarityUnits:
-    """What all layers of a neural similarity network have in common, and its units."""
+class Units:
+    """Makes a network's layers, with the options that they have in common.
 
-    similarity: Any
-    similarity_initializer: Any
-    similarity_regularizer: Any
-    predictor: Any
-    predictor_filters: int | None
-    learn_shape: bool
+    Attributes:
+        convolution: Makes the convolutions that may carry a similarity; 1x1 convolutions
+            and those asked to be plain are `keras.layers.Conv2D`.
+        momentum: Momentum of the batch norms.
+        synchronized: Whether batch norms take their statistics over all replicas.
+        kernel_regularizer: Regularizer of all kernels.
+        epsilon: What batch norms add to the variances.
+        normalization_regularizer: Regularizer of the batch norms' scales and shifts.
+        make_initializer: Makes an initializer for each kernel: one object would start
+            kernels of the same shape from the same numbers.
+    """
+
+    convolution: Convolution
     momentum: float
-    epsilon: float
     synchronized: bool
     kernel_regularizer: Any
+    epsilon: float = 1e-3
+    normalization_regularizer: Any = None
+    make_initializer: Callable[[], keras.initializers.Initializer] = he_normal
 
     def __post_init__(self) -> None:
-        if self.similarity is None and self.predictor is None:
-            for argument, default in _NEEDS_A_SIMILARITY.items():
-                value = getattr(self, argument)
-                if value != default:
-                    raise ValueError(
-                        f"`{argument}` needs a `similarity` or a `predictor`. Received: "
-                        f"{argument}={value!r}, similarity=None, predictor=None"
-                    )
-        if self.predictor_filters is not None and not isinstance(self.predictor, str):
+        if not callable(self.convolution):
             raise ValueError(
-                "`predictor_filters` is the width of predictors given by name, and must "
-                "be None otherwise. Received: "
-                f"predictor_filters={self.predictor_filters}, predictor={self.predictor!r}"
+                "`convolution` must be a callable that takes the arguments of "
+                "`keras.layers.Conv2D` and returns a layer. "
+                f"Received: convolution={self.convolution!r}"
             )
+        validation.fraction(self.momentum, "batch_normalization_momentum")
+        validation.positive_number(self.epsilon, "batch_normalization_epsilon")
 
     def convolve(
         self,
         inputs: Tensor,
         filters: int,
-        kernel_size: int,
+        kernel_size: Any,
         name: str,
         plain: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Returns a convolution without bias; unless `plain`, with the similarity.
-
-        Kernels start from the untruncated He normal distribution, as the authors' do.
-        """
-        neural = {} if plain else self._neural_options()
-        return convolution(
+        """Returns a convolution without bias, "same" unless `options` say otherwise."""
+        plain = plain or kernel_size == 1
+        make = keras.layers.Conv2D if plain else self.convolution
+        layer = make(
             filters,
             kernel_size,
-            kernel_initializer=he_normal(),
+            use_bias=False,
+            kernel_initializer=self.make_initializer(),
             kernel_regularizer=self.kernel_regularizer,
             name=f"{name}_convolution",
-            **neural,
-            **options,
-        )(inputs)
-
-    def _neural_options(self) -> dict[str, Any]:
-        return {
-            "similarity": self.similarity,
-            "predictor": self.predictor,
-            "predictor_filters": self.predictor_filters,
-            "momentum": self.momentum,
-            "epsilon": self.epsilon,
-            "synchronized": self.synchronized,
-            "similarity_options": {
-                argument: getattr(self, argument)
-                for argument, default in _NEEDS_A_SIMILARITY.items()
-                if getattr(self, argument) != default
-            },
-        }
+            **{"strides": 1, "padding": "same", **options},
+        )
+        return layer(inputs)
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch-normalised inputs."""
-        return normalize(
-            inputs,
+        return keras.layers.BatchNormalization(
+            axis=channel_axis(len(inputs.shape)),
             momentum=self.momentum,
             epsilon=self.epsilon,
+            gamma_regularizer=self.normalization_regularizer,
+            beta_regularizer=self.normalization_regularizer,
             synchronized=self.synchronized,
-            film=None,
-            name=name,
-        )
+            name=f"{name}_normalization",
+        )(inputs)
+
+    def activate(self, inputs: Tensor, name: str) -> Tensor:
+        """Returns batch norm and ReLU."""
+        return keras.layers.ReLU(name=f"{name}_relu")(self.normalize(inputs, name))
 
     def unit(
         self, inputs: Tensor, filters: int, kernel_size: int, name: str, **options: Any
     ) -> Tensor:
         """Returns convolution, batch norm and ReLU; arguments are those of `convolve`."""
-        outputs = self.convolve(inputs, filters, kernel_size, name, **options)
-        outputs = self.normalize(outputs, name)
-        return keras.layers.ReLU(name=f"{name}_relu")(outputs)
+        return self.activate(
+            self.convolve(inputs, filters, kernel_size, name, **options), name
+        )
 
-    def dense(self, inputs: Tensor, units: int, name: str, **options: Any) -> Tensor:
-        """Returns a fully connected layer without bias, unless `use_bias` is given."""
+    def dense(self, inputs: Tensor, units: int, name: str, use_bias: bool) -> Tensor:
+        """Returns a fully connected layer."""
         return keras.layers.Dense(
             units,
-            **{"use_bias": False, **options},
-            kernel_initializer=he_normal(),
+            use_bias=use_bias,
+            kernel_initializer=self.make_initializer(),
             kernel_regularizer=self.kernel_regularizer,
             name=name,
         )(inputs)
-
-
-def he_normal() -> keras.initializers.Initializer:
-    """He's normal initializer without truncation."""
-    return keras.initializers.VarianceScaling(
-        2.0, mode="fan_in", distribution="untruncated_normal"
-    )

@@ -105,7 +105,7 @@ class Finetuner:
     >>> images = np.random.default_rng(0).normal(size=(120, 16, 16, 1))
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
     >>> network = nsl_keras.backbones.cnn4(
-    ...     (16, 16, 1), classes=64, similarity="diagonal", filters=4)
+    ...     (16, 16, 1), 64, nsl_keras.layers.NeuralSimilarityConv2D, filters=4)
     >>> static = few_shot.Finetuner(network, ways=5, epochs=2)
     >>> static(sampler.episodes(3)).shape
     (3, 15, 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.unit_norm import unit_norm
 
-PLACES = ("all", "last", "before_head")
+_PLACES = ("all", "last", "before_head")
 
 _GLOBAL_POOLINGS = (
     keras.layers.GlobalAveragePooling1D,
@@ -158,7 +158,9 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
 
 
 def add_film(
-    model: keras.Model, where: str = "all", dictionary_size: int = 10
+    model: keras.Model,
+    where: str | Iterable[str] | Callable[[keras.layers.Layer], Any] = "all",
+    dictionary_size: int = 10,
 ) -> keras.Model:
     """Returns a new model whose feature maps are modulated by iFiLM.
 
@@ -172,18 +174,22 @@ def add_film(
     Args:
         model: A built functional or Sequential model. A model of a class derived from
             these comes back as a plain functional or Sequential model.
-        where: What the iFiLM layers stand behind, or in front of:
+        where: Where the iFiLM layers are:
 
-            * `"all"`: behind every batch norm, as in the paper;
-            * `"last"`: behind the last batch norm in the order of the graph;
+            * `"all"`: after every batch norm, as in the paper;
+            * `"last"`: after the last batch norm in the order of the graph;
             * `"before_head"`: where the head takes the last feature map. There is no more
               than activations and sums between it and the last batch norm of a feature
-              map, so this is in front of the last global pooling (`GlobalAveragePooling`,
-              `GlobalMaxPooling`) behind that batch norm or, without one, in front of the
-              last `Flatten`.
+              map, so this is before the last global pooling (`GlobalAveragePooling`,
+              `GlobalMaxPooling`) after that batch norm or, without one, before the last
+              `Flatten`;
+            * a collection of layer names: after each of these layers;
+            * a function of a layer: after each layer for which it returns a true value.
 
-            Batch norms inside other layers, such as the predictors of neural similarities,
-            do not count.
+            Layers of nested models count. Batch norms inside other layers, such as the
+            predictors of neural similarities, do not. The channels of layers other than
+            batch norms are where their `data_format` says; without one, on the last axis,
+            but for feature maps where `keras.config.image_data_format()` says.
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
@@ -192,10 +198,10 @@ def add_film(
 
     Raises:
         ValueError: If `model` is subclassed, contains a subclassed model with batch norms,
-            is not built, has no batch norms, or has iFiLM already; if with
-            `"before_head"` the head is not to be found; if a batch norm is over another
-            axis than the first or last behind the batch axis; or for arguments outside
-            their range.
+            is not built, or has iFiLM already; if there is nothing at the places that
+            `where` names: no batch norms, no head, no layers of these names; if a chosen
+            batch norm is over another axis than the first or last after the batch axis, or
+            another chosen layer has several outputs; or for arguments outside their range.
 
     Example:
 
@@ -216,27 +222,29 @@ def add_film(
     >>> [layer.name for layer in model.layers if "norm" in layer.name]
     ['norm', 'norm_film']
 
+    What the authors' option `last` is in their ResNets: the batch norms of the last block
+    of each stage, and the final one.
+
+    >>> import re
+    >>> last = re.compile(r"stage_._block_2_layer_._normalization|final_normalization")
+    >>> resnet = nsl_keras.convert.add_film(
+    ...     nsl_keras.backbones.resnet_v2(29), lambda layer: last.fullmatch(layer.name))
+    >>> sum(layer.name.endswith("_film") for layer in resnet.layers)
+    10
+
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along
-        with each batch norm. The other two places are options of the authors' code, which
-        leaves open where in a given network they are.
+        with each batch norm. `"last"` and `"before_head"` are options of the authors' code
+        (there `last` and `before_fc`), which leaves open where in a given network they
+        are: `last` is the ten places above in a ResNet, and nowhere in other networks.
     """
-    where = validation.one_of(where, PLACES, "where")
+    where = _checked_places(where)
     dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
     calls = rewiring.calls(model)
-    _refuse_unsuited(model, [call.layer for call in calls])
-    norms = [
-        call for call in calls if isinstance(call.layer, keras.layers.BatchNormalization)
-    ]
-    if not norms:
-        raise ValueError(
-            "`model` must have batch norms, as functional or Sequential models' layers. "
-            f"Received: model {model.name!r} without any"
-        )
-    if where == "before_head":
-        chosen = [_head(model, calls)]
-    else:
-        chosen = norms if where == "all" else norms[-1:]
+    _refuse_unsuited(model, [call.layer for call in calls], isinstance(where, str))
+    chosen = (
+        [_head(model, calls)] if where == "before_head" else _chosen(model, calls, where)
+    )
     axes = {id(call.layer): _channel_axis(call) for call in chosen}
     names = {call.layer.name for call in calls}
     films: list[InstanceFiLM] = []
@@ -263,7 +271,26 @@ def add_film(
     return new_model
 
 
-def _refuse_unsuited(model: keras.Model, found: Iterable[keras.Operation]) -> None:
+def _checked_places(where: Any) -> Any:
+    """Returns a place by name, a function, or layer names, as `add_film` takes them."""
+    if callable(where) or (isinstance(where, str) and where in _PLACES):
+        return where
+    names = (
+        list(where) if isinstance(where, Iterable) and not isinstance(where, str) else []
+    )
+    if not names or not all(isinstance(name, str) for name in names):
+        places = ", ".join(repr(place) for place in _PLACES)
+        raise ValueError(
+            f"`where` must be one of {places}, a collection of layer names, or a function "
+            f"of a layer. Received: where={where!r}"
+        )
+    return names
+
+
+def _refuse_unsuited(
+    model: keras.Model, found: Iterable[keras.Operation], searched: bool
+) -> None:
+    """Raises for iFiLM in a model and, if it is searched for batch norms, hidden ones."""
     for layer in found:
         inside = [layer, *rewiring.sublayers(layer)]
         if any(isinstance(each, InstanceFiLM) for each in inside):
@@ -271,8 +298,10 @@ def _refuse_unsuited(model: keras.Model, found: Iterable[keras.Operation]) -> No
                 "`model` must have no iFiLM yet; choose all places at once. "
                 f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
             )
-        if isinstance(layer, keras.Model) and any(
-            isinstance(each, keras.layers.BatchNormalization) for each in inside
+        if (
+            searched
+            and isinstance(layer, keras.Model)
+            and any(isinstance(each, keras.layers.BatchNormalization) for each in inside)
         ):
             raise ValueError(
                 "`model` must be functional or Sequential, and so must the models in it "
@@ -281,17 +310,51 @@ def _refuse_unsuited(model: keras.Model, found: Iterable[keras.Operation]) -> No
             )
 
 
+def _chosen(
+    model: keras.Model, calls: list[rewiring.Call], where: Any
+) -> list[rewiring.Call]:
+    """Returns the calls that an iFiLM follows."""
+    calls = [call for call in calls if isinstance(call.layer, keras.layers.Layer)]
+    if isinstance(where, str):
+        norms = [call for call in calls if _is_norm(call)]
+        if not norms:
+            raise ValueError(
+                "`model` must have batch norms, as functional or Sequential models' "
+                f"layers. Received: model {model.name!r} without any"
+            )
+        return norms if where == "all" else norms[-1:]
+    if callable(where):
+        chosen = [call for call in calls if where(call.layer)]
+    else:
+        missing = sorted(set(where) - {call.layer.name for call in calls})
+        if missing:
+            raise ValueError(
+                f"`where` must name layers of model {model.name!r}. "
+                f"Received: where={where!r}, of which it lacks {missing!r}"
+            )
+        chosen = [call for call in calls if call.layer.name in where]
+    if not chosen:
+        raise ValueError(
+            f"`where` must choose layers of model {model.name!r}. "
+            f"Received: where={where!r}, which chooses none"
+        )
+    for call in chosen:
+        if len(call.output_shapes) != 1 or len(call.output_shapes[0]) < 2:
+            raise ValueError(
+                "`where` must choose layers with one output of at least two axes. "
+                f"Received: {call.layer.name!r} with outputs of shapes "
+                f"{list(call.output_shapes)}"
+            )
+    return chosen
+
+
 def _head(model: keras.Model, calls: list[rewiring.Call]) -> rewiring.Call:
     """Returns the call that takes the last feature map into the head."""
-    norms = [
-        index
-        for index, call in enumerate(calls)
-        if isinstance(call.layer, keras.layers.BatchNormalization) and _is_map(call)
-    ]
-    behind = range(norms[-1] + 1 if norms else len(calls), len(calls))
+    norms = [index for index, call in enumerate(calls) if _is_norm(call) and _is_map(call)]
+    after = range(norms[-1] + 1 if norms else len(calls), len(calls))
     for kinds in (_GLOBAL_POOLINGS, (keras.layers.Flatten,)):
         heads = [
-            i for i in behind if isinstance(calls[i].layer, kinds) and _is_map(calls[i])
+            i for i in after if isinstance(calls[i].layer, kinds) and _is_map(calls[i])
         ]
         if not heads:
             continue
@@ -304,10 +367,14 @@ def _head(model: keras.Model, calls: list[rewiring.Call]) -> rewiring.Call:
         if not reused or set(sizes) == {1}:
             return head
     raise ValueError(
-        '`where="before_head"` needs a model with a head, behind a global pooling or '
+        '`where="before_head"` needs a model with a head, after a global pooling or '
         "Flatten layer that takes the last feature map. "
         f"Received: model {model.name!r} without one"
     )
+
+
+def _is_norm(call: rewiring.Call) -> bool:
+    return isinstance(call.layer, keras.layers.BatchNormalization)
 
 
 def _is_map(call: rewiring.Call) -> bool:
@@ -315,14 +382,15 @@ def _is_map(call: rewiring.Call) -> bool:
 
 
 def _channel_axis(call: rewiring.Call) -> int:
-    """Returns the channel axis of what a call takes, as `InstanceFiLM` counts."""
-    layer, rank = call.layer, len(call.input_shapes[0])
-    if not isinstance(layer, keras.layers.BatchNormalization):
-        return 1 if layer.data_format == "channels_first" else -1
+    """Returns the channel axis of the map that a call takes or makes, 1 or -1."""
+    layer, rank = call.layer, len(call.output_shapes[0])
+    if not _is_norm(call):
+        default = keras.config.image_data_format() if rank > 3 else "channels_last"
+        return 1 if getattr(layer, "data_format", default) == "channels_first" else -1
     axis = layer.axis % rank
     if axis not in (1, rank - 1):
         raise ValueError(
-            "Batch norms must be over the last axis or the one behind the batch axis. "
+            "Batch norms must be over the last axis or the one after the batch axis. "
             f"Received: {layer.name!r} with axis={layer.axis} for {rank} axes"
         )
     return -1 if axis == rank - 1 else 1

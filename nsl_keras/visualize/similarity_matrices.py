@@ -37,7 +37,8 @@ def similarities(model: keras.Model) -> Figure:
 
     >>> import keras
     >>> import nsl_keras
-    >>> model = nsl_keras.backbones.convnet4((8, 8, 1), similarity="diagonal")
+    >>> model = nsl_keras.backbones.convnet4(
+    ...     (8, 8, 1), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
     >>> len(nsl_keras.visualize.similarities(model).axes) >= 4
     True
 

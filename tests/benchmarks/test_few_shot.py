@@ -16,7 +16,8 @@ from benchmarks import few_shot
     list(zip(few_shot.CASES, [False, True], strict=True)),
 )
 def test_the_loop_over_fit_is_the_finetuner(variables, compile_once):
-    model = nsl_keras.backbones.cnn4((16, 16, 3), 5, similarity="diagonal", filters=4)
+    layer = nsl_keras.layers.NeuralSimilarityConv2D
+    model = nsl_keras.backbones.cnn4((16, 16, 3), 5, layer, filters=4)
     images = np.random.default_rng(0).normal(size=(20, 16, 16, 3)).astype("float32")
     sampler = nsl_keras.few_shot.EpisodeSampler(
         images, np.arange(20) // 4, shots=2, queries=2

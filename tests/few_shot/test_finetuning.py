@@ -1,5 +1,7 @@
 """Finetuning episodes together is a loop over `fit`, and leaves the model alone."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -396,10 +398,10 @@ def test_paper_strategies_on_cnn4():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, size=(60, 16, 16, 3), dtype="uint8")
     sampler = few_shot.EpisodeSampler(images, np.arange(60) // 10, queries=3)
-    static = nsl_keras.backbones.cnn4((16, 16, 3), 9, similarity="diagonal", filters=4)
-    dynamic = nsl_keras.backbones.cnn4(
-        (16, 16, 3), 9, similarity="diagonal", predictor="sphere", filters=4
-    )
+    layer = nsl_keras.layers.NeuralSimilarityConv2D
+    static = nsl_keras.backbones.cnn4((16, 16, 3), 9, layer, filters=4)
+    layer = functools.partial(layer, predictor="sphere")
+    dynamic = nsl_keras.backbones.cnn4((16, 16, 3), 9, layer, filters=4)
     for model, variables in ((static, "similarity+classifier"), (dynamic, "classifier")):
         learner = Finetuner(model, 5, variables, epochs=2)
         result = few_shot.evaluate(learner, sampler, episodes=4, batch_size=2)

@@ -1,5 +1,6 @@
 """Panels of similarity matrices: what is drawn in them, and that they can be saved."""
 
+import functools
 import sys
 
 import keras
@@ -75,7 +76,8 @@ def test_similarities_of_nested_models():
 
 
 def test_similarities_of_a_backbone(tmp_path):
-    model = nsl_keras.backbones.convnet4((8, 8, 1), similarity="unconstrained")
+    layer = functools.partial(NeuralSimilarityConv2D, similarity="unconstrained")
+    model = nsl_keras.backbones.convnet4((8, 8, 1), 4, layer)
     figure = visualize.similarities(model)
     assert len(panels_of(figure)) == 4
     check_saved(figure, tmp_path)
