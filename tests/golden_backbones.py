@@ -5,8 +5,6 @@ import numpy as np
 from golden_files import gradients, recipe_weights
 from keras import ops
 
-from nsl_keras.layers import InstanceFiLM
-
 #: Their rate, one minus the decay of 0.9, is a float32 in the float64 arrays too.
 AUTHORS_DECAY = 1 - float(np.float32(0.1))
 TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
@@ -30,37 +28,36 @@ def film_variables(name, layer):
     }
 
 
-def supershallownet(input_shape, film=None):
+def supershallownet(input_shape):
     """The authors' smallest network, of public layers: the package has no use for it."""
 
-    def normalize(outputs, name):
-        layer = keras.layers.BatchNormalization(momentum=0.9, name=f"{name}_normalization")
-        outputs = layer(outputs)
-        return outputs if film is None else InstanceFiLM(film, name=f"{name}_film")(outputs)
-
-    def convolve(outputs, name):
-        return keras.layers.Conv2D(
+    def unit(outputs, name):
+        outputs = keras.layers.Conv2D(
             64, 3, padding="same", use_bias=False, name=f"{name}_convolution"
         )(outputs)
+        layer = keras.layers.BatchNormalization(momentum=0.9, name=f"{name}_normalization")
+        return layer(outputs)
 
     inputs = keras.Input(input_shape)
-    outputs = normalize(convolve(inputs, "conv0"), "conv0")
-    outputs = keras.layers.MaxPooling2D(3, strides=2)(keras.layers.ReLU()(outputs))
-    outputs = normalize(convolve(outputs, "conv1"), "conv1")
+    outputs = keras.layers.ReLU()(unit(inputs, "conv0"))
+    outputs = unit(keras.layers.MaxPooling2D(3, strides=2)(outputs), "conv1")
     return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(outputs))
 
 
-def authors_variables(model, rename=lambda name: name):
-    """Our variables by the authors' names, of layers named after their unit and role.
+def unit_and_role(layer):
+    """`stage_0_block_1_layer_2` and `convolution`, of a layer named after both.
 
-    Args:
-        model: A model of layers `{unit}_convolution`, `{unit}_normalization`,
-            `{unit}_film` and others without weights.
-        rename: Makes their unit's name of ours.
+    An iFiLM is named after the layer that it follows, `{unit}_{role}_film`.
     """
+    unit, _, role = layer.name.rpartition("_")
+    return (unit.rpartition("_")[0], role) if role == "film" else (unit, role)
+
+
+def authors_variables(model, rename=lambda name: name):
+    """Our variables by the authors' names; `rename` makes their unit's name of ours."""
     variables = {}
     for layer in model.layers:
-        name, _, role = layer.name.rpartition("_")
+        name, role = unit_and_role(layer)
         if role == "convolution":
             variables[f"{rename(name)}.W"] = layer.kernel
         elif role == "normalization":
@@ -75,7 +72,7 @@ def authors_units(model, rename=lambda name: name):
     suffixes = {"convolution": "", "film": ".film"}
     units = {}
     for layer in model.layers:
-        name, _, role = layer.name.rpartition("_")
+        name, role = unit_and_role(layer)
         if role in suffixes:
             units[rename(name) + suffixes[role]] = layer.output
     return units

@@ -58,12 +58,15 @@ def test_jax_trains_without_tensorflow():
     script = """
 import sys
 sys.modules["tensorflow"] = None
+import functools
 import keras, numpy as np
 import nsl_keras
 x = np.random.default_rng(0).normal(size=(16, 8, 8, 1)).astype("float32")
 y = np.arange(16) % 3
-backbone = nsl_keras.backbones.convnet4(
-    (8, 8, 1), filters=(4, 4, 4, 4), predictor="sphere", film=3)
+convolution = functools.partial(
+    nsl_keras.layers.NeuralSimilarityConv2D, predictor="sphere")
+backbone = nsl_keras.convert.add_film(
+    nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution), dictionary_size=3)
 model = nsl_keras.MetaNeighborhoodModel(
     nsl_keras.layers.CosineDense(3), backbone, num_neighbors=10)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -18,12 +18,14 @@ def build(golden, inner_loop):
     """Our model with the fixture's weights, and its variables by the authors' names."""
     meta = golden.meta
     weights = recipe_weights(meta)
+    backbone = supershallownet(golden["in.x"].shape[2:])
+    if meta["modulate"] == "all":
+        backbone = nsl_keras.convert.add_film(
+            backbone, dictionary_size=meta["film_dict_size"]
+        )
     model = nsl_keras.MetaNeighborhoodModel(
         nsl_keras.layers.CosineDense(meta["C"]),
-        supershallownet(
-            golden["in.x"].shape[2:],
-            film=meta["film_dict_size"] if meta["modulate"] == "all" else None,
-        ),
+        backbone,
         num_neighbors=meta["S"],
         temperature=1 / float(weights.pop("alpha_raw")),
         value_scale=float(weights.pop("gamma")),
