@@ -78,6 +78,11 @@ def authors_units(model, rename=lambda name: name):
     return units
 
 
+def count(model):
+    """The number of trainable parameters."""
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
 def build_in(dtype, build):
     """Calls `build` with all of Keras in a dtype."""
     keras.config.set_floatx(dtype)
@@ -105,9 +110,7 @@ def check_backbone(golden, model, variables, dtype, units=None, unused=0):
     }
     assert set(variables) == set(weights)
     assert len(model.weights) == len(variables)
-    assert golden.meta["trainable_params"] - unused == sum(
-        int(np.prod(variable.shape)) for variable in model.trainable_variables
-    )
+    assert golden.meta["trainable_params"] - unused == count(model)
     for name, value in weights.items():
         shape = tuple(variables[name].shape)
         variables[name].assign(value if shape == value.shape else value.T)

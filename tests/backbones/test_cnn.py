@@ -1,204 +1,318 @@
-"""The 4-layer ConvNet, against the authors' numbers."""
+"""Plain convolutional networks, against the authors' numbers."""
+
+import functools
 
 import keras
 import numpy as np
 import pytest
-from golden_backbones import authors_variables, build_in, check_backbone
-from golden_files import DTYPES, Golden
+from golden_backbones import (
+    authors_units,
+    authors_variables,
+    build_in,
+    check_backbone,
+    count,
+    normalization_variables,
+    supershallownet,
+)
+from golden_files import DTYPES, Golden, gradients, recipe_weights
 from keras import ops
 
-from nsl_keras import backbones
-from nsl_keras.layers import InstanceFiLM, NeuralSimilarityConv2D
+from nsl_keras import backbones, convert, losses
+from nsl_keras.layers import NeuralSimilarityConv2D
+from nsl_keras.predictors import SimilarityPredictor
+
+TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
 
 
-def authors_name(name):
-    return name.replace("convolution_", "conv")
+def neural(**options):
+    return functools.partial(NeuralSimilarityConv2D, **options)
+
+
+# The networks of Meta-Neighborhoods.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("name", "film"), [("mn_shallownet_modNone", None), ("mn_shallownet_modall", 10)]
-)
-def test_authors_numbers(name, film, dtype):
-    model = build_in(dtype, lambda: backbones.convnet4(film=film))
-    # Its convolutions are named `convolution_0` where others have `..._convolution`.
-    variables = authors_variables(model, authors_name)
-    for index in range(4):
-        kernel = model.get_layer(f"convolution_{index}").kernel
-        variables[f"conv{index}.W"] = kernel
+@pytest.mark.parametrize("network", ["shallownet", "supershallownet"])
+@pytest.mark.parametrize("modulate", ["None", "all"])
+def test_meta_neighborhoods_authors_numbers(network, modulate, dtype):
+    def build():
+        if network == "shallownet":
+            model = backbones.convnet4()
+        else:
+            model = supershallownet((32, 32, 3))
+        return model if modulate == "None" else convert.add_film(model, "all", 10)
+
+    def authors_name(unit):
+        return unit.replace("layer_", "conv")
+
+    model = build_in(dtype, build)
     units = {
-        f"film{layer.name[-6]}": layer.output
-        for layer in model.layers
-        if isinstance(layer, InstanceFiLM)
+        name.replace("conv", "film").removesuffix(".film"): output
+        for name, output in authors_units(model, authors_name).items()
+        if name.endswith(".film")
     }
-    check_backbone(Golden(name), model, variables, dtype, units or None)
-
-
-def count(model):
-    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+    golden = Golden(f"mn_{network}_mod{modulate}")
+    variables = authors_variables(model, authors_name)
+    check_backbone(golden, model, variables, dtype, units or None)
 
 
 @pytest.mark.parametrize(
     ("options", "parameters"),
     [
         ({}, 520_056),
-        ({"film": 10}, 535_180),
-        ({"similarity": "diagonal"}, 520_056 + 4 * 9),
-        ({"similarity": "unconstrained"}, 520_056 + 4 * 81),
+        ({"convolution": neural(similarity="unconstrained")}, 520_056 + 4 * 81),
         ({"filters": (2, 3, 4, 5)}, 9 * (3 * 2 + 2 * 3 + 3 * 4 + 4 * 5) + 2 * 14),
     ],
-    ids=str,
+    ids=["default", "static_uns", "narrow"],
 )
-def test_trainable_parameters(options, parameters):
+def test_parameters_of_convnet4(options, parameters):
     model = backbones.convnet4(**options)
     assert count(model) == parameters
     assert model.output_shape == (None, options.get("filters", (192,))[-1])
 
 
-def images(size=9, channels=3):
-    rng = np.random.default_rng(2)
-    return rng.random((2, size, size, channels)).astype("float32")
+def test_sizes_of_convnet4():
+    model = backbones.convnet4((None, None, 1), 2)
+    for size in (7, 12):
+        assert tuple(model(np.zeros((2, size, size, 1))).shape) == (2, 2)
 
 
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
-def test_static_similarity_starts_as_the_plain_network(similarity):
-    filters = (4, 5, 6, 7)
-    plain = backbones.convnet4((9, 9, 3), filters)
-    model = backbones.convnet4((9, 9, 3), filters, similarity=similarity)
-    for layer, ours in zip(plain.layers, model.layers, strict=True):
-        if isinstance(ours, NeuralSimilarityConv2D):
-            ours.kernel.assign(layer.kernel)
-        else:
-            ours.set_weights(layer.get_weights())
-    expected = ops.convert_to_numpy(plain(images()))
-    assert np.max(np.abs(expected)) > 0.01
-    np.testing.assert_allclose(ops.convert_to_numpy(model(images())), expected, atol=1e-6)
+# The networks of Neural Similarity Learning.
+
+#: What makes the convolutions, and the authors' numbers of parameters for 10 and 100
+#: classes.
+KINDS = {
+    "plain": (keras.layers.Conv2D, 511_200, 695_520),
+    "static_dns": (neural(similarity="diagonal"), 511_281, 695_601),
+    "static_uns": (neural(similarity="unconstrained"), 511_929, 696_249),
+    "dynamic_dns": (neural(similarity="diagonal", predictor="sphere"), 890_946, 1_075_266),
+    "dynamic_uns": (
+        neural(similarity="unconstrained", predictor="sphere"),
+        2_014_560,
+        2_198_880,
+    ),
+    "fspherenet": (
+        neural(similarity="diagonal", predictor="full_sphere"),
+        890_946,
+        1_075_266,
+    ),
+}
+# The authors' l2_loss(w) * 5e-4 is half the square; static UNS has 5e-3 on M, static DNS
+# nothing. Written out: Keras's L2 rounds its factor to float32.
+DECAY = 2.5e-4
+SIMILARITY_DECAY = {"static_dns": 0.0, "static_uns": 2.5e-3}
 
 
-def test_predictors_take_the_networks_options():
-    model = backbones.convnet4(
-        (9, 9, 3),
-        (4, 5, 6, 7),
-        predictor="sphere",
-        batch_normalization_momentum=0.7,
-        kernel_regularizer="l2",
-    )
-    layers = [layer for layer in model.layers if isinstance(layer, NeuralSimilarityConv2D)]
-    assert len(layers) == 4
-    assert len({id(layer.predictor) for layer in layers}) == 4
-    for layer in layers:
-        assert layer.predictor.kind == "sphere"
-        assert layer.predictor.similarity.parameter_shape(9) == (9,)
-        assert layer.predictor.output_normalization.momentum == 0.7
-    # Three kernels a layer: its own, and its predictor's two.
-    assert len(model.losses) == 12
-    assert tuple(model(images()).shape) == (2, 7)
+def cnn9_name(unit):
+    """`stage_0_layer_2` is their `conv1_2`, our classifier their `score`."""
+    if not unit.startswith("stage"):
+        return unit.replace("classifier", "score")
+    _, stage, *layer = unit.split("_")
+    return f"conv{int(stage) + 1}_{layer[1]}" if layer[0] == "layer" else f"pool{stage}"
 
 
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_batch_norms_are_synchronized_where_asked(synchronized):
-    model = backbones.convnet4((9, 9, 3), predictor="sphere", synchronized=synchronized)
-    found = []
+def cnn9_variables(model):
+    """Our variables by the authors' names."""
+    variables = authors_variables(model, cnn9_name)
     for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            found.append(layer.synchronized)
-        elif isinstance(layer, NeuralSimilarityConv2D):
-            found.append(layer.predictor.hidden_normalization.synchronized)
-            found.append(layer.predictor.output_normalization.synchronized)
-    # One a layer, and two in each predictor.
-    assert found == [synchronized] * 12
+        if not isinstance(layer, NeuralSimilarityConv2D):
+            continue
+        name = cnn9_name(layer.name.removesuffix("_convolution"))
+        if layer.predictor is None:
+            variables[f"{name}.M"] = layer.similarity_parameters
+            continue
+        for theirs, ours in (("m1", "hidden"), ("m2", "output")):
+            convolution = getattr(layer.predictor, f"{ours}_convolution")
+            variables[f"{name}.{theirs}.W"] = convolution.kernel
+            norm = getattr(layer.predictor, f"{ours}_normalization")
+            if norm is not None:
+                variables |= normalization_variables(f"{name}.{theirs}.bn", norm)
+    return {
+        name.replace("moving_variance", "moving_var"): variable
+        for name, variable in variables.items()
+    }
 
 
-def test_momentum_and_regularizer():
-    model = backbones.convnet4(
-        (9, 9, 3), batch_normalization_momentum=0.7, kernel_regularizer="l2"
-    )
-    momenta = [
-        layer.momentum
+def filled(kind, golden):
+    """The network with the authors' weights, and our variables by their names."""
+    model = backbones.cnn9(convolution=KINDS[kind][0])
+    variables = cnn9_variables(model)
+    weights = recipe_weights(golden.meta)
+    assert set(variables) == set(weights)
+    assert len(model.variables) == len(variables)
+    for name, value in weights.items():
+        variables[name].assign(value)
+    return model, variables
+
+
+def statistics(values):
+    values = np.asarray(ops.convert_to_numpy(values), "float64")
+    return np.array([values.mean(), np.sqrt(np.mean(values**2))])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
+def test_cnn9_authors_numbers(kind, dtype):
+    golden = Golden(f"nsl_cnn9_{kind}")
+    model, variables = build_in(dtype, lambda: filled(kind, golden))
+    assert count(model) == golden.meta["trainable_params"] == KINDS[kind][1]
+    images = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+    check_activations_and_logits(golden, model, images, dtype)
+    if dtype == DTYPES[0] or kind == "dynamic_dns":
+        check_losses_and_gradients(golden, kind, model, variables, images, dtype)
+
+
+def check_activations_and_logits(golden, model, images, dtype):
+    layers = {
+        cnn9_name(layer.name.removesuffix("_relu")): layer
         for layer in model.layers
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
-    assert momenta == [0.7] * 4
-    assert len(model.losses) == 4
+        if layer.name.endswith("_relu")
+    }
+    layers |= {f"pool{i + 1}": model.get_layer(f"stage_{i}_pool") for i in range(3)}
+    layers["score"] = model.get_layer("classifier_convolution")
+    assert set(layers) == set(golden.meta["activation_shapes"])
+    for name, shape in golden.meta["activation_shapes"].items():
+        assert list(layers[name].output.shape[1:]) == shape[1:], name
+    probe = keras.Model(model.input, [layer.output for layer in layers.values()])
+    for mode in ("infer", "train"):
+        # The moving statistics stay as they are.
+        with keras.StatelessScope():
+            outputs = probe(images, training=mode == "train")
+        for name, output in zip(layers, outputs, strict=True):
+            golden.check(f"act64.{mode}.{name}", statistics(output), dtype, **TOLERANCES)
+            if mode == "infer":
+                corner = output[0, :2, :2, :4]
+                golden.check(f"act64.infer_corner.{name}", corner, dtype, **TOLERANCES)
+        logits = ops.reshape(outputs[-1], (images.shape[0], 10))
+        golden.check(f"out64.logits_{mode}", logits, dtype, **TOLERANCES)
+    assert keras.backend.standardize_dtype(logits.dtype) == dtype
 
 
-def test_film_stands_behind_each_batch_norm():
-    model = backbones.convnet4((9, 9, 3), film=5)
-    films = [layer for layer in model.layers if isinstance(layer, InstanceFiLM)]
-    assert [film.dictionary_size for film in films] == [5] * 4
-    before = [model.layers[model.layers.index(film) - 1] for film in films]
-    assert all(isinstance(layer, keras.layers.BatchNormalization) for layer in before)
+def check_losses_and_gradients(golden, kind, model, variables, images, dtype):
+    loss = losses.SmoothedCrossentropy()
+    labels = ops.convert_to_tensor(golden["in.labels"])
+    trainable = {id(variable) for variable in model.trainable_variables}
+    names = [name for name, v in variables.items() if id(v) in trainable]
+    assert {f"gradnorm64.{name}" for name in names} == {
+        key for key in golden.arrays if key.startswith("gradnorm64.")
+    }
+
+    def penalty(name):
+        decay = SIMILARITY_DECAY[kind] if name.endswith(".M") else DECAY
+        return decay * ops.sum(ops.square(ops.convert_to_tensor(variables[name])))
+
+    def both_losses():
+        fit = loss(labels, model(images, training=True))
+        return fit, sum(penalty(name) for name in names)
+
+    with keras.StatelessScope():
+        fit, regularization = both_losses()
+    golden.check("out64.fit_loss", fit, dtype, **TOLERANCES)
+    golden.check("out64.reg_loss", regularization, dtype, **TOLERANCES)
+    found = gradients(lambda: sum(both_losses()), [], [variables[name] for name in names])
+    for name, gradient in zip(names, found, strict=True):
+        gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
+        norm = np.linalg.norm(gradient)
+        golden.check(f"gradnorm64.{name}", norm, dtype, **TOLERANCES)
+        if f"grad64.total.{name}" in golden:
+            golden.check(f"grad64.total.{name}", gradient, dtype, **TOLERANCES)
+
+
+def test_moving_statistics_after_one_training_step():
+    golden = Golden("nsl_cnn9_dynamic_dns")
+    model, variables = filled("dynamic_dns", golden)
+    before = {name: ops.convert_to_numpy(v) for name, v in variables.items()}
+    normalization = model.get_layer("root_normalization")
+    normalization.momentum = 0.999
+    batch = keras.Model(model.input, normalization.input)(golden["in.x"])
+    batch = ops.convert_to_numpy(batch).reshape(-1, 32)
+    model(golden["in.x"], training=True)
+    for name, value in (("mean", batch.mean(0)), ("var", batch.var(0))):
+        key = f"root.bn.moving_{name}"
+        expected = 0.999 * before[key] + 0.001 * value
+        found = ops.convert_to_numpy(variables[key])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert np.max(np.abs(found - before[key])) > 1e-4
+    # The predictors' statistics move too.
+    key = "conv3_2.m2.bn.moving_var"
+    assert np.max(np.abs(ops.convert_to_numpy(variables[key]) - before[key])) > 1e-4
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"film": 3}, {"similarity": "unconstrained"}, {"predictor": "sphere"}],
-    ids=str,
+    ("convolution", "parameters"),
+    [(kind[0], kind[2]) for kind in KINDS.values()],
+    ids=KINDS.keys(),
 )
-def test_channels_first_computes_the_same(options):
-    filters = (4, 5, 6, 7)
-    last = backbones.convnet4((9, 9, 3), filters, **options)
-    rng = np.random.default_rng(1)
-    weights = [0.3 * np.abs(rng.normal(size=v.shape)) for v in last.variables]
-    last.set_weights(weights)
-    keras.config.set_image_data_format("channels_first")
-    try:
-        first = backbones.convnet4((3, 9, 9), filters, **options)
-        first.set_weights(weights)
-        received = ops.convert_to_numpy(first(np.moveaxis(images(), -1, 1)))
-    finally:
-        keras.config.set_image_data_format("channels_last")
-    expected = ops.convert_to_numpy(last(images()))
-    np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_smallest_image_and_unknown_size():
-    assert tuple(backbones.convnet4((7, 7, 1))(images(7, 1)).shape) == (2, 192)
-    unknown = backbones.convnet4((None, None, 3), (2, 2, 2, 2))
-    assert tuple(unknown(images(12)).shape) == (2, 2)
-
-
-def test_config_round_trip():
-    model = backbones.convnet4((9, 9, 3), (2, 3, 4, 5), similarity="diagonal", name="mine")
-    assert model.name == "mine"
-    again = keras.Model.from_config(model.get_config())
-    again.set_weights(model.get_weights())
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(again(images())), ops.convert_to_numpy(model(images()))
-    )
+def test_parameters_of_the_authors_cnn9(convolution, parameters):
+    assert count(backbones.cnn9(classes=100, convolution=convolution)) == parameters
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "parameters", "depth"),
     [
+        ({"variant": "code"}, 511_200, 11),
+        ({"variant": "code", "plus": True}, 2_054_525, 14),
+        ({"variant": "paper"}, 1_008_800, 9),
         (
-            {"filters": (1, 2, 3)},
-            r"`filters` must be a positive integer or 4 .*filters=\(1, 2, 3\)",
+            {
+                "variant": "paper",
+                "convolution": neural(similarity="unconstrained", predictor="sphere"),
+            },
+            2_478_752,
+            9,
         ),
-        ({"filters": (1, 2, 3, 0)}, r"`filters` must be .*filters=\(1, 2, 3, 0\)"),
-        ({"filters": (1, 2, 3, 4.0)}, r"`filters` must be .*4.0\)"),
-        (
-            {"input_shape": (6, 32, 3)},
-            r"`input_shape` must be at least 7x7 .*input_shape=\(6, 32, 3\)",
-        ),
-        ({"input_shape": (None, 6, 3)}, r"`input_shape` must be at least 7x7"),
-        ({"similarity": "diag"}, r"`similarity` must be one of 'diagonal'"),
-        ({"predictor": "mlp"}, r"must be .*'sphere', 'full_sphere', 'cnn'.*'mlp'"),
-        ({"film": 0}, r"`dictionary_size` must be a positive integer.*0"),
+        ({"variant": "paper", "plus": True}, 2_551_746, 12),
     ],
-    ids=str,
+    ids=["code", "code_plus", "paper", "paper_uns", "paper_plus"],
 )
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        backbones.convnet4(**options)
+def test_variants_of_cnn9(options, parameters, depth):
+    model = backbones.cnn9(**options)
+    assert count(model) == parameters
+    names = [layer.name for layer in model.layers if layer.name.endswith("_convolution")]
+    assert len(names) == depth
+    assert ("root_convolution" in names) == (options["variant"] == "code")
 
 
-def test_error_of_a_single_number_of_filters():
-    with pytest.raises(ValueError, match=r"`filters` must be .*filters=24"):
-        backbones.convnet4(filters=24)
+def dynamic_with_32_filters(filters, kernel_size, **options):
+    # Appendix A.
+    predictor = SimilarityPredictor(kernel_size, hidden_filters=32, padding="same")
+    return NeuralSimilarityConv2D(filters, kernel_size, predictor=predictor, **options)
 
 
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5])
-def test_error_of_a_momentum_outside_its_range(momentum):
-    with pytest.raises(ValueError, match="momentum"):
-        backbones.convnet4((9, 9, 3), batch_normalization_momentum=momentum)
+@pytest.mark.parametrize(
+    ("options", "parameters", "millions"),
+    [
+        ({}, 8_901_568, 8.90),
+        ({"convolution": dynamic_with_32_filters}, 9_257_410, 9.26),
+        ({"convolution": neural(predictor="sphere")}, 9_613_090, 9.61),
+        ({"plus": True}, 9_706_844, 9.71),
+    ],
+    ids=["plain", "dynamic_32", "dynamic_64", "plus"],
+)
+def test_parameters_of_cnn10(options, parameters, millions):
+    model = backbones.cnn10(**options)
+    assert count(model) == parameters
+    assert round(parameters / 1e6, 2) == millions
+    assert model.output_shape == (None, 1000)
+    if options.get("convolution") is dynamic_with_32_filters:
+        # The 9.25 million of Appendix A are those in kernels.
+        kernels = [v for v in model.trainable_variables if v.name == "kernel"]
+        assert sum(int(np.prod(v.shape)) for v in kernels) == 9_252_832
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({}, 28_768),
+        ({"convolution": neural(similarity="unconstrained")}, 28_768 + 4 * 81),
+        ({"convolution": neural(predictor="sphere")}, 107_112),
+        ({"plus": True}, 110_935),
+    ],
+    ids=["plain", "static_uns", "dynamic_dns", "plus"],
+)
+def test_parameters_of_cnn4(options, parameters):
+    width = 55 if "plus" in options else 32
+    model = backbones.cnn4(**options)
+    assert count(model) == parameters + (25 * width + 1) * 5
+    features = model.get_layer("classifier").input
+    assert features.shape == (None, 25 * width)

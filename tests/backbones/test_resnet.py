@@ -1,50 +1,52 @@
-"""Pre-activation residual networks, against the authors' numbers."""
+"""Residual networks, against the authors' numbers and Keras's ResNet-50."""
+
+import re
 
 import keras
 import numpy as np
 import pytest
-from golden_backbones import authors_units, authors_variables, build_in, check_backbone
+from golden_backbones import (
+    authors_units,
+    authors_variables,
+    build_in,
+    check_backbone,
+    count,
+)
 from golden_files import DTYPES, Golden
 from keras import ops
 
-from nsl_keras import backbones
-from nsl_keras.layers import InstanceFiLM
+from nsl_keras import backbones, convert
+from nsl_keras.layers import InstanceFiLM, NeuralSimilarityConv2D
+
+PARAMETERS = {29: 838_160, 56: 1_655_120}
 
 
-def authors_name(name):
+def authors_name(unit):
     """Their `conv0` is our root, their `layer_4` our shortcut."""
-    return name.replace("root", "conv0").replace("shortcut", "layer_4")
+    return unit.replace("root", "conv0").replace("shortcut", "layer_4")
 
 
-def with_the_authors_films(model):
-    """Adds the iFiLMs that the authors have without a batch norm before them."""
-
-    def call(layer, *args, **kwargs):
-        name = layer.name.replace("_convolution", "_film")
-        if layer.name == "stage_0_block_0_layer_1_convolution":
-            return layer(InstanceFiLM(10, name=name)(*args))
-        outputs = layer(*args, **kwargs)
-        if layer.name.endswith("shortcut_convolution"):
-            outputs = InstanceFiLM(10, name=name)(outputs)
-        return outputs
-
-    return keras.models.clone_model(model, call_function=call)
+def modulated(layer):
+    """Whether the authors have an iFiLM after what is this layer here."""
+    ends = ("_normalization", "_shortcut_convolution", "_layer_1_input")
+    return layer.name.endswith(ends) and layer.name != "root_normalization"
 
 
-def build(depth, film):
-    model = backbones.resnet_v2(depth, film=film)
-    return model if film is None else with_the_authors_films(model)
+def check_authors_numbers(depth, modulate, dtype):
+    def build():
+        model = backbones.resnet_v2(depth)
+        assert count(model) == PARAMETERS[depth]
+        assert model.name == f"resnet_v2_{depth}"
+        return model if modulate == "None" else convert.add_film(model, modulated, 10)
 
-
-def check_authors_numbers(depth, film, dtype):
-    model = build_in(dtype, lambda: build(depth, film))
-    golden = Golden(f"mn_resnet{depth}_mod{'None' if film is None else 'all'}")
+    model = build_in(dtype, build)
+    golden = Golden(f"mn_resnet{depth}_mod{modulate}")
     variables = authors_variables(model, authors_name)
     units = authors_units(model, authors_name)
     # Their units end with the convolution, except the first one, and the shortcuts with
     # an iFiLM.
-    units["conv0"] = model.get_layer("stage_0_block_0_shortcut_convolution").input
-    if film is not None:
+    units["conv0"] = model.get_layer("root_relu").output
+    if modulate == "all":
         units |= {unit: units[f"{unit}.film"] for unit in units if unit.endswith("layer_4")}
     assert set(units) == set(golden.meta["activation_shapes"])
     check_backbone(golden, model, variables, dtype, units)
@@ -52,66 +54,43 @@ def check_authors_numbers(depth, film, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_authors_numbers_at_depth_29(dtype):
-    check_authors_numbers(29, None, dtype)
+    check_authors_numbers(29, "None", dtype)
 
 
-def test_authors_numbers_at_depth_29_with_film():
+@pytest.mark.parametrize(
+    ("depth", "modulate"),
+    [
+        (29, "all"),
+        pytest.param(56, "None", marks=pytest.mark.long),
+        pytest.param(56, "all", marks=pytest.mark.long),
+    ],
+)
+def test_authors_numbers(depth, modulate):
     # In float32 an activation next to zero may change its sign, and with it the gradients
     # before it, by up to 1e-2.
-    check_authors_numbers(29, 10, DTYPES[0])
+    check_authors_numbers(depth, modulate, DTYPES[0])
 
 
-@pytest.mark.parametrize("film", [None, 10])
-def test_authors_numbers_at_depth_56(film):
-    check_authors_numbers(56, film, DTYPES[0])
-
-
-def count(model):
-    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-
-
-@pytest.mark.parametrize(("depth", "parameters"), [(29, 838_160), (56, 1_655_120)])
-def test_trainable_parameters(depth, parameters):
-    model = backbones.resnet_v2(depth)
-    assert count(model) == parameters
-    assert model.output_shape == (None, 256)
-    assert model.name == f"resnet_v2_{depth}"
-
-
-@pytest.fixture
-def small():
-    """The smallest depth there is, one block a stage."""
-
-    def make(**options):
-        return backbones.resnet_v2(11, (8, 8, 3), **options)
-
-    return make
+def test_the_authors_last_places():
+    """Their option `last`: the last block of each stage, and the final batch norm."""
+    last = re.compile(r"stage_._block_2_layer_._normalization|final_normalization")
+    model = backbones.resnet_v2(29)
+    new_model = convert.add_film(model, lambda layer: last.fullmatch(layer.name))
+    films = [layer for layer in new_model.layers if isinstance(layer, InstanceFiLM)]
+    assert len(films) == 10
+    channels = [64, 16, 16, 128, 64, 64, 256, 128, 128, 256]
+    assert [film.keys.shape[-1] for film in films] == channels
+    assert count(new_model) - count(model) == sum(3 * 10 * c + 1 for c in channels)
 
 
 def images():
     return np.random.default_rng(2).random((2, 8, 8, 3)).astype("float32")
 
 
-def layers_of(model, kind):
-    return [layer for layer in model.layers if isinstance(layer, kind)]
-
-
-def test_film_stands_behind_each_batch_norm_but_the_first(small):
-    plain, model = small(), small(film=4)
-    normalizations = layers_of(model, keras.layers.BatchNormalization)
-    films = layers_of(model, InstanceFiLM)
-    assert len(films) == len(normalizations) - 1
-    assert normalizations[0].name == "root_normalization"
-    for film in films:
-        assert film.dictionary_size == 4
-        before = model.get_layer(film.name.replace("_film", "_normalization"))
-        assert film.input is before.output
-    channels = [layer.gamma.shape[0] for layer in normalizations[1:]]
-    assert count(model) - count(plain) == sum(3 * 4 * c + 1 for c in channels)
-
-
-def test_final_relu(small):
-    plain, rectified = small(), small(final_relu=True)
+def test_final_relu():
+    plain, rectified = (
+        backbones.resnet_v2(11, (8, 8, 3), final_relu=relu) for relu in (False, True)
+    )
     rectified.set_weights(plain.get_weights())
     features = ops.convert_to_numpy(plain(images()))
     assert features.min() < 0
@@ -120,60 +99,64 @@ def test_final_relu(small):
     assert features.max() > 0
 
 
-def test_momentum_and_regularizer(small):
-    model = small(batch_normalization_momentum=0.7, kernel_regularizer="l2", name="mine")
-    assert model.name == "mine"
-    momenta = {
-        layer.momentum for layer in layers_of(model, keras.layers.BatchNormalization)
-    }
-    assert momenta == {0.7}
-    assert len(model.losses) == len(layers_of(model, keras.layers.Conv2D)) == 13
-
-
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_batch_norms_are_synchronized_where_asked(synchronized, small):
-    model = small(synchronized=synchronized)
-    layers = layers_of(model, keras.layers.BatchNormalization)
-    assert {layer.synchronized for layer in layers} == {synchronized}
-
-
-@pytest.mark.parametrize("film", [None, 3])
-def test_channels_first_computes_the_same(film, small):
-    last = small(film=film)
-    rng = np.random.default_rng(1)
-    weights = [0.3 * np.abs(rng.normal(size=v.shape)) for v in last.variables]
-    last.set_weights(weights)
-    keras.config.set_image_data_format("channels_first")
-    try:
-        first = backbones.resnet_v2(11, (3, 8, 8), film=film)
-        first.set_weights(weights)
-        received = ops.convert_to_numpy(first(np.moveaxis(images(), -1, 1)))
-    finally:
-        keras.config.set_image_data_format("channels_last")
-    expected = ops.convert_to_numpy(last(images()))
-    error = np.max(np.abs(received - expected)) / np.max(np.abs(expected))
-    assert error < 1e-4
-
-
-@pytest.mark.parametrize("depth", [0, 2, 28, 30, 50])
+@pytest.mark.parametrize("depth", [0, 2, 28, 50, 29.0, "29", True, None])
 def test_errors_of_depths(depth):
-    message = rf"`depth` must be (of the form 9n \+ 2|a positive integer).*depth={depth}"
+    message = r"`depth` must be (of the form 9n \+ 2|a positive integer).*depth="
     with pytest.raises(ValueError, match=message):
         backbones.resnet_v2(depth)
 
 
-@pytest.mark.parametrize("depth", [29.0, "29", True, None])
-def test_errors_of_depths_that_are_no_integers(depth):
-    with pytest.raises(ValueError, match=r"`depth` must be a positive integer"):
-        backbones.resnet_v2(depth)
+@pytest.mark.parametrize(
+    ("build", "parameters"),
+    [(backbones.resnet18, 11_689_512), (backbones.resnet50, 25_557_032)],
+    ids=["resnet18", "resnet50"],
+)
+def test_parameters_of_resnets(build, parameters):
+    model = build((None, None, 3), convolution=NeuralSimilarityConv2D)
+    # The same 17 of both networks: 16 of 3x3 and one of 7x7.
+    assert count(model) == parameters + 16 * 9 + 49
+    assert model.output_shape == (None, 1000)
 
 
-def test_error_of_an_empty_film(small):
-    with pytest.raises(ValueError, match=r"`dictionary_size` must be a positive integer"):
-        small(film=0)
+def test_resnet18_takes_any_size():
+    model = backbones.resnet18((None, None, 3), 3, filters=(2, 3, 4, 5))
+    for size in (17, 64):
+        assert tuple(model(np.zeros((2, size, size, 3), "float32")).shape) == (2, 3)
 
 
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5])
-def test_error_of_a_momentum_outside_its_range(momentum, small):
-    with pytest.raises(ValueError, match="momentum"):
-        small(batch_normalization_momentum=momentum)
+@pytest.mark.long
+def test_resnet50_is_that_of_keras():
+    reference = keras.applications.ResNet50(
+        weights=None, input_shape=(64, 64, 3), classes=3, classifier_activation=None
+    )
+    model = backbones.resnet50((64, 64, 3), 3, batch_normalization_epsilon=1.001e-5)
+    rng = np.random.default_rng(0)
+    pairs = {"root": "conv1", "classifier": "predictions"}
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            for layer in range(4):
+                role = f"layer_{layer}" if layer else "shortcut"
+                theirs = f"conv{stage + 2}_block{block + 1}_{layer}"
+                pairs[f"stage_{stage}_block_{block}_{role}"] = theirs
+    copied = 0
+    for layer in model.layers:
+        name, _, role = layer.name.rpartition("_")
+        suffix = {"convolution": "_conv", "normalization": "_bn"}.get(role, "")
+        name = name if suffix else layer.name
+        if not layer.weights:
+            continue
+        twin = reference.get_layer(pairs[name] + suffix)
+        # Theirs have a bias, zero at the start, before batch norm.
+        for ours, other in zip(layer.weights, twin.weights, strict=False):
+            value = ops.convert_to_numpy(other)
+            if role == "normalization":
+                value = rng.uniform(0.5, 1.0, value.shape).astype("float32")
+                other.assign(value)
+            ours.assign(value)
+            copied += 1
+    assert copied == len(model.weights)
+    pictures = rng.normal(size=(1, 64, 64, 3)).astype("float32")
+    expected = ops.convert_to_numpy(reference(pictures))
+    found = ops.convert_to_numpy(model(pictures))
+    error = np.max(np.abs(found - expected)) / np.max(np.abs(expected))
+    assert error < 1e-4

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras import backbones, convert, rewiring
+from nsl_keras import convert, rewiring
 from nsl_keras.layers import InstanceFiLM
 
 
@@ -112,20 +112,20 @@ def assert_same_at_the_start(model, new_model, inputs):
 
 
 @pytest.mark.parametrize(
-    ("where", "behind"),
+    ("where", "after"),
     [
         ("all", ["first_norm", "second_norm", "dense_norm"]),
         ("last", ["dense_norm"]),
         ("before_head", ["relu"]),
     ],
 )
-def test_places(where, behind):
+def test_places(where, after):
     model = residual()
     operations = [operation.name for operation in model.operations]
     new_model = convert.add_film(model, where, dictionary_size=4)
     films = films_of(new_model)
-    assert [film.dictionary_size for film in films] == [4] * len(behind)
-    for film, name in zip(films, behind, strict=True):
+    assert [film.dictionary_size for film in films] == [4] * len(after)
+    for film, name in zip(films, after, strict=True):
         assert film.input is new_model.get_layer(name).output
         goes_with = "pooled" if where == "before_head" else name
         assert film.name == f"{goes_with}_film"
@@ -135,26 +135,42 @@ def test_places(where, behind):
     assert_same_at_the_start(model, new_model, IMAGES)
 
 
-def test_the_added_layers_are_those_of_the_backbones():
-    options = {"input_shape": (9, 9, 3), "filters": (4, 5, 6, 7)}
-    built = backbones.convnet4(**options, film=3)
-    randomize(built.weights)
-    added = convert.add_film(backbones.convnet4(**options), "all", 3)
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"second", "relu", "dense"},
+        iter(["second", "relu", "dense"]),
+        lambda layer: layer.name in ("second", "relu", "dense"),
+    ],
+    ids=["names", "iterator", "function"],
+)
+def test_places_of_ones_own(where):
+    model = residual()
+    new_model = convert.add_film(model, where, dictionary_size=4)
+    for name in ("second", "relu", "dense"):
+        film = new_model.get_layer(f"{name}_film")
+        assert film.input is new_model.get_layer(name).output
+    assert len(films_of(new_model)) == 3
+    assert_same_at_the_start(model, new_model, IMAGES)
 
-    def name(variable):
-        return variable.path.replace("_normalization_film", "_film").split("/")[-2:]
 
-    values = {str(name(variable)): variable for variable in built.weights}
-    assert len(added.weights) == len(built.weights) == len(values)
-    for variable in added.weights:
-        variable.assign(values[str(name(variable))])
-    images = np.random.default_rng(5).normal(size=(2, 9, 9, 3)).astype("float32")
-    for training in (False, True):
-        np.testing.assert_allclose(
-            ops.convert_to_numpy(added(images, training=training)),
-            ops.convert_to_numpy(built(images, training=training)),
-            rtol=1e-5,
-        )
+def test_places_in_nested_models():
+    model = shared_and_nested()
+    new_model = convert.add_film(model, ["inside", "shared", "norm"])
+    names = [film.name for film in films_of(new_model)]
+    assert sorted(names) == ["inside_film", "norm_film", "shared_film"]
+    assert_same_at_the_start(model, new_model, IMAGES)
+
+
+def test_channels_of_layers_without_a_data_format():
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = residual(channels_first=True)
+        new_model = convert.add_film(model, ["second", "relu", "dense"])
+        assert_same_at_the_start(model, new_model, np.moveaxis(IMAGES, -1, 1))
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    assert [film.axis for film in films_of(new_model)] == [1, 1, -1]
 
 
 @pytest.mark.parametrize("where", ["all", "before_head"])
@@ -313,10 +329,34 @@ def sequential(*layers):
     return keras.Sequential([keras.Input((8, 8, 3)), *layers], name="net")
 
 
+def two_outputs():
+    inputs = keras.Input((4, 3))
+    outputs = keras.layers.GRU(2, return_state=True, name="recurrent")(inputs)
+    return keras.Model(inputs, outputs)
+
+
 @pytest.mark.parametrize(
     ("make", "where", "message"),
     [
-        (residual, "every", "`where` must be one of 'all', 'last', 'before_head'"),
+        *(
+            (residual, where, "`where` must be one of 'all', 'last', 'before_head', a coll")
+            for where in ("every", 3, None, [], ["relu", 3], np.arange(2))
+        ),
+        (
+            residual,
+            ["relu", "rule"],
+            r"`where` must name layers of model 'net'.*, of which it lacks \['rule'\]",
+        ),
+        (
+            residual,
+            lambda layer: False,
+            "`where` must choose layers of model 'net'.*, which chooses none",
+        ),
+        (
+            two_outputs,
+            ["recurrent"],
+            "`where` must choose layers with one output .*'recurrent' with outputs of",
+        ),
         (Subclassed, "all", "`model` must be a functional or Sequential model"),
         (
             lambda: sequential(Subclassed()),
@@ -357,7 +397,7 @@ def test_errors(make, where, message):
         convert.add_film(make(), where)
 
 
-def test_error_of_a_map_that_is_used_behind_its_pooling():
+def test_error_of_a_map_that_is_used_after_its_pooling():
     inputs = keras.Input((8, 8, 3))
     outputs = keras.layers.BatchNormalization()(inputs)
     gate = keras.layers.GlobalAveragePooling2D(keepdims=True)(outputs)

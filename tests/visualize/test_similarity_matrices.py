@@ -76,7 +76,9 @@ def test_similarities_of_nested_models():
 
 
 def test_similarities_of_a_backbone(tmp_path):
-    layer = functools.partial(NeuralSimilarityConv2D, similarity="unconstrained")
+    layer = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D, similarity="unconstrained"
+    )
     model = nsl_keras.backbones.convnet4((8, 8, 1), 4, layer)
     figure = visualize.similarities(model)
     assert len(panels_of(figure)) == 4
