@@ -291,6 +291,7 @@ def published():
     return network
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["all", "before_head"])
 def test_a_published_network(where, published):
     images = np.random.default_rng(5).uniform(0, 255, size=(2, 64, 64, 3)).astype("float32")
