@@ -301,7 +301,7 @@ def export_and_serve(
     output: pathlib.Path,
 ) -> dict:
     """Writes the SavedModel with its card, and compares with a process serving it."""
-    folder = output / "saved_models" / f"{FLAGS.dataset}_{record['model']}"
+    folder = output / "saved_models" / f"{FLAGS.dataset}_{record['method']}"
     version = FLAGS.version or next_version(folder)
     path = nsl_keras.export.saved_model(
         model, folder, version, input_shape=found.test.images.shape[1:]
