@@ -25,8 +25,9 @@ flags.DEFINE_string("write_data_file", None, "Write the images to such a file, a
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
 flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.")
 flags.DEFINE_integer("image_size", None, "Make the images of so many pixels.")
-flags.DEFINE_integer("iterations", None, "Training steps; drops in proportion.")
-flags.DEFINE_float("budget", None, "The same as a fraction of the published iterations.")
+flags.DEFINE_integer("steps", None, "Training steps; rate drops in proportion.")
+flags.DEFINE_alias("iterations", "steps")
+flags.DEFINE_float("budget", None, "The same as a fraction of the published steps.")
 flags.DEFINE_integer("batch_size", None, "Instead of the published 128.", lower_bound=1)
 flags.DEFINE_float("learning_rate", None, "Instead of the published start rate.")
 flags.DEFINE_enum(
@@ -42,20 +43,20 @@ flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what su
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
-def iterations_from_flags(published: int) -> int:
-    """The iterations that the flags ask for."""
-    if FLAGS.iterations is not None and FLAGS.budget is not None:
+def steps_from_flags(published: int) -> int:
+    """The steps that the flags ask for."""
+    if FLAGS.steps is not None and FLAGS.budget is not None:
         raise ValueError(
-            "`iterations` and `budget` exclude each other. Received: "
-            f"iterations={FLAGS.iterations}, budget={FLAGS.budget}"
+            "`steps` and `budget` exclude each other. Received: "
+            f"steps={FLAGS.steps}, budget={FLAGS.budget}"
         )
-    iterations = FLAGS.iterations or round(published * (FLAGS.budget or 1))
-    if iterations < 1:
+    steps = FLAGS.steps or round(published * (FLAGS.budget or 1))
+    if steps < 1:
         raise ValueError(
-            "`iterations` and `budget` must leave at least one iteration. Received: "
-            f"iterations={FLAGS.iterations}, budget={FLAGS.budget}"
+            "`steps` and `budget` must leave at least one step. Received: "
+            f"steps={FLAGS.steps}, budget={FLAGS.budget}"
         )
-    return iterations
+    return steps
 
 
 def changes_from_flags(*names: str) -> dict:
@@ -113,7 +114,7 @@ def setting_of(found: data.ImageData, trained: recipe.Recipe, **others: object) 
 def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
     """The name of the folder of a setting's runs."""
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
-    return f"{network}_{dataset}_{size}_{trained.iterations}"
+    return f"{network}_{dataset}_{size}_{trained.steps}"
 
 
 def first_record(module: str, name: str, seed: int, model: keras.Model) -> dict:

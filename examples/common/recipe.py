@@ -1,6 +1,6 @@
 """How networks are trained: rates, decay, batches, and runs that can be resumed.
 
-Batches are NumPy arrays, a function of seed and iteration alone, so that a resumed run
+Batches are NumPy arrays, a function of seed and step alone, so that a resumed run
 sees what an uninterrupted one would have, on either backend.
 """
 
@@ -34,13 +34,13 @@ AUGMENTATIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A training, in iterations. Shorter ones keep its proportions.
+    """A training, in steps. Shorter ones keep its proportions.
 
     Attributes:
-        iterations: Their number.
-        rate_drops: Iterations after which the rate is divided by 10.
+        steps: Their number.
+        rate_drops: Steps after which the rate is divided by 10.
         learning_rate: The rate at the start.
-        batch_size: Images of an iteration.
+        batch_size: Images of a step.
         augmentation: One of `AUGMENTATIONS`.
         optimizer: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
         epsilon: Adam's and AdamW's.
@@ -52,7 +52,7 @@ class Recipe:
         input_range: What black and white, 0 and 1, are to the network.
     """
 
-    iterations: int
+    steps: int
     rate_drops: tuple[int, ...] = ()
     learning_rate: float = 0.1
     batch_size: int = 128
@@ -66,21 +66,19 @@ class Recipe:
     label_smoothing: float = 0.0
     input_range: tuple[float, float] = (0.0, 1.0)
 
-    def scaled(self, iterations: int) -> Self:
-        """The recipe with another number of iterations, rate drops in proportion."""
+    def scaled(self, steps: int) -> Self:
+        """The recipe with another number of steps, rate drops in proportion."""
         return dataclasses.replace(
             self,
-            iterations=iterations,
-            rate_drops=tuple(
-                round(drop * iterations / self.iterations) for drop in self.rate_drops
-            ),
+            steps=steps,
+            rate_drops=tuple(round(drop * steps / self.steps) for drop in self.rate_drops),
         )
 
     def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
-        """The rate of each iteration."""
+        """The rate of each step."""
         schedules = keras.optimizers.schedules
         if self.cosine_decay:
-            return schedules.CosineDecay(self.learning_rate, self.iterations)
+            return schedules.CosineDecay(self.learning_rate, self.steps)
         if not self.rate_drops:
             return self.learning_rate
         return schedules.PiecewiseConstantDecay(
@@ -175,25 +173,25 @@ def augmented(
 class Batches(keras.utils.PyDataset):
     """Random batches, without replacement within a pass over the images.
 
-    Training is divided into epochs of `steps` iterations, which need not be passes.
+    Training is divided into chunks, which are epochs to Keras and need not be passes.
     """
 
     def __init__(self, split: data.Split, recipe: Recipe, seed: int) -> None:
         super().__init__()
         self.split, self.recipe, self.seed = split, recipe, seed
-        self.steps = chunk_steps(recipe.iterations)
+        self.chunk = chunk_steps(recipe.steps)
         self.epoch = 0
         self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return self.steps
+        return self.chunk
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        iteration = self.epoch * self.steps + index
+        step = self.epoch * self.chunk + index
         total = len(self.split.images)
-        wanted = iteration * self.recipe.batch_size + np.arange(self.recipe.batch_size)
+        wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
         chosen = np.array([self._order(at // total)[at % total] for at in wanted])
-        generator = np.random.default_rng([self.seed, 1, iteration])
+        generator = np.random.default_rng([self.seed, 1, step])
         images = augmented(self.split.images[chosen], self.recipe.augmentation, generator)
         return images.astype("float32"), self.split.labels[chosen]
 
@@ -232,13 +230,13 @@ class Progress(keras.callbacks.Callback):
         runs.write_json(self.file, self.seconds)
 
 
-def chunk_steps(iterations: int, longest: int = 500) -> int:
-    """The largest divisor up to `longest`: after so many iterations, state is saved.
+def chunk_steps(steps: int, longest: int = 500) -> int:
+    """The largest divisor up to `longest`: after so many steps, state is saved.
 
     Where all divisors are small (a prime number), the whole training is one chunk.
     """
-    steps = max(d for d in range(1, longest + 1) if iterations % d == 0)
-    return steps if steps >= longest // 10 else iterations
+    chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
+    return chunk if chunk >= longest // 10 else steps
 
 
 def fit(
@@ -249,17 +247,17 @@ def fit(
     callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: int = 0,
 ) -> dict:
-    """Trains for the recipe's iterations; goes on where an interrupted call stopped.
+    """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
-    `batches` are `Batches` or `stream.StreamedBatches`: they have `steps` an epoch,
-    and take its number in `epoch`. State is saved in `folder` after each epoch. Returns
+    `batches` are `Batches` or `stream.StreamedBatches`: a chunk long each,
+    whose number they take in `epoch`. State is saved in `folder` after each. Returns
     the final loss, the seconds of all calls, and the images per second (the median over
     epochs, so that compilation does not count).
     """
     progress = Progress(batches, folder / "seconds.json")
     history = model.fit(
         batches,
-        epochs=recipe.iterations // batches.steps,
+        epochs=recipe.steps // len(batches),
         shuffle=False,
         callbacks=[
             keras.callbacks.BackupAndRestore(str(folder / "state")),
@@ -273,7 +271,7 @@ def fit(
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
     progress.file.unlink()
-    images = batches.steps * recipe.batch_size
+    images = len(batches) * recipe.batch_size
     return {
         "training_loss": float(loss),
         "seconds": round(sum(progress.seconds), 1),

@@ -36,6 +36,7 @@ from absl import app, flags, logging
 import nsl_keras
 from benchmarks import timing
 from examples.common import data, recipe, runs
+from examples.common.convolutions import convolutions
 from examples.demo import table
 from examples.demo.table import TITLES
 
@@ -159,11 +160,15 @@ def build_model(
         backbone = nsl_keras.backbones.convnet4(
             input_shape,
             filters=setting.filters,
-            similarity="diagonal" if name in ("static", "dynamic") else None,
-            predictor="sphere" if name == "dynamic" else None,
-            film=10 if name == "neighborhoods_film" else None,
+            convolution=convolutions(
+                "diagonal" if name in ("static", "dynamic") else None,
+                "sphere" if name == "dynamic" else None,
+                synchronized=synchronized,
+            ),
             synchronized=synchronized,
         )
+        if name == "neighborhoods_film":
+            backbone = nsl_keras.convert.add_film(backbone)
     head = nsl_keras.layers.CosineDense(classes, name="classifier")
     if "neighborhoods" not in name:
         return keras.Sequential([backbone, head], name=name)
@@ -209,7 +214,7 @@ def train(
     }
     if setting.augmentation != "none":
         batches = recipe.Batches(found.train, trained, seed)
-        batches.steps = trained.iterations // setting.epochs
+        batches.chunk = trained.steps // setting.epochs
         take = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: setattr(batches, "epoch", epoch)
         )

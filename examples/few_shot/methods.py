@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from examples.common.convolutions import convolutions
 from nsl_keras import few_shot
 
 
@@ -104,12 +105,12 @@ def features(backbone: str, kind: str, shape: tuple[int, ...]) -> keras.Model:
         kind: `"plain"`, or `"dynamic"` for a dynamic diagonal similarity.
         shape: Shape of an image.
     """
-    dynamic = {"similarity": "diagonal", "predictor": "sphere"}
+    dynamic = {"similarity": "diagonal", "predictor": "sphere", "momentum": _MOMENTUM}
     model = _BACKBONES[backbone](
         shape,
         classes=None,
         batch_normalization_momentum=_MOMENTUM,
-        **(dynamic if kind == "dynamic" else {}),
+        convolution=convolutions(**(dynamic if kind == "dynamic" else {})),
     )
     outputs = model.output
     if len(outputs.shape) > 2:

@@ -164,7 +164,7 @@ class Training:
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
         batches = self.sampler("train", seed, ways).batches(
-            episodes, recipe.chunk_steps(trained.iterations)
+            episodes, recipe.chunk_steps(trained.steps)
         )
         folder = self.states / f"{method}_{rate:g}_{images}_{seed}"
         return self._fit(learner, batches, trained, methods.loss(method), folder)
@@ -187,7 +187,7 @@ class Training:
         found = recipe.fit(model, batches, trained, folder, verbose=self.verbose)
         return {
             "seconds": found["seconds"],
-            "training_images": trained.iterations * trained.batch_size,
+            "training_images": trained.steps * trained.batch_size,
         }
 
 

@@ -3,11 +3,11 @@ r"""Trains the image classifiers of Meta-Neighborhoods: Table 1 and Appendices A
 Every method and seed sees the same batches, and is evaluated once, after the last step;
 models with a dictionary before adaptation too.
 
-    python -m examples.image_classification --iterations=300      # scikit-learn's digits
+    python -m examples.image_classification --steps=300      # scikit-learn's digits
     python -m examples.image_classification --dataset=cifar10 --backbone=resnet29 \
         --data_dir=~/tensorflow_datasets --seeds=0,1,2 --nohold_out
     python -m examples.image_classification --experiment=A.5 --dataset=cifar10 \
-        --method=neighborhoods --method=neighborhoods_3 --iterations=3000
+        --method=neighborhoods --method=neighborhoods_3 --steps=3000
 
 --dataset is any image set of tensorflow-datasets, or one that
 examples/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
@@ -56,18 +56,18 @@ flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept."
 
 
 def recipes_from_flags() -> dict[str, recipe.Recipe]:
-    """The recipe for each optimizer: the same share of the published iterations."""
+    """The recipe for each optimizer: the same share of the published steps."""
     published = {
         optimizer: methods.published(FLAGS.dataset, optimizer)
         for optimizer in ("adamw", "nesterov")
     }
-    longest = published["adamw"].iterations
-    iterations = image_training.iterations_from_flags(longest)
+    longest = published["adamw"].steps
+    steps = image_training.steps_from_flags(longest)
     changes = image_training.changes_from_flags("batch_size", "augmentation")
     rate = image_training.changes_from_flags("learning_rate")
     recipes = {}
     for optimizer, each in published.items():
-        own = max(1, round(iterations * each.iterations / longest))
+        own = max(1, round(steps * each.steps / longest))
         # The flag is AdamW's rate; SGD's is a hundred times as large.
         own_rate = rate if optimizer == "adamw" else {}
         recipes[optimizer] = dataclasses.replace(each.scaled(own), **changes, **own_rate)
@@ -128,7 +128,7 @@ def train(
     )
     methods.compile_model(model, trained, jit_compile())
     record = image_training.first_record("image_classification", name, seed, model)
-    record["iterations"] = trained.iterations
+    record["steps"] = trained.steps
     record |= image_training.train_and_evaluate(
         model,
         recipe.Batches(found.train, trained, seed),
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> None:
     if image_training.wrote_data_file(fine):
         return
     found = with_coarse_labels(fine) if experiment.coarse else fine
-    sgd = ("iterations", "rate_drops", "learning_rate")
+    sgd = ("steps", "rate_drops", "learning_rate")
     setting = image_training.setting_of(
         found,
         recipes["adamw"],

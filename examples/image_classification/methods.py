@@ -230,6 +230,12 @@ EXPERIMENTS = {
 BASELINE = "plain"
 
 
+def film_follows(layer: keras.layers.Layer) -> bool:
+    """Whether it is a batch norm, but the one before a ResNet's blocks: as the authors'."""
+    norm = isinstance(layer, keras.layers.BatchNormalization)
+    return norm and layer.name != "root_normalization"
+
+
 def build(
     method: Method,
     backbone: str,
@@ -243,13 +249,15 @@ def build(
     `dictionary` has the setting's `num_neighbors`, `temperature` and `dropout`. A plain
     model is `Sequential`, its first layer the backbone.
     """
-    options: dict[str, Any] = {"film": FILM_ENTRIES if method.film else None}
+    options: dict[str, Any] = {}
     if backbone != "convnet4":
         # The last ReLU is left out for the cosine alone (Section 2.3).
         options["final_relu"] = method.dot_product
     if backbone.startswith("densenet"):
         options["seed"] = seed
     features = BACKBONES[backbone](input_shape, **options)
+    if method.film:
+        features = nsl_keras.convert.add_film(features, film_follows, FILM_ENTRIES)
     head: keras.layers.Layer
     if method.dot_product:
         head = keras.layers.Dense(classes, name="classifier")
@@ -279,7 +287,7 @@ def build(
 
 _SMALL = {"adamw": (60_000, (40_000,)), "nesterov": (60_000, (40_000, 50_000))}
 _CIFAR = {"adamw": (160_000, (120_000,)), "nesterov": (120_000, (60_000, 80_000, 100_000))}
-#: Iterations and rate drops by data set; CIFAR's for all others.
+#: Steps and rate drops by data set; CIFAR's for all others.
 _SCHEDULES = {
     **dict.fromkeys(("digits", "mnist", "mnist_m", "pacs", "svhn_cropped"), _SMALL),
     "cinic10": {
@@ -300,7 +308,7 @@ _AUGMENTATIONS = {
 
 def published(dataset: str, optimizer: str = "adamw") -> Recipe:
     """The recipe for a data set, `optimizer` being `"adamw"` or `"nesterov"`."""
-    iterations, rate_drops = _SCHEDULES.get(dataset, _CIFAR)[optimizer]
+    steps, rate_drops = _SCHEDULES.get(dataset, _CIFAR)[optimizer]
     # A decay of 7.5e-5 a step at the rate of 1e-3: Keras multiplies the two. SGD's penalty
     # is TensorFlow's l2_loss, which halves, scaled by 2e-4.
     own: dict[str, Any] = {
@@ -308,7 +316,7 @@ def published(dataset: str, optimizer: str = "adamw") -> Recipe:
         "nesterov": {"learning_rate": 0.1, "penalty": 2e-4},
     }[optimizer]
     return Recipe(
-        iterations,
+        steps,
         rate_drops,
         augmentation=_AUGMENTATIONS.get(dataset, "pad_crop_flip"),
         optimizer=optimizer,

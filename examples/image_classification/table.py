@@ -101,7 +101,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
     drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
     return (
         f"### {setting['backbone']} on {setting['dataset']}, {setting['classes']} classes: "
-        f"{setting['train_examples']:,} images, {recipe['iterations']:,} iterations\n\n"
+        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
         f"{tables.commands(found)}. AdamW at {recipe['learning_rate']:g}, divided by 10 at "
         f"{drops}; batches of {recipe['batch_size']}, augmentation "
         f"{recipe['augmentation']}; {dictionary['num_neighbors']:,} entries, T = "

@@ -3,11 +3,11 @@ r"""Trains the image networks of Neural Similarity Learning: Tables 1 to 5 and 8
 A row of a table is a method; every method and seed sees the same batches, and is
 evaluated once, after the last step.
 
-    python -m examples.neural_similarity --iterations=300       # scikit-learn's digits
+    python -m examples.neural_similarity --steps=300       # scikit-learn's digits
     python -m examples.neural_similarity --table=4 --dataset=cifar10 \
         --data_dir=~/tensorflow_datasets --seeds=0,1,2 --nohold_out
     python -m examples.neural_similarity --table=4 --method=cnn --method=static_dns \
-        --dataset=cifar10 --train_size=10000 --iterations=2000
+        --dataset=cifar10 --train_size=10000 --steps=2000
 
 Finished runs are kept in --output_dir/results/neural_similarity/ and not run again; an
 interrupted one goes on from its last saved state. With --output_dir=. they are those of
@@ -45,7 +45,7 @@ flags.DEFINE_enum(
 flags.DEFINE_float(
     "batch_normalization_momentum",
     None,
-    "By default the published 0.999 for the published iterations, and 0.9 for fewer: "
+    "By default the published 0.999 for the published steps, and 0.9 for fewer: "
     "moving statistics with 0.999 need thousands of steps.",
 )
 
@@ -56,14 +56,14 @@ WRITTEN = ("digits", "mnist")
 def recipe_from_flags(chosen: methods.Table) -> tuple[recipe.Recipe, float]:
     """The recipe, and the momentum of batch norms that suits its length."""
     published = methods.RECIPES[FLAGS.schedule or chosen.recipe]
-    iterations = image_training.iterations_from_flags(published.iterations)
+    steps = image_training.steps_from_flags(published.steps)
     changes = image_training.changes_from_flags("batch_size", "learning_rate")
     if FLAGS.augmentation or FLAGS.dataset in WRITTEN:
         changes["augmentation"] = FLAGS.augmentation or "none"
     momentum = FLAGS.batch_normalization_momentum
     if momentum is None:
-        momentum = 0.9 if iterations < published.iterations else 0.999
-    return dataclasses.replace(published.scaled(iterations), **changes), momentum
+        momentum = 0.9 if steps < published.steps else 0.999
+    return dataclasses.replace(published.scaled(steps), **changes), momentum
 
 
 def load_data() -> data.ImageData | stream.ImageStream:
@@ -101,8 +101,8 @@ def train(
     record = image_training.first_record("neural_similarity", name, seed, model)
     batches: keras.utils.PyDataset
     if isinstance(found, stream.ImageStream):
-        steps = recipe.chunk_steps(trained.iterations)
-        batches = stream.StreamedBatches(found, trained.batch_size, steps, seed)
+        chunk = recipe.chunk_steps(trained.steps)
+        batches = stream.StreamedBatches(found, trained.batch_size, chunk, seed)
         evaluated = {"test": {"x": found.evaluation_batches(100)}}
     else:
         batches = recipe.Batches(found.train, trained, seed)

@@ -8,42 +8,40 @@ from typing import Any
 import keras
 
 import nsl_keras
+from examples.common.convolutions import convolutions
 from examples.common.recipe import Recipe, compile_classifier
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A row of a table: its title, and what its network is built with."""
+    """A row of a table: its title, its convolutions, and options of the network."""
 
     title: str
-    options: dict[str, Any]
+    #: Arguments of `convolutions`.
+    similarity: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-_STATIC_DNS = {"similarity": "diagonal"}
-_DYNAMIC_DNS = {"similarity": "diagonal", "predictor": "sphere"}
+_DNS, _UNS = {"similarity": "diagonal"}, {"similarity": "unconstrained"}
+_SPHERE_PREDICTOR = {"predictor": "sphere"}
+_SHAPE = {"learn_shape": True}
 
 METHODS = {
-    "cnn": Method("CNN", {}),
-    "cnn_plus": Method("CNN++", {"plus": True}),
-    "static_dns": Method("static NSN, DNS", _STATIC_DNS),
-    "static_uns": Method("static NSN, UNS", {"similarity": "unconstrained"}),
-    "dynamic_dns": Method("dynamic NSN, DNS", _DYNAMIC_DNS),
-    "dynamic_uns": Method(
-        "dynamic NSN, UNS", {"similarity": "unconstrained", "predictor": "sphere"}
-    ),
+    "cnn": Method("CNN"),
+    "cnn_plus": Method("CNN++", options={"plus": True}),
+    "static_dns": Method("static NSN, DNS", _DNS),
+    "static_uns": Method("static NSN, UNS", _UNS),
+    "dynamic_dns": Method("dynamic NSN, DNS", _DNS | _SPHERE_PREDICTOR),
+    "dynamic_uns": Method("dynamic NSN, UNS", _UNS | _SPHERE_PREDICTOR),
     "dynamic_dns_cnn": Method(
-        "dynamic NSN, DNS, predictor of plain convolutions",
-        {"similarity": "diagonal", "predictor": "cnn"},
+        "dynamic NSN, DNS, predictor of plain convolutions", _DNS | {"predictor": "cnn"}
     ),
-    "static_dns_joint": Method(
-        "static NSN, DNS, learned kernel shape", {**_STATIC_DNS, "learn_shape": True}
-    ),
+    "static_dns_joint": Method("static NSN, DNS, learned kernel shape", _DNS | _SHAPE),
     "dynamic_dns_joint": Method(
-        "dynamic NSN, DNS, learned kernel shape", {**_DYNAMIC_DNS, "learn_shape": True}
+        "dynamic NSN, DNS, learned kernel shape", _DNS | _SPHERE_PREDICTOR | _SHAPE
     ),
     "dynamic_dns_shared": Method(
-        "dynamic NSN, DNS, one shared predictor",
-        {"similarity": "diagonal", "predictor": "shared"},
+        "dynamic NSN, DNS, one shared predictor", _DNS | {"predictor": "shared"}
     ),
 }
 
@@ -52,10 +50,10 @@ _PLAIN = {"sphere": False, "l2": 2.5e-4}
 _SPHERE = {"sphere": True, "l2": 2.5e-4, "orthogonality": 1e-4}
 
 SPHERENET_METHODS = {
-    "cnn": Method("CNN", {**_PLAIN, "attention": False}),
-    "cnn_attention": Method("CNN, self-attention", _PLAIN),
-    "spherenet": Method("SphereNet", {**_SPHERE, "attention": False}),
-    "spherenet_attention": Method("SphereNet, self-attention", _SPHERE),
+    "cnn": Method("CNN", options={**_PLAIN, "attention": False}),
+    "cnn_attention": Method("CNN, self-attention", options=_PLAIN),
+    "spherenet": Method("SphereNet", options={**_SPHERE, "attention": False}),
+    "spherenet_attention": Method("SphereNet, self-attention", options=_SPHERE),
 }
 
 
@@ -164,10 +162,8 @@ def build(
 ) -> keras.Model:
     """The network of one row; `options` are further ones of the backbone's function."""
     options = {**method.options, **options, "batch_normalization_momentum": momentum}
-    if options.get("predictor") == "shared":
-        options["predictor"] = nsl_keras.predictors.SharedSimilarityPredictor(
-            3, similarity=options["similarity"], momentum=momentum
-        )
+    if method.similarity:
+        options["convolution"] = convolutions(momentum=momentum, **method.similarity)
     function = {
         "cnn9": nsl_keras.backbones.cnn9,
         "cnn10": nsl_keras.backbones.cnn10,
@@ -181,9 +177,9 @@ def build(
 PENALTY, SIMILARITY_PENALTY = 5e-4, 5e-3
 
 
-def _published(iterations: int, rate_drops: tuple[int, ...], **changes: Any) -> Recipe:
+def _published(steps: int, rate_drops: tuple[int, ...], **changes: Any) -> Recipe:
     recipe = Recipe(
-        iterations,
+        steps,
         rate_drops,
         augmentation="crop_flip",
         penalty=PENALTY,

@@ -124,23 +124,23 @@ class StreamedBatches(keras.utils.PyDataset):
     A resumed run goes on with another order of the images, not with the first ones again.
     """
 
-    def __init__(self, stream: ImageStream, batch_size: int, steps: int, seed: int) -> None:
+    def __init__(self, stream: ImageStream, batch_size: int, chunk: int, seed: int) -> None:
         super().__init__()
         self.stream, self.batch_size = stream, batch_size
-        self.steps, self.seed = steps, seed
+        self.chunk, self.seed = chunk, seed
         self.epoch = 0
-        self._next_iteration: int | None = None
+        self._next_step: int | None = None
 
     def __len__(self) -> int:
-        return self.steps
+        return self.chunk
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        iteration = self.epoch * self.steps + index
-        if iteration != self._next_iteration:
+        step = self.epoch * self.chunk + index
+        if step != self._next_step:
             # At the start, after Keras has looked at the first batch, or resumed.
-            generator = np.random.default_rng([self.seed, iteration])
+            generator = np.random.default_rng([self.seed, step])
             self._batches = self.stream.training_batches(
                 self.batch_size, int(generator.integers(2**31))
             )
-        self._next_iteration = iteration + 1
+        self._next_step = step + 1
         return next(self._batches)

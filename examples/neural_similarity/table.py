@@ -71,7 +71,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
     return (
         f"### {setting['network']}{variant} on {setting['dataset']}: "
-        f"{setting['train_examples']:,} images, {recipe['iterations']:,} iterations\n\n"
+        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
         f"{tables.commands(found)}. {recipe['optimizer']} at "
         f"{recipe['learning_rate']:g}, "
         f"divided by 10 at {drops}; batches of {recipe['batch_size']}, augmentation "

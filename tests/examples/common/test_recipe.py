@@ -52,7 +52,7 @@ class Interruption(keras.callbacks.Callback):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "chunk_steps", lambda iterations: 2)
+    monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
     whole = tiny_model()
     record = recipe.fit(whole, batches(), TINY, tmp_path / "whole")
     assert np.isfinite(record["training_loss"])
@@ -168,7 +168,7 @@ def test_cutout():
 
 
 @pytest.mark.parametrize(
-    ("iterations", "steps"), [(64_000, 500), (42_500, 500), (60, 60), (997, 997)]
+    ("steps", "chunk"), [(64_000, 500), (42_500, 500), (60, 60), (997, 997)]
 )
-def test_state_is_saved_at_whole_parts_of_the_training(iterations, steps):
-    assert recipe.chunk_steps(iterations) == steps
+def test_state_is_saved_at_whole_parts_of_the_training(steps, chunk):
+    assert recipe.chunk_steps(steps) == chunk

@@ -44,7 +44,7 @@ def narrow(monkeypatch):
 
 
 SMALL = (
-    *("--train_size=64", "--batch_size=16", "--iterations=4", "--num_neighbors=30"),
+    *("--train_size=64", "--batch_size=16", "--steps=4", "--num_neighbors=30"),
     "--verbose=0",
 )
 
@@ -56,7 +56,7 @@ def test_digits_end_to_end(tmp_path, capsys, narrow, one_thread):
     setting = records.setting
     assert setting["recipe"]["rate_drops"] == [3]
     assert setting["dictionary"]["num_neighbors"] == 30
-    assert setting["sgd"] == {"iterations": 4, "rate_drops": [3, 3], "learning_rate": 0.1}
+    assert setting["sgd"] == {"steps": 4, "rate_drops": [3, 3], "learning_rate": 0.1}
     neighborhoods, plain = records.runs
     assert plain["method"] == "plain"
     assert neighborhoods["method"] == "neighborhoods_film"
@@ -114,7 +114,7 @@ def test_jax_from_a_file_without_tensorflow(tmp_path):
     run_under_jax(
         "examples.image_classification",
         *(f"--data_file={file}", *folders(tmp_path)),
-        *("--iterations=2", "--batch_size=8", "--num_neighbors=20", "--verbose=0"),
+        *("--steps=2", "--batch_size=8", "--num_neighbors=20", "--verbose=0"),
         *("--method=neighborhoods", "--figures"),
     )
     (record,) = results(tmp_path, "convnet4_digits_all_2").runs
@@ -129,7 +129,7 @@ def test_jax_from_a_file_without_tensorflow(tmp_path):
     ("arguments", "message"),
     [
         (("--method=plain_extra",), "`method` must be one of 'plain', .* in table_1"),
-        (("--iterations=5", "--budget=0.1"), "`iterations` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
         (("--temperature=0", "--method=neighborhoods", *SMALL), "`temperature` must be"),
     ],
     ids=str,

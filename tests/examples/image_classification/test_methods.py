@@ -37,12 +37,12 @@ def test_published_recipes():
     rate = cifar.rates()
     rates = [float(rate(step)) for step in (0, 120_000, 120_001)]
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-4], rtol=1e-5)
-    assert (cifar.iterations, cifar.batch_size) == (160_000, 128)
+    assert (cifar.steps, cifar.batch_size) == (160_000, 128)
     assert cifar.augmentation == "pad_crop_flip"
     assert methods.published("mnist").augmentation == "pad_crop"
     assert methods.published("cinic10").rate_drops == (160_000,)
     sgd = methods.published("cifar10", "nesterov")
-    assert (sgd.iterations, sgd.learning_rate) == (120_000, 0.1)
+    assert (sgd.steps, sgd.learning_rate) == (120_000, 0.1)
     entries = methods.published_num_neighbors
     assert (entries("cifar10"), entries("cifar100")) == (5_000, 10_000)
 

@@ -44,7 +44,7 @@ def test_table_of_runs(tmp_path):
     del diverged["test_accuracy"], diverged["images_per_second"]
     add(diverged)
     text = table.section(records)
-    assert "### resnet29 on cifar10, 10 classes: 45,000 images, 160,000 iter" in text
+    assert "### resnet29 on cifar10, 10 classes: 45,000 images, 160,000 steps" in text
     assert "| vanilla | 95.06 | 91.00 ± 1.41 |  |  | 0, 1 | 1,234 | 100 |" in text
     row = "| MN | 95.56 | 92.50 ± 0.71 | +1.50 ± 0.71 | 81.00 ± 1.41 | 0, 1 | 1,234 | 100 |"
     assert row in text

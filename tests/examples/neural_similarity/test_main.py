@@ -21,7 +21,7 @@ def run(folder, *arguments):
 
 
 SMALL = (
-    *("--train_size=32", "--batch_size=16", "--iterations=2", "--verbose=0"),
+    *("--train_size=32", "--batch_size=16", "--steps=2", "--verbose=0"),
     "--nojit_compile",
 )
 
@@ -74,7 +74,7 @@ def test_jax_from_a_file_without_tensorflow(tmp_path, capsys):
         "examples.neural_similarity",
         *(f"--data_file={file}", f"--output_dir={tmp_path}"),
         f"--state_dir={tmp_path}/unfinished",
-        *("--iterations=2", "--batch_size=8", "--method=cnn", "--verbose=0"),
+        *("--steps=2", "--batch_size=8", "--method=cnn", "--verbose=0"),
     )
     (record,) = results(tmp_path, "cnn9_digits_all_2").runs
     assert record["versions"]["backend"].startswith("jax ")
@@ -105,7 +105,7 @@ class Streamed:
 def test_a_stream_is_trained_on_and_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(command.stream, "ImageStream", Streamed)
     monkeypatch.setattr(command.stream, "load", lambda *arguments: Streamed())
-    arguments = ("--stream", "--dataset=tiny", "--method=cnn", "--iterations=2")
+    arguments = ("--stream", "--dataset=tiny", "--method=cnn", "--steps=2")
     run(tmp_path, *arguments, "--batch_size=8", "--verbose=0", "--nojit_compile")
     records = results(tmp_path, "cnn9_tiny_all_2")
     assert records.setting["test_examples"] == 7
@@ -118,9 +118,9 @@ def test_a_stream_is_trained_on_and_evaluated(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
-        (("--iterations=5", "--budget=0.1"), "`iterations` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
         (("--stream", "--train_size=9"), "`train_size` and `stream` exclude each other"),
-        (("--budget=0.000001",), "must leave at least one iteration"),
+        (("--budget=0.000001",), "must leave at least one step"),
     ],
     ids=str,
 )

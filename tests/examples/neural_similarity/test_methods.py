@@ -6,11 +6,14 @@ import pytest
 from keras import ops
 
 import nsl_keras
+from examples.common.convolutions import convolutions
 from examples.neural_similarity import methods
 
 
 def tiny_model(**options):
-    backbone = nsl_keras.backbones.cnn9((8, 8, 3), 4, filters=(4, 4, 4), **options)
+    backbone = nsl_keras.backbones.cnn9(
+        (8, 8, 3), 4, convolutions(**options), filters=(4, 4, 4)
+    )
     return methods.trainable(backbone, methods.RECIPES["paper"].scaled(6), False)
 
 
@@ -22,12 +25,12 @@ def test_published_recipes():
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
     assert paper.make_optimizer().momentum == 0.9
     assert not paper.make_optimizer().nesterov
-    assert (recipes["code"].rate_drops, recipes["code"].iterations) == (
+    assert (recipes["code"].rate_drops, recipes["code"].steps) == (
         (20_000, 30_000, 37_500),
         42_500,
     )
     short = paper.scaled(640)
-    assert (short.iterations, short.rate_drops) == (640, (340, 540))
+    assert (short.steps, short.rate_drops) == (640, (340, 540))
     adam = recipes["attention"].make_optimizer()
     assert isinstance(adam, keras.optimizers.Adam)
     assert adam.epsilon == 1e-8
@@ -82,7 +85,7 @@ def test_every_row_of_every_table_can_be_built():
             # Predictors of different kinds have the same parameters.
             counts[name] = (
                 parameters[table.network, name],
-                method.options.get("predictor"),
+                method.similarity.get("predictor"),
                 method.options.get("sphere"),
             )
         assert len(set(counts.values())) == len(counts), counts

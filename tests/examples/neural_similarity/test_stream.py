@@ -46,15 +46,15 @@ def test_a_stream_of_images_of_any_size():
     assert stream.evaluated_split == "validation"
     assert stream.image_shape == (16, 16, 3)
     assert stream.counts["test_examples"] == 7
-    made = image_stream.StreamedBatches(stream, 8, steps=3, seed=0)
+    made = image_stream.StreamedBatches(stream, 8, chunk=3, seed=0)
     images, labels = made[0]
     assert images.shape == (8, 16, 16, 3)
     np.testing.assert_allclose(images.mean((1, 2, 3)), labels, atol=1e-6)
     order = [tuple(labels), *(tuple(made[index][1]) for index in (1, 2))]
     # Looked at once more, the first batch is the same; another seed's is not.
-    again = image_stream.StreamedBatches(stream, 8, steps=3, seed=0)
+    again = image_stream.StreamedBatches(stream, 8, chunk=3, seed=0)
     assert [tuple(again[index][1]) for index in (0, 0, 1, 2)][1:] == order
-    other = image_stream.StreamedBatches(stream, 8, steps=3, seed=1)
+    other = image_stream.StreamedBatches(stream, 8, chunk=3, seed=1)
     assert [tuple(other[index][1]) for index in range(3)] != order
     assert sum(len(labels) for _, labels in stream.evaluation_batches(4)) == 7
 

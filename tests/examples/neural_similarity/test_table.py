@@ -45,7 +45,7 @@ def test_table_of_runs(tmp_path):
     diverged = record("dynamic_dns_cnn", 0, None, diverged="The training loss is nan.")
     del diverged["test_accuracy"], diverged["images_per_second"]
     text = table.section(records_of(tmp_path / "cifar10", [*made, diverged]))
-    assert "### cnn9 (code variant) on cifar10: 45,000 images, 64,000 iterations" in text
+    assert "### cnn9 (code variant) on cifar10: 45,000 images, 64,000 steps" in text
     assert "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 | 100 |" in text
     row = "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 | 100 |"
     assert row in text

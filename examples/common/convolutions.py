@@ -1,0 +1,60 @@
+"""What makes the convolutions of a network: Keras's, or those of neural similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+import nsl_keras
+
+
+def convolutions(
+    similarity: str | None = None,
+    predictor: str | None = None,
+    momentum: float = 0.9,
+    learn_shape: bool = False,
+    synchronized: bool = False,
+) -> Callable[..., keras.layers.Layer]:
+    """Returns what backbones take as `convolution`.
+
+    Args:
+        similarity: Name of a similarity; `None` for plain convolutions.
+        predictor: `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all;
+            `None` for a static similarity.
+        momentum: That of the batch norms in predictors: as of the network's own.
+        learn_shape: Whether kernels learn their shape.
+        synchronized: Whether those batch norms see all replicas.
+    """
+    if similarity is None:
+        return keras.layers.Conv2D
+    norms: dict[str, Any] = {"momentum": momentum, "synchronized": synchronized}
+    shared = None
+    if predictor == "shared":
+        shared = nsl_keras.predictors.SharedSimilarityPredictor(
+            3, similarity=similarity, **norms
+        )
+
+    def convolution(filters: int, kernel_size: Any, **options: Any) -> keras.layers.Layer:
+        own = shared
+        if predictor in ("sphere", "cnn"):
+            own = nsl_keras.predictors.SimilarityPredictor(
+                kernel_size,
+                kind=predictor,
+                similarity=similarity,
+                strides=options.get("strides", 1),
+                padding=options.get("padding", "valid"),
+                kernel_regularizer=options.get("kernel_regularizer"),
+                **norms,
+            )
+        return nsl_keras.layers.NeuralSimilarityConv2D(
+            filters,
+            kernel_size,
+            similarity=similarity,
+            predictor=own,
+            learn_shape=learn_shape,
+            **options,
+        )
+
+    return convolution
