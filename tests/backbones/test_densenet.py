@@ -62,7 +62,7 @@ def our_units(model):
     return units
 
 
-@pytest.mark.parametrize("modulate", ["None", "all"])
+@pytest.mark.parametrize("modulate", ["None", pytest.param("all", marks=pytest.mark.long)])
 def test_authors_numbers(modulate):
     def build():
         model = backbones.densenet_bc(76)
