@@ -115,13 +115,17 @@ def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Com
 
 
 def neighborhood_head(
-    entries: int = NEIGHBORS, head: keras.layers.Layer | None = None, **options: Any
+    entries: int = NEIGHBORS,
+    head: keras.layers.Layer | None = None,
+    dropout_scope: str = "example",
+    **options: Any,
 ) -> keras.layers.Layer:
     """A built head; it leaves half of the dictionary out in training, none in inference."""
+    dictionary = nsl_keras.layers.NeighborDictionary(
+        entries, dropout=0.5, dropout_scope=dropout_scope, seed=0
+    )
     return built(
-        nsl_keras.layers.MetaNeighborhoodHead(
-            head or cosine_head(), entries, dictionary_dropout=0.5, seed=0, **options
-        )
+        nsl_keras.layers.MetaNeighborhoodHead(head or cosine_head(), dictionary, **options)
     )
 
 

@@ -52,11 +52,9 @@ def plain_and_adapting(
     features = backbone()
     logits = nsl_keras.layers.CosineDense(classes)(features.output)
     adapting = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(classes),
         backbone(),
-        num_neighbors=neighbors,
-        dictionary_dropout=0.5,
-        seed=0,
+        nsl_keras.layers.CosineDense(classes),
+        nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
     )
     adapting.build((None, *features.input_shape[1:]))
     return {

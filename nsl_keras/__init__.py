@@ -8,6 +8,7 @@ from nsl_keras import callbacks as callbacks
 from nsl_keras import convert as convert
 from nsl_keras import export as export
 from nsl_keras import few_shot as few_shot
+from nsl_keras import key_metrics as key_metrics
 from nsl_keras import layers as layers
 from nsl_keras import losses as losses
 from nsl_keras import predictors as predictors

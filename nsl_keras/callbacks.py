@@ -1,6 +1,5 @@
 """Public callbacks."""
 
-from nsl_keras.neighborhoods.entry_statistics import EntryStatistics
-from nsl_keras.neighborhoods.projector import NeighborProjector
+from nsl_keras.neighborhoods.callbacks import EntryStatistics, NeighborProjector
 
 __all__ = ["EntryStatistics", "NeighborProjector"]

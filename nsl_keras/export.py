@@ -51,7 +51,7 @@ def saved_model(
     >>> import keras
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(3), num_neighbors=20)
+    ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.build((None, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = nsl_keras.export.saved_model(model, folder, input_shape=(8,))

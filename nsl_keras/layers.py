@@ -1,6 +1,6 @@
 """Public layers."""
 
-from nsl_keras.neighborhoods.cosine_dense import CosineDense
+from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead

@@ -33,10 +33,13 @@ def behind_shared_predictor(layer, kernel_size, pooled=False, **arguments):
     return make
 
 
-def head(inner_loop, **arguments):
+def head(inner_loop, dictionary=None, **arguments):
     """A head that is made anew with each layer; gradients need no dropout here."""
 
     def make(**options):
+        own = layers.NeighborDictionary(
+            12, seed=1, **(dictionary or {}), dtype=options.get("dtype")
+        )
         # Half precision on the tape is refused, so the head states its own dtype.
         if inner_loop == "tape":
             inner = keras.Sequential(
@@ -49,9 +52,8 @@ def head(inner_loop, **arguments):
             inner = layers.CosineDense(3)
         return layers.MetaNeighborhoodHead(
             inner,
-            num_neighbors=12,
+            own,
             inner_loop=inner_loop,
-            seed=1,
             **arguments,
             **options,
         )
@@ -177,7 +179,10 @@ CASES = [
     ),
     LayerCase(
         "meta_neighborhood_head_tape",
-        head("tape", metric="euclidean", temperature=5.0, dropout_scope="batch"),
+        head(
+            "tape",
+            {"metric": "euclidean", "temperature": 5.0, "dropout_scope": "batch"},
+        ),
         (7,),
         trainable=7,
         full_precision=True,
@@ -323,7 +328,7 @@ CASES = [
     ),
     LayerCase(
         "meta_neighborhood_head_regression",
-        head("dual", task="regression", metric="euclidean", temperature=5.0),
+        head("dual", {"metric": "euclidean", "temperature": 5.0}, task="regression"),
         (7,),
         trainable=5,
         full_precision=True,

@@ -15,16 +15,15 @@ def check_saved(figure, folder):
 def small_model(head, task="classification", metric="cosine", inputs=6, entries=12):
     """A built model whose adaptation, entries and values are all far from zero."""
     model = nsl_keras.MetaNeighborhoodModel(
-        head,
         keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(5)]),
-        entries,
-        metric=metric,
+        head,
+        nsl_keras.layers.NeighborDictionary(entries, metric=metric),
         inner_learning_rate=0.5,
         task=task,
     )
     model.build((None, inputs))
     rng = np.random.default_rng(0)
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     dictionary.keys.assign(rng.normal(size=dictionary.keys.shape))
     values = dictionary.value_logits
     values = dictionary.value_targets if values is None else values

@@ -68,7 +68,7 @@ convolution = functools.partial(
 backbone = nsl_keras.convert.add_film(
     nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution), dictionary_size=3)
 model = nsl_keras.MetaNeighborhoodModel(
-    nsl_keras.layers.CosineDense(3), backbone, num_neighbors=10)
+    backbone, nsl_keras.layers.CosineDense(3), dictionary=10)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
               metrics=["accuracy"])
 history = model.fit(x, y, epochs=2, verbose=0).history

@@ -37,8 +37,8 @@ with strategy.scope():
         keras.layers.Dense(6),
     ])
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(3), backbone, num_neighbors=12,
-        dictionary_dropout=0.0)
+        backbone, nsl_keras.layers.CosineDense(3),
+        nsl_keras.layers.NeighborDictionary(12, dropout=0.0))
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

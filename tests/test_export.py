@@ -16,9 +16,9 @@ def make_model():
         nsl_keras.layers.NeuralSimilarityConv2D, predictor="sphere"
     )
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(3),
         nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution),
-        num_neighbors=20,
+        nsl_keras.layers.CosineDense(3),
+        dictionary=20,
     )
     model.build((None, 8, 8, 1))
     return model
@@ -79,7 +79,7 @@ def test_nothing_is_overwritten(tmp_path):
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="`version` must be a positive integer"):
         export.saved_model(make_model(), tmp_path, version=0)
-    unbuilt = nsl_keras.MetaNeighborhoodModel(keras.layers.Dense(3))
+    unbuilt = nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3))
     with pytest.raises(ValueError, match="`model` must be built before export"):
         export.saved_model(unbuilt, tmp_path)
     unbuilt.build((None, 4))

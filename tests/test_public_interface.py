@@ -20,6 +20,7 @@ MODULES = (
     nsl_keras.backbones,
     nsl_keras.export,
     nsl_keras.few_shot,
+    nsl_keras.key_metrics,
     nsl_keras.visualize,
 )
 SERIALIZABLE = (
@@ -27,6 +28,7 @@ SERIALIZABLE = (
     keras.losses.Loss,
     keras.regularizers.Regularizer,
     nsl_keras.similarities.Similarity,
+    nsl_keras.key_metrics.KeyMetric,
 )
 
 
@@ -113,7 +115,10 @@ def test_example_runs(name):
 
 def test_arguments_are_attributes_and_config_keys():
     for name, thing in PUBLIC.items():
-        if not name.startswith(("nsl_keras.layers.", "nsl_keras.predictors.")):
+        model = name == "nsl_keras.MetaNeighborhoodModel"
+        if not model and not name.startswith(
+            ("nsl_keras.layers.", "nsl_keras.predictors.")
+        ):
             continue
         parameters = set(inspect.signature(thing).parameters) - {"kwargs"}
         required = {
@@ -123,6 +128,8 @@ def test_arguments_are_attributes_and_config_keys():
             "num_neighbors": 4,
             "num_values": 3,
             "head": keras.layers.Dense(3),
+            "dictionary": 4,
+            "backbone": None,
         }
         layer = thing(**{k: v for k, v in required.items() if k in parameters})
         config = layer.get_config()

@@ -106,7 +106,7 @@ def induction_accuracy(model: keras.Model, data: ImageData, neighbors: int = 5) 
 def _descriptions(model: keras.Model, images: np.ndarray) -> np.ndarray:
     def describe(batch: np.ndarray) -> np.ndarray:
         if isinstance(model, MetaNeighborhoodModel):
-            attention = model.neighborhood.dictionary
+            attention = model.dictionary
             found = attention(model.features(batch, training=False), training=False)
         else:
             found = model.layers[0](batch, training=False)

@@ -173,11 +173,13 @@ def build_model(
     if "neighborhoods" not in name:
         return keras.Sequential([backbone, head], name=name)
     model = nsl_keras.MetaNeighborhoodModel(
-        head,
         backbone,
-        num_neighbors=setting.linear_num_neighbors if linear else setting.num_neighbors,
-        temperature=setting.linear_temperature if linear else setting.temperature,
-        seed=seed,
+        head,
+        nsl_keras.layers.NeighborDictionary(
+            setting.linear_num_neighbors if linear else setting.num_neighbors,
+            temperature=setting.linear_temperature if linear else setting.temperature,
+            seed=seed,
+        ),
         name=name,
     )
     model.build((None, *input_shape))

@@ -49,11 +49,9 @@ def train(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> None:
 
 def with_neighbors(images: np.ndarray, labels: np.ndarray) -> MetaNeighborhoodModel:
     model = MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(int(labels.max()) + 1),
         features(),
-        num_neighbors=FLAGS.num_neighbors,
-        temperature=0.1,
-        seed=0,
+        nsl_keras.layers.CosineDense(int(labels.max()) + 1),
+        nsl_keras.layers.NeighborDictionary(FLAGS.num_neighbors, temperature=0.1, seed=0),
     )
     model.build((None, 8, 8, 1))
     train(model, images, labels)

@@ -83,7 +83,7 @@ class TakeSnapshots(keras.callbacks.Callback):
             self.take(epoch + 1)
 
     def take(self, epoch: int) -> None:
-        dictionary = self.model.neighborhood.dictionary
+        dictionary = self.model.dictionary
         self.snapshots.append(
             Snapshot(
                 epoch,
@@ -113,19 +113,22 @@ def train_linear(train, test) -> float:
 def train_neighborhoods(train, test):
     """Returns the trained model and the snapshots taken on the way."""
     model = nsl_keras.MetaNeighborhoodModel(
+        None,
         keras.layers.Dense(2),
-        num_neighbors=FLAGS.num_neighbors,
-        metric="euclidean",
-        temperature=0.1,
-        fixed_values=True,
+        nsl_keras.layers.NeighborDictionary(
+            FLAGS.num_neighbors,
+            metric="euclidean",
+            temperature=0.1,
+            fixed_values=True,
+            dropout=0.0,
+            seed=FLAGS.seed,
+        ),
         inner_learning_rate=1.0,
-        dictionary_dropout=0.0,
-        seed=FLAGS.seed,
     )
     model.build((None, 2))
     # In the plane of the points; the default suits features of unit length.
     start = np.random.default_rng(FLAGS.seed).normal(size=(FLAGS.num_neighbors, 2))
-    model.neighborhood.dictionary.assign(keys=start)
+    model.dictionary.assign(keys=start)
     compile_model(model)
     taking = TakeSnapshots(*test)
     model.fit(*train, batch_size=100, epochs=FLAGS.epochs, verbose=0, callbacks=[taking])
@@ -230,7 +233,7 @@ def main(arguments: list[str]) -> None:
     linear = train_linear(train, test)
     model, snapshots = train_neighborhoods(train, test)
     plain = keras.ops.convert_to_numpy(model(test[0], adapt=False)).argmax(axis=1)
-    values = keras.ops.convert_to_numpy(model.neighborhood.dictionary.values)
+    values = keras.ops.convert_to_numpy(model.dictionary.values)
     content = {
         "command": runs.command("demo.spirals"),
         "versions": runs.versions(),

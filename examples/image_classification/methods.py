@@ -266,12 +266,14 @@ def build(
     size = max(1, round(method.size_factor * dictionary["num_neighbors"]))
     if method.neighbors:
         model = nsl_keras.MetaNeighborhoodModel(
-            head,
             features,
-            num_neighbors=size,
-            temperature=method.temperature_factor * dictionary["temperature"],
-            dictionary_dropout=dictionary["dropout"],
-            seed=seed,
+            head,
+            nsl_keras.layers.NeighborDictionary(
+                size,
+                temperature=method.temperature_factor * dictionary["temperature"],
+                dropout=dictionary["dropout"],
+                seed=seed,
+            ),
             **method.options,
         )
         model.build((None, *input_shape))

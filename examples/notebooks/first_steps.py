@@ -245,7 +245,9 @@ for axis in axes:
 # %%
 def train_with_neighbors(backbone):
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(10), backbone, num_neighbors=200, seed=0
+        backbone,
+        nsl_keras.layers.CosineDense(10),
+        nsl_keras.layers.NeighborDictionary(200, seed=0),
     )
     model.build((None, 8, 8, 1))
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.075)

@@ -88,15 +88,16 @@ def make_vanilla(fold: data.Fold, choice: dict) -> keras.Model:
 
 def make_neighborhoods(fold: data.Fold, choice: dict) -> keras.Model:
     model = nsl_keras.MetaNeighborhoodModel(
+        None,
         network(choice["layers"], choice["units"], fold.train.y.shape[1]),
-        num_neighbors=FLAGS.num_neighbors,
-        temperature=choice["temperature"],
+        nsl_keras.layers.NeighborDictionary(
+            FLAGS.num_neighbors, temperature=choice["temperature"], seed=FLAGS.seed
+        ),
         task="regression",
-        seed=FLAGS.seed,
     )
     model.build((None, fold.train.x.shape[1]))
     # "Uniform distribution in the same range of the regression labels".
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     start = np.random.default_rng(FLAGS.seed).uniform(
         fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
     )
@@ -116,7 +117,7 @@ def train(
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=choice["decay"])
     if isinstance(model, nsl_keras.MetaNeighborhoodModel):
         # Of the network, as in the plain one; not of dictionary and rates.
-        head = {id(v) for v in model.neighborhood.head.trainable_variables}
+        head = {id(v) for v in model.head.trainable_variables}
         spared = [v for v in model.trainable_variables if id(v) not in head]
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")

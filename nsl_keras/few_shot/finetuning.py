@@ -25,9 +25,8 @@ from nsl_keras.few_shot.functional import (
     last_layer_with_weights,
 )
 from nsl_keras.few_shot.momentum import DampenedMomentum
-from nsl_keras.neighborhoods.cosine_dense import CosineDense
-from nsl_keras.neighborhoods.inner_loss import cross_entropy
-from nsl_keras.neighborhoods.unit_norm import unit_norm
+from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
+from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.normalization import FusedBatchNormalization
 from nsl_keras.training import NonFiniteLossError
 

@@ -17,7 +17,7 @@ from nsl_keras.few_shot.functional import (
     Selection,
     select_variables,
 )
-from nsl_keras.neighborhoods.inner_loss import cross_entropy
+from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.second_order import require_second_derivatives
 
 FORMS = ("fixed", "learned")

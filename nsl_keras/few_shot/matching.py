@@ -12,7 +12,7 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.metric_learner import MetricLearner, flattened
 from nsl_keras.few_shot.temperature import Temperature
-from nsl_keras.neighborhoods.key_similarity import key_similarity
+from nsl_keras.neighborhoods.key_metrics import Cosine
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -137,7 +137,7 @@ class MatchingNet(MetricLearner):
             context = self.support_context(support, training=training)
             support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
-        scores = self.scale_down(key_similarity(queries, support, "cosine"))
+        scores = self.scale_down(Cosine()(queries, support))
         # Log-probabilities by class, without leaving the logarithm.
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)

@@ -10,8 +10,8 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import class_means
 from nsl_keras.few_shot.pretrained_learner import PretrainedLearner
-from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
-from nsl_keras.neighborhoods.unit_norm import unit_norm
+from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.cosine import unit_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -83,7 +83,7 @@ class NearestCentroid(PretrainedLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.metric = validation.one_of(metric, METRICS, "metric")
+        self.metric = key_metrics.get(metric)
         self.normalize = validation.one_of(normalize, (True, False), "normalize")
 
     def scores(
@@ -96,11 +96,11 @@ class NearestCentroid(PretrainedLearner):
         support, queries = self.centered(support), self.centered(queries)
         if self.normalize:
             support, queries = unit_norm(support), unit_norm(queries)
-        return key_similarity(queries, class_means(support, membership), self.metric)
+        return self.metric(queries, class_means(support, membership))
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "metric": self.metric,
+            "metric": key_metrics.serialize(self.metric),
             "normalize": self.normalize,
         }

@@ -7,10 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.pretrained_learner import PretrainedLearner
-from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
+from nsl_keras.neighborhoods import key_metrics
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -75,7 +74,7 @@ class NearestNeighbor(PretrainedLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.metric = validation.one_of(metric, METRICS, "metric")
+        self.metric = key_metrics.get(metric)
 
     def scores(
         self,
@@ -84,11 +83,9 @@ class NearestNeighbor(PretrainedLearner):
         queries: Tensor,
         training: bool | None,
     ) -> Tensor:
-        similarity = key_similarity(
-            self.centered(queries), self.centered(support), self.metric
-        )
+        similarity = self.metric(self.centered(queries), self.centered(support))
         of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
         return ops.max(of_class, axis=2)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "metric": self.metric}
+        return {**super().get_config(), "metric": key_metrics.serialize(self.metric)}

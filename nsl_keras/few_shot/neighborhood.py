@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -12,11 +11,10 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
-from nsl_keras.neighborhoods.dual_form import DenseStage, adapted_outputs
-from nsl_keras.neighborhoods.inner_loss import cross_entropy
-from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
-from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
-from nsl_keras.neighborhoods.unit_norm import unit_norm
+from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.cosine import unit_norm
+from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
+from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
 
 HEADS = ("cosine", "dense")
 
@@ -103,7 +101,7 @@ class NeighborhoodLearner(MetricLearner):
         backbone: keras.Model,
         ways: int = 5,
         head: str = "cosine",
-        metric: str = "cosine",
+        metric: str | key_metrics.KeyMetric = "cosine",
         temperature: float = 0.2,
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
@@ -114,7 +112,7 @@ class NeighborhoodLearner(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.head = validation.one_of(head, HEADS, "head")
-        self.metric = validation.one_of(metric, METRICS, "metric")
+        self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
@@ -153,28 +151,24 @@ class NeighborhoodLearner(MetricLearner):
         training: bool | None,
     ) -> Tensor:
         support, queries = flattened(support), flattened(queries)
-        similarity = key_similarity(queries, support, self.metric)
-        attention = ops.softmax(similarity / self.temperature)
+        attention = ops.softmax(self.metric(queries, support) / self.temperature)
         prototypes = class_means(unit_norm(support), membership)
-        rates = self.rate.rates()
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
             kernel = ops.transpose(prototypes)
-            start = [kernel]
-            if self.head == "dense":
-                start = [ops.zeros_like(kernel), ops.zeros_like(kernel[0])]
-            return adapted_outputs(
-                [_EpisodeStage(self, None, self.head == "cosine", start)],
-                keys,
-                values,
-                attention,
-                queries,
-                rates,
+            stage = (
+                DenseStage(kernel, scale=self.learned_scale)
+                if self.head == "cosine"
+                else DenseStage(ops.zeros_like(kernel), bias=ops.zeros_like(kernel[0]))
+            )
+            inner_loop = DualForm(
+                [stage],
+                self.rate,
                 self.inner_steps,
-                cross_entropy,
                 chunk_size=keys.shape[0],  # A support set is small.
             )
+            return inner_loop.outputs(Entries(keys, values), attention, queries)
 
         return ops.vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
@@ -184,32 +178,10 @@ class NeighborhoodLearner(MetricLearner):
         return {
             **super().get_config(),
             "head": self.head,
-            "metric": self.metric,
+            "metric": key_metrics.serialize(self.metric),
             "temperature": self.temperature,
             "inner_steps": self.inner_steps,
             "inner_learning_rate": self.inner_learning_rate,
             "learning_rate_form": self.learning_rate_form,
             "scale": self.scale,
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class _EpisodeStage(DenseStage):
-    """A stage whose start weights are made of an episode, instead of a layer's own.
-
-    Attributes:
-        layer: Whose `learned_scale` stands in front of the cosines.
-        cosine: Whether the stage is a cosine one.
-        start: The kernel, and perhaps the bias.
-    """
-
-    cosine: bool
-    start: list[Tensor]
-
-    @property
-    def is_cosine(self) -> bool:
-        return self.cosine
-
-    @property
-    def variables(self) -> list[Any]:
-        return self.start

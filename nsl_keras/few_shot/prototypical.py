@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.few_shot.temperature import Temperature
-from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
+from nsl_keras.neighborhoods import key_metrics
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -101,7 +100,7 @@ class ProtoNet(MetricLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.distance = validation.one_of(distance, METRICS, "distance")
+        self.distance = key_metrics.get(distance)
         self.scale_down = Temperature(
             temperature, learn_temperature, dtype="float32", name="temperature"
         )
@@ -119,13 +118,13 @@ class ProtoNet(MetricLearner):
         training: bool | None,
     ) -> Tensor:
         prototypes = class_means(flattened(support), membership)
-        similarity = key_similarity(flattened(queries), prototypes, self.distance)
+        similarity = self.distance(flattened(queries), prototypes)
         return self.scale_down(similarity)
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "distance": self.distance,
+            "distance": key_metrics.serialize(self.distance),
             "temperature": self.temperature,
             "learn_temperature": self.learn_temperature,
         }

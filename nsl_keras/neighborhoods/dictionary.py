@@ -1,4 +1,4 @@
-"""The dictionary of induced neighbours: keys, values, and attention over them."""
+"""The dictionary of induced neighbours: keys, values, attention over them, and starts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods import initialization, inner_loss
-from nsl_keras.neighborhoods.key_similarity import METRICS, key_similarity
+from nsl_keras.backend import Tensor
+from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
+from nsl_keras.neighborhoods.key_metrics import KeyMetric
 
 #: Multipliers stay small enough for products of two indices to fit an int32.
 _LARGEST_PRODUCT = 2**31 - 1
 
 #: The least probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
+
+#: What a value made from an example keeps of its label; the rest goes to all classes, so
+#: that the logits are finite and can still learn.
+CERTAINTY = 0.99
 
 DROPOUT_SCOPES = ("example", "batch")
 
@@ -42,7 +47,10 @@ class NeighborDictionary(keras.layers.Layer):
     Args:
         num_neighbors: int, the number of entries `S`.
         num_values: int, the length of a value (classes, or outputs of a regression).
-        metric: `"cosine"` or `"euclidean"`.
+            `None` leaves it to the `MetaNeighborhoodHead` that uses the dictionary, whose
+            number of outputs it is.
+        metric: `"cosine"`, `"euclidean"`, a name given by
+            `nsl_keras.key_metrics.register`, or a `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0; small values look at few neighbours. Not trained, as
             in the paper, which finds that a learned temperature shrinks and overfits.
         value_scale: float above 0, the factor inside the values' softmax.
@@ -50,12 +58,14 @@ class NeighborDictionary(keras.layers.Layer):
             num_values)`, which then are not trained. `True` stands for one-hot rows, the
             classes in equal, contiguous shares; a regression has no such values.
         dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`.
+        dropout_scope: `"example"` or `"batch"`. With `"batch"` a head does not compute the
+            entries left out at all: training takes less time.
         key_initializer: Initializer of the keys; `None` is a normal distribution of
             standard deviation 0.05.
         value_initializer: Initializer of the value logits, or of a regression's values;
             `None` is a truncated normal distribution of standard deviation 0.01.
-        task: `"classification"` or `"regression"`, what the values are.
+        task: `"classification"` or `"regression"`, what the values are. `None` leaves it
+            to the head; without one it is a classification.
         seed: int or `None`, the seed of dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
@@ -72,7 +82,8 @@ class NeighborDictionary(keras.layers.Layer):
     Raises:
         ValueError: For arguments outside the ranges above, among them a dictionary of
             less than one entry, a dropout that keeps no entry, and fixed values that are
-            no probabilities.
+            no probabilities; at build, if `num_values` is still unknown, or another than
+            the head's.
 
     Example:
 
@@ -92,8 +103,8 @@ class NeighborDictionary(keras.layers.Layer):
     def __init__(
         self,
         num_neighbors: int,
-        num_values: int,
-        metric: str = "cosine",
+        num_values: int | None = None,
+        metric: str | KeyMetric = "cosine",
         temperature: float = 0.2,
         value_scale: float = 10.0,
         fixed_values: Any = False,
@@ -101,18 +112,27 @@ class NeighborDictionary(keras.layers.Layer):
         dropout_scope: str = "example",
         key_initializer: Any = None,
         value_initializer: Any = None,
-        task: str = "classification",
+        task: str | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.num_values = validation.positive_integer(num_values, "num_values")
-        self.metric = validation.one_of(metric, METRICS, "metric")
+        self.num_values = (
+            None
+            if num_values is None
+            else validation.positive_integer(num_values, "num_values")
+        )
+        self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
-        self.task = validation.one_of(task, inner_loss.LOSSES, "task")
-        self.fixed_values = self._checked_fixed_values(fixed_values)
+        self.task = None if task is None else validation.one_of(task, LOSSES, "task")
+        self.fixed_values: bool | list[list[float]] = (
+            fixed_values
+            if isinstance(fixed_values, bool)
+            else self._checked_values(fixed_values, "fixed_values").tolist()
+        )
+        self._check_fixed_values()
         self.dropout = validation.fraction(dropout, "dropout")
         self.dropout_scope = validation.one_of(
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
@@ -127,20 +147,43 @@ class NeighborDictionary(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
-    def _checked_fixed_values(self, fixed_values: Any) -> bool | list[list[float]]:
-        if isinstance(fixed_values, bool):
-            if fixed_values and self.task == "regression":
+    def set_outputs(self, num_values: int, task: str) -> None:
+        """Sets what the arguments left open, as the head does that uses the dictionary.
+
+        Args:
+            num_values: int, the number of the head's outputs.
+            task: `"classification"` or `"regression"`, the head's task.
+
+        Raises:
+            ValueError: If the dictionary has another `num_values` or `task` already.
+        """
+        for name, own, given in (
+            ("num_values", self.num_values, num_values),
+            ("task", self.task, task),
+        ):
+            if own not in (None, given):
                 raise ValueError(
-                    '`fixed_values` must be the values themselves with task="regression", '
-                    f"of shape ({self.num_neighbors}, {self.num_values}). "
-                    "Received: fixed_values=True"
+                    f"`{name}` of a dictionary must be that of the head that uses it. "
+                    f"Received: dictionary {self.name!r} with {name}={own!r}, a head "
+                    f"with {name}={given!r}"
                 )
-            return fixed_values
-        return self._checked_values(fixed_values, "fixed_values").tolist()
+        self.num_values, self.task = num_values, task
+        self._check_fixed_values()
+
+    def _check_fixed_values(self) -> None:
+        if self.fixed_values is True and self.task == "regression":
+            raise ValueError(
+                '`fixed_values` must be the values themselves with task="regression", '
+                f"of shape ({self.num_neighbors}, {self.num_values}). "
+                "Received: fixed_values=True"
+            )
+        if isinstance(self.fixed_values, list):
+            self._checked_values(self.fixed_values, "fixed_values")
 
     def _checked_values(self, values: Any, name: str) -> np.ndarray:
         values = np.asarray(values)
-        expected = (self.num_neighbors, self.num_values)
+        outputs = self.num_values or (1, *values.shape)[-1]
+        expected = (self.num_neighbors, outputs)
         if values.dtype.kind not in "biuf" or values.shape != expected:
             raise ValueError(
                 f"`{name}` must be numbers of shape {expected}, (entries, outputs). "
@@ -159,6 +202,12 @@ class NeighborDictionary(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
+        if self.num_values is None:
+            raise ValueError(
+                "`num_values` must be given to a dictionary that no head uses. "
+                "Received: num_values=None"
+            )
+        self.set_outputs(self.num_values, self.task or "classification")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         self.keys = self.add_weight(
             name="keys",
@@ -241,7 +290,7 @@ class NeighborDictionary(keras.layers.Layer):
             )
         validation.finite(keys, name)
         zero = ~np.any(keys, axis=1)
-        if self.metric == "cosine" and zero.any():
+        if not self.metric.defined_at_zero and zero.any():
             raise ValueError(
                 f"`{name}` must not be all zero under the cosine metric: a zero vector "
                 f"has no direction. Received: {int(zero.sum())} such rows, the first at "
@@ -270,59 +319,144 @@ class NeighborDictionary(keras.layers.Layer):
         """
         features = ops.convert_to_numpy(features)
         y = np.asarray(y)
-        initialization.require_same_length(features, y, "features")
+        require_same_length(features, y, "features")
         if not self.built:
             self.build((None, *features.shape[1:]))
-        drawn = initialization.draw_examples(self, y, seed)
-        initialization.assign_examples(self, features[drawn], y[drawn])
+        drawn = self.draw_examples(y, seed)
+        self.assign_examples(features[drawn], y[drawn])
+
+    def draw_examples(self, y: np.ndarray, seed: int | None) -> np.ndarray:
+        """Draws the examples for `assign_examples`, without replacement.
+
+        Args:
+            y: Labels or targets of all examples.
+            seed: Seed of the draw.
+
+        Returns:
+            Indices of the examples, one an entry.
+
+        Raises:
+            ValueError: If there are fewer examples than entries; for labels outside the
+                classes, and for classes without an example.
+        """
+        entries = self.num_neighbors
+        if self.task == "classification":
+            validation.class_labels(y, self.num_values)
+        else:
+            validation.targets(y, self.num_values)
+        if len(y) < entries:
+            raise ValueError(
+                "`y` must have at least as many examples as the dictionary has entries. "
+                f"Received: {len(y)} examples, num_neighbors={entries}"
+            )
+        generator = keras.random.SeedGenerator(seed)
+        draws = ops.convert_to_numpy(keras.random.uniform((len(y),), seed=generator))
+        if self.task == "regression":
+            return np.argsort(draws)[:entries]
+        classes = np.argmax(_as_probabilities(y, self.num_values), axis=1)
+        by_class = [
+            members[np.argsort(draws[members])]
+            for members in (
+                np.flatnonzero(classes == label) for label in range(self.num_values)
+            )
+        ]
+        unseen = [label for label, members in enumerate(by_class) if not len(members)]
+        if unseen:
+            raise ValueError(
+                "`y` must hold every class. Received: no example of class "
+                f"{', '.join(map(str, unseen))}"
+            )
+        if self.fixed_values is True:
+            return _drawn_for(self.fixed_classes(), by_class)
+        # In rounds over the classes: the first of each, then the second of each, ...
+        rounds = np.concatenate([np.arange(len(members)) for members in by_class])
+        order = np.argsort(rounds, kind="stable")[:entries]
+        return np.concatenate(by_class)[order]
+
+    def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
+        """Makes each of the drawn examples an entry.
+
+        Args:
+            features: Array of shape `(num_neighbors, features)`.
+            y: Labels or targets of these examples.
+
+        Raises:
+            ValueError: For features that are not finite, or all zero under the cosine
+                metric; and for a dictionary of given values.
+        """
+        if isinstance(self.fixed_values, list):
+            raise ValueError(
+                "`fixed_values` must be True or False for entries from examples: values "
+                "that are given do not belong to them. "
+                "Received: a dictionary of given values"
+            )
+        features = self.checked_keys(features, "features")
+        if self.fixed_values is True:
+            self.assign(keys=features)
+        elif self.task == "regression":
+            self.assign(features, np.reshape(y, (-1, self.num_values)))
+        else:
+            certain = _as_probabilities(y, self.num_values)
+            values = CERTAINTY * certain + (1 - CERTAINTY) / self.num_values
+            self.assign(features, values)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         weights = self.attention(inputs, self.draw_kept(inputs, training))
         return ops.cast(weights, self.compute_dtype)
 
-    def attention(
-        self, queries: Tensor, kept: Tensor | None = None, entries: Tensor | None = None
-    ) -> Tensor:
-        """Returns the attention weights over given entries, in float32 or wider.
+    def look_up(
+        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
+    ) -> tuple[Entries, Tensor]:
+        """Returns the entries that take part, and the queries' attention to them.
+
+        Entries that a whole batch leaves out are not among them.
+
+        Args:
+            queries: Tensor of shape `(batch, features)`, in float32 or wider.
+            training: bool, whether to leave entries out.
+            kept: Boolean tensor, as in `attention`, instead of a draw.
+
+        Returns:
+            `(entries, attention)` in the dtype of the queries: keys and values, and
+            weights of shape `(batch, entries)`.
+        """
+        keys, values = (
+            ops.cast(ops.convert_to_tensor(rows), queries.dtype)
+            for rows in (self.keys, self.values)
+        )
+        if kept is None and self._drops(training) and self.dropout_scope == "batch":
+            taken = self._random_order()[self.num_dropped :]
+            keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
+        elif kept is None:
+            kept = self.draw_kept(queries, training)
+        return Entries(keys, values), self._attention(queries, keys, kept)
+
+    def attention(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Returns the attention weights over the entries, in float32 or wider.
 
         Args:
             queries: Tensor of shape `(batch, features)`.
             kept: Boolean tensor of shape `(batch, num_neighbors)`, or `(1,
                 num_neighbors)` for all examples alike; the entries that take part.
                 `None` is all of them.
-            entries: Integer tensor, the numbers of the entries that take part; instead
-                of `kept`. `None` is all of them.
 
         Returns:
-            Tensor of shape `(batch, num_neighbors)`, or with as many columns as
-            `entries` has numbers.
+            Tensor of shape `(batch, num_neighbors)`.
         """
-        queries = at_least_float32(queries)
-        keys = ops.cast(ops.convert_to_tensor(self.keys), queries.dtype)
-        if entries is not None:
-            keys = ops.take(keys, entries, axis=0)
-        similarity = key_similarity(queries, keys, self.metric)
+        return self._attention(queries, self.keys, kept)
+
+    def _attention(self, queries: Tensor, keys: Tensor, kept: Tensor | None) -> Tensor:
+        similarity = self.metric(queries, keys)
         if similarity.shape[-1] == 1:
             return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.
         scores = similarity / self.temperature
         if kept is not None:
             # Far below any score: the weight of an entry left out is exactly zero.
             scores = ops.where(kept, scores, -1e30)
-        return ops.softmax(scores)
+        return ops.softmax(scores)  # Eq. (5)
 
-    def draw_entries(self, training: bool | None) -> Tensor | None:
-        """Draws the entries that take part in a training step, one set for all examples.
-
-        Args:
-            training: bool, whether this is a training step.
-
-        Returns:
-            Integer tensor, the numbers of these entries; `None` where nothing is left
-            out, and where each example has its own: `draw_kept` serves it.
-        """
-        if not training or not self.num_dropped or self.dropout_scope == "example":
-            return None
-        return self._random_order()[self.num_dropped :]
+    def _drops(self, training: bool | None) -> bool:
+        return bool(training) and self.num_dropped > 0
 
     def _random_order(self) -> Tensor:
         draws = keras.random.uniform((self.num_neighbors,), seed=self.seed_generator)
@@ -346,7 +480,7 @@ class NeighborDictionary(keras.layers.Layer):
             with `dropout_scope="batch"`, exactly `num_dropped` entries of each row
             false; `None` where nothing is left out.
         """
-        if not training or not self.num_dropped:
+        if not self._drops(training):
             return None
         ranks = self._random_order()
         if self.dropout_scope == "batch":
@@ -371,7 +505,7 @@ class NeighborDictionary(keras.layers.Layer):
             **super().get_config(),
             "num_neighbors": self.num_neighbors,
             "num_values": self.num_values,
-            "metric": self.metric,
+            "metric": key_metrics.serialize(self.metric),
             "temperature": self.temperature,
             "value_scale": self.value_scale,
             "fixed_values": self.fixed_values,
@@ -390,3 +524,34 @@ def _coprimes(size: int) -> tuple[int, ...]:
     # The largest product is (size - 1) * multiplier + (size - 1).
     largest = min(size, _LARGEST_PRODUCT // size)
     return tuple(n for n in range(1, max(largest, 2)) if math.gcd(n, size) == 1)
+
+
+def require_same_length(examples: Any, y: Any, name: str, name_of_y: str = "y") -> None:
+    """Raises unless there is one label or target for each example."""
+    if len(examples) != len(y):
+        raise ValueError(
+            f"`{name}` and `{name_of_y}` must have the same length. "
+            f"Received: len({name})={len(examples)}, len({name_of_y})={len(y)}"
+        )
+
+
+def _drawn_for(wanted: np.ndarray, by_class: list[np.ndarray]) -> np.ndarray:
+    """One example for each of the wanted classes, which are sorted."""
+    counts = np.bincount(wanted, minlength=len(by_class))
+    for label, (members, count) in enumerate(zip(by_class, counts, strict=True)):
+        if len(members) < count:
+            raise ValueError(
+                "`y` must have an example for each entry of a class with fixed values. "
+                f"Received: {len(members)} examples of class {label}, which has "
+                f"{count} entries"
+            )
+    return np.concatenate(
+        [members[:count] for members, count in zip(by_class, counts, strict=True)]
+    )
+
+
+def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
+    """Labels, already checked, as rows of probabilities."""
+    if y.ndim == 2 and y.shape[1] == classes:
+        return y
+    return np.eye(classes)[np.reshape(y, -1).astype("int64")]

@@ -15,17 +15,26 @@ processor's cache. Several steps take per-example weights for every layer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor, at_least_float32, gradients_of, sum_over_chunks
-from nsl_keras.neighborhoods.cosine_dense import CosineDense
-from nsl_keras.neighborhoods.unit_norm import NORM_EPSILON, inverse_norm, unit_norm
-
-InnerLoss = Callable[[Tensor, Tensor], Tensor]
+from nsl_keras.neighborhoods.cosine import (
+    NORM_EPSILON,
+    CosineDense,
+    inverse_norm,
+    unit_norm,
+)
+from nsl_keras.neighborhoods.inner_loop import (
+    Entries,
+    InnerLearningRate,
+    InnerLoop,
+    InnerLoss,
+    cross_entropy,
+)
 
 #: A good number of entries for a chunk: with 128 examples and 10 classes its terms take
 #: 2.5 MB, and stay in the processor's cache.
@@ -34,25 +43,29 @@ CACHED_ENTRIES = 512
 
 @dataclasses.dataclass(frozen=True)
 class DenseStage:
-    """One layer of a head, as the dual form sees it: `activation(x W + b)`, or cosines.
+    """One layer of a head: `activation(x W + b)`, or `activation(scale * cos(x, W))`.
 
     Attributes:
-        layer: The `Dense` or `CosineDense` layer.
+        kernel: `W`, a variable or tensor of shape `(inputs, outputs)`.
+        bias: `b`, of shape `(outputs,)`, or `None`; a stage of cosines has none.
         activation: What follows the linear map; `None` for nothing.
+        scale: The factor in front of the cosines, which is not finetuned; `None` for a
+            stage without cosines.
     """
 
-    layer: keras.layers.Layer
-    activation: Callable[[Tensor], Tensor] | None
+    kernel: Any
+    bias: Any = None
+    activation: Callable[[Tensor], Tensor] | None = None
+    scale: Any = None
 
     @property
     def is_cosine(self) -> bool:
-        return isinstance(self.layer, CosineDense)
+        return self.scale is not None
 
     @property
     def variables(self) -> list[Any]:
-        """The variables that adapt: the kernel, and a dense layer's bias."""
-        bias = None if self.is_cosine else self.layer.bias
-        return [self.layer.kernel] if bias is None else [self.layer.kernel, bias]
+        """What is finetuned: the kernel, and the bias if there is one."""
+        return [self.kernel] if self.bias is None else [self.kernel, self.bias]
 
     def activate(self, outputs: Tensor) -> Tensor:
         return outputs if self.activation is None else self.activation(outputs)
@@ -63,7 +76,7 @@ class NoDualFormError(ValueError):
 
 
 def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a head: a layer, or a `Sequential` of them.
+    """Returns the dense stages of a built head: a layer, or a `Sequential` of them.
 
     Args:
         head: `Dense`, `CosineDense`, or a `keras.Sequential` of these and of
@@ -80,13 +93,13 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
         if layer.activity_regularizer is not None:
             raise NoDualFormError(f"layer {layer.name!r} has an activity regularizer")
         if type(layer) is CosineDense:
-            stages.append(DenseStage(layer, None))
+            stages.append(DenseStage(layer.kernel, scale=layer.learned_scale))
         elif type(layer) is keras.layers.Dense:
             if getattr(layer, "lora_enabled", False) or layer.quantization_mode:
                 raise NoDualFormError(
                     f"layer {layer.name!r} is quantized or has a low-rank update"
                 )
-            stages.append(DenseStage(layer, layer.activation))
+            stages.append(DenseStage(layer.kernel, layer.bias, layer.activation))
         elif stages and type(layer) is keras.layers.Activation:
             stages[-1] = _followed_by(stages[-1], layer.activation)
         elif stages and type(layer) is keras.layers.ReLU:
@@ -94,7 +107,7 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
         else:
             raise NoDualFormError(
                 f"layer {layer.name!r} is a {type(layer).__name__}, not a Dense or "
-                "CosineDense layer (or an activation behind one)"
+                "CosineDense layer (or an activation after one)"
             )
     if not stages:
         raise NoDualFormError(f"head {head.name!r} has no layers")
@@ -105,6 +118,12 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
     return dataclasses.replace(
         stage, activation=lambda outputs: activation(stage.activate(outputs))
     )
+
+
+#: Weights of a stage in float32 or wider: its columns, of shape `(outputs, inputs)`, that
+#: is, the transposed kernel; then its bias, if any, or the scale of its cosines. Columns
+#: and bias have a batch axis in front once finetuned.
+_Weights = list[Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,189 +138,156 @@ class _Trace:
     gradients: Tensor
 
 
-#: Weights of a stage: its columns, of shape `(outputs, inputs)`, that is, the transposed
-#: kernel, and perhaps the bias; with a batch axis in front once adapted.
-_Weights = list[Tensor]
-
-
-def adapted_outputs(
-    stages: list[DenseStage],
-    keys: Tensor,
-    values: Tensor,
-    attention: Tensor,
-    queries: Tensor,
-    rates: list[Tensor],
-    steps: int,
-    loss: InnerLoss,
-    chunk_size: int,
-) -> Tensor:
-    """Returns what the head, finetuned for each example, computes on that example.
+class DualForm(InnerLoop):
+    """The inner loop of dense heads, as attention over the dictionary.
 
     Args:
-        stages: The head, from `stages_of`.
-        keys: Dictionary keys, of shape `(entries, features)`.
-        values: Dictionary values, of shape `(entries, outputs)`.
-        attention: Weights of the entries, of shape `(batch, entries)`.
-        queries: Features, of shape `(batch, features)`.
-        rates: One learning rate per adapted variable, in the stages' order.
-        steps: Number of inner steps, at least 1.
-        loss: Inner loss `loss(values, outputs)`, per entry.
-        chunk_size: Number of entries whose terms for all examples are held at once, in
-            the forward pass and, made anew, in the backward pass.
-
-    Returns:
-        Tensor of shape `(batch, outputs)`.
+        stages: The head, from `stages_of`, or stages of one's own.
+        learning_rate: `InnerLearningRate`.
+        steps: int, the number of steps, at least 1.
+        loss: Inner loss.
+        chunk_size: int, the number of entries whose terms for all examples are held at
+            once, in the forward pass and, made anew, in the backward pass.
     """
-    stage_rates = _by_stage(stages, rates)
-    weights = _shared_weights(stages)
-    outputs = queries
-    if steps > 1:
-        for _ in range(steps):
-            weights = _step(
-                stages, weights, keys, values, attention, stage_rates, loss, chunk_size
-            )
-        for stage, own in zip(stages, weights, strict=True):
-            outputs = stage.activate(_adapted(stage, own, outputs))
+
+    def __init__(
+        self,
+        stages: Sequence[DenseStage],
+        learning_rate: InnerLearningRate,
+        steps: int = 1,
+        loss: InnerLoss = cross_entropy,
+        chunk_size: int = CACHED_ENTRIES,
+    ) -> None:
+        super().__init__(learning_rate, steps, loss)
+        self.stages = tuple(stages)
+        self.chunk_size = chunk_size
+
+    @property
+    def variables(self) -> list[Any]:
+        return [variable for stage in self.stages for variable in stage.variables]
+
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        if self.steps > 1:
+            return self._call(self._finetune(entries, attention), queries)
+        outputs = queries
+        weights = self._start()
+        traces = self._traces(weights, entries)
+        for stage, own, trace, rates in zip(
+            self.stages, weights, traces, self._rates(), strict=True
+        ):
+            if stage.is_cosine:
+                sums = self._sums_of_trace(trace, attention)
+                outputs = _linear(stage, _updated(stage, own, sums, rates), outputs)
+            else:
+                outputs = _attend(own, trace, attention, rates, outputs)
+            outputs = stage.activate(outputs)
         return outputs
-    traces = _traces(stages, weights, _scales(stages), keys, values, loss)
-    for stage, own, trace, rate in zip(stages, weights, traces, stage_rates, strict=True):
-        if stage.is_cosine:
-            sums = _sums_of_trace(trace, attention, chunk_size)
-            outputs = _adapted(stage, _updated(stage, own, sums, rate), outputs)
-        else:
-            outputs = _attend(own, trace, attention, rate, outputs)
-        outputs = stage.activate(outputs)
-    return outputs
 
+    def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
+        finetuned = []
+        for stage, own in zip(self.stages, self._finetune(entries, attention), strict=True):
+            finetuned.append(ops.swapaxes(own[0], -1, -2))
+            finetuned += own[1 : len(stage.variables)]
+        return finetuned
 
-def adapted_weights(
-    stages: list[DenseStage],
-    keys: Tensor,
-    values: Tensor,
-    attention: Tensor,
-    rates: list[Tensor],
-    steps: int,
-    loss: InnerLoss,
-    chunk_size: int,
-) -> list[Tensor]:
-    """Returns each example's finetuned variables, each with a leading batch axis.
-
-    Args:
-        stages: The head, from `stages_of`.
-        keys: Dictionary keys, of shape `(entries, features)`.
-        values: Dictionary values, of shape `(entries, outputs)`.
-        attention: Weights of the entries, of shape `(batch, entries)`.
-        rates: One learning rate per adapted variable, in the stages' order.
-        steps: Number of inner steps, at least 1.
-        loss: Inner loss `loss(values, outputs)`, per entry.
-        chunk_size: As in `adapted_outputs`.
-
-    Returns:
-        List of tensors of shape `(batch, *variable_shape)`.
-    """
-    stage_rates = _by_stage(stages, rates)
-    weights = _shared_weights(stages)
-    for _ in range(steps):
-        weights = _step(
-            stages, weights, keys, values, attention, stage_rates, loss, chunk_size
-        )
-    return [
-        tensor
-        for columns, *bias in weights
-        for tensor in (ops.swapaxes(columns, -1, -2), *bias)
-    ]
-
-
-def _shared_weights(stages: list[DenseStage]) -> list[_Weights]:
-    """The weights from which all examples start."""
-    weights = []
-    for stage in stages:
-        kernel, *bias = [at_least_float32(variable) for variable in stage.variables]
-        weights.append([ops.transpose(kernel), *bias])
-    return weights
-
-
-def _scales(stages: list[DenseStage]) -> list[Tensor]:
-    """The factors in front of the cosines; not adapted."""
-    return [at_least_float32(s.layer.learned_scale) for s in stages if s.is_cosine]
-
-
-def _by_stage(stages: list[DenseStage], tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Splits a list with one item per variable into one list per stage."""
-    remaining = iter(tensors)
-    return [[next(remaining) for _ in stage.variables] for stage in stages]
-
-
-def _step(
-    stages: list[DenseStage],
-    weights: list[_Weights],
-    keys: Tensor,
-    values: Tensor,
-    attention: Tensor,
-    rates: list[list[Tensor]],
-    loss: InnerLoss,
-    chunk_size: int,
-) -> list[_Weights]:
-    """One inner step for every stage, with per-example weights as result."""
-    scales = _scales(stages)
-
-    def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-        keys, values, attention = chunk
-        weights = _by_stage(stages, shared[len(scales) :])
-        traces = _traces(stages, weights, shared[: len(scales)], keys, values, loss)
+    def _start(self) -> list[_Weights]:
+        """The weights from which all examples start."""
         return [
-            total
-            for own, trace in zip(weights, traces, strict=True)
-            for total in _weighted_sums(trace, attention)[: len(own)]
+            [
+                ops.transpose(at_least_float32(stage.kernel)),
+                *(at_least_float32(v) for v in (stage.bias, stage.scale) if v is not None),
+            ]
+            for stage in self.stages
         ]
 
-    sums = sum_over_chunks(
-        terms,
-        [*scales, *(tensor for own in weights for tensor in own)],
-        [keys, values, attention],
-        axes=(0, 0, 1),
-        chunk_size=chunk_size,
-    )
-    by_stage = zip(stages, weights, _by_stage(stages, sums), rates, strict=True)
-    return [_updated(stage, own, total, rate) for stage, own, total, rate in by_stage]
+    def _rates(self) -> list[list[Tensor]]:
+        """The learning rates of each stage's variables."""
+        rates = iter(self.learning_rate.rates())
+        return [[next(rates) for _ in stage.variables] for stage in self.stages]
 
+    def _call(self, weights: list[_Weights], queries: Tensor) -> Tensor:
+        """The head with weights of each example."""
+        outputs = queries
+        for stage, own in zip(self.stages, weights, strict=True):
+            outputs = stage.activate(_linear(stage, own, outputs))
+        return outputs
 
-def _traces(
-    stages: list[DenseStage],
-    weights: list[_Weights],
-    scales: list[Tensor],
-    keys: Tensor,
-    values: Tensor,
-    loss: InnerLoss,
-) -> list[_Trace]:
-    """One forward and one backward pass of the head over the dictionary.
+    def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
+        """The weights of each example, after all steps."""
+        weights = self._start()
+        for _ in range(self.steps):
+            sums = iter(self._sums(weights, entries, attention))
+            weights = [
+                _updated(stage, own, [next(sums) for _ in stage.variables], rates)
+                for stage, own, rates in zip(
+                    self.stages, weights, self._rates(), strict=True
+                )
+            ]
+        return weights
 
-    Entries do not touch each other, so the gradient of the summed losses with respect to
-    offsets of a stage's outputs is each entry's own.
-    """
+    def _sums(
+        self, weights: list[_Weights], entries: Entries, attention: Tensor
+    ) -> list[Tensor]:
+        """The inner loss's gradients for each example, made in chunks of entries."""
 
-    def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        seen = []
-        remaining = iter(scales)
-        outputs = keys
-        for stage, (columns, *bias), offset in zip(stages, weights, offsets, strict=True):
-            if stage.is_cosine:
-                outputs = next(remaining) * unit_norm(outputs)
-                columns = unit_norm(columns)
-            seen.append(outputs)
-            outputs = ops.matmul(outputs, ops.swapaxes(columns, -1, -2)) + offset
-            for tensor in bias:
-                outputs = outputs + tensor[..., None, :]
-            outputs = stage.activate(outputs)
-        return ops.sum(loss(values, outputs)), seen
+        def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+            keys, values, attention = chunk
+            weights_here = keras.tree.pack_sequence_as(weights, shared)
+            traces = self._traces(weights_here, Entries(keys, values))
+            return [
+                total
+                for stage, trace in zip(self.stages, traces, strict=True)
+                for total in _weighted_sums(trace, attention)[: len(stage.variables)]
+            ]
 
-    batch = ops.shape(weights[0][0])[:-2]
-    zeros = [
-        ops.zeros((*batch, keys.shape[0], columns.shape[-2]), keys.dtype)
-        for columns, *_ in weights
-    ]
-    gradients, inputs = gradients_of(total_loss, zeros)
-    return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
+        return sum_over_chunks(
+            terms,
+            keras.tree.flatten(weights),
+            [*entries, attention],
+            axes=(0, 0, 1),
+            chunk_size=self.chunk_size,
+        )
+
+    def _traces(self, weights: list[_Weights], entries: Entries) -> list[_Trace]:
+        """One forward and one backward pass of the head over the dictionary.
+
+        Entries do not touch each other, so the gradient of the summed losses with respect
+        to offsets of a stage's outputs is each entry's own.
+        """
+
+        def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            seen = []
+            outputs = entries.keys
+            for stage, (columns, *rest), offset in zip(
+                self.stages, weights, offsets, strict=True
+            ):
+                if stage.is_cosine:
+                    outputs = rest[0] * unit_norm(outputs)
+                    columns = unit_norm(columns)
+                seen.append(outputs)
+                outputs = ops.matmul(outputs, ops.swapaxes(columns, -1, -2)) + offset
+                if stage.bias is not None:
+                    outputs = outputs + rest[0][..., None, :]
+                outputs = stage.activate(outputs)
+            return ops.sum(self.loss(entries.values, outputs)), seen
+
+        batch = ops.shape(weights[0][0])[:-2]
+        zeros = [
+            ops.zeros((*batch, entries.keys.shape[0], own[0].shape[-2]), entries.keys.dtype)
+            for own in weights
+        ]
+        gradients, inputs = gradients_of(total_loss, zeros)
+        return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
+
+    def _sums_of_trace(self, trace: _Trace, attention: Tensor) -> list[Tensor]:
+        """`sum_j w_j d_j a_j^T`, in chunks of entries."""
+
+        def terms(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+            attention, inputs, gradients = chunk
+            return _weighted_sums(_Trace(inputs, gradients), attention)[:1]
+
+        entries = [attention, trace.inputs, trace.gradients]
+        return sum_over_chunks(terms, [], entries, (1, 0, 0), self.chunk_size)
 
 
 def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
@@ -320,7 +306,7 @@ def _updated(
     stage: DenseStage, weights: _Weights, sums: list[Tensor], rates: list[Tensor]
 ) -> _Weights:
     """The stage's weights after one step, per example."""
-    columns, gradient = weights[0], sums[0]
+    (columns, *rest), gradient = weights, sums[0]
     if stage.is_cosine:
         # From the unit columns back to the columns themselves.
         inverse = inverse_norm(columns)
@@ -329,10 +315,10 @@ def _updated(
         inside = ops.cast(squares > NORM_EPSILON, columns.dtype)
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse
-    updated = [columns - _per_input(rates[0]) * gradient]
-    if len(weights) > 1:
-        updated.append(weights[1] - rates[1] * sums[1])
-    return updated
+    columns = columns - _per_input(rates[0]) * gradient  # Eq. (3)
+    if stage.bias is not None:
+        rest = [rest[0] - rates[1] * sums[1]]
+    return [columns, *rest]
 
 
 def _per_input(rate: Tensor) -> Tensor:
@@ -340,26 +326,14 @@ def _per_input(rate: Tensor) -> Tensor:
     return rate if rate.ndim == 0 else rate[:, 0]
 
 
-def _adapted(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
+def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
     """The linear map of a stage, or its cosines, with weights of each example."""
-    columns, *bias = weights
+    columns, *rest = weights
     if stage.is_cosine:
-        (scale,) = _scales([stage])
         products = ops.sum(columns * unit_norm(inputs)[:, None, :], axis=-1)
-        return scale * products * inverse_norm(columns)[..., 0]
+        return rest[0] * products * inverse_norm(columns)[..., 0]
     outputs = ops.matmul(columns, inputs[..., None])[..., 0]
-    return outputs + bias[0] if bias else outputs
-
-
-def _sums_of_trace(trace: _Trace, attention: Tensor, chunk_size: int) -> list[Tensor]:
-    """`sum_j w_j d_j a_j^T`, in chunks of entries."""
-
-    def terms(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-        attention, inputs, gradients = chunk
-        return _weighted_sums(_Trace(inputs, gradients), attention)[:1]
-
-    entries = [attention, trace.inputs, trace.gradients]
-    return sum_over_chunks(terms, [], entries, (1, 0, 0), chunk_size)
+    return outputs + rest[0] if rest else outputs
 
 
 def _attend(
@@ -376,4 +350,4 @@ def _attend(
     if bias:
         scores = scores + rates[1]
         outputs = outputs + bias[0]
-    return outputs - ops.matmul(attention * scores, trace.gradients)
+    return outputs - ops.matmul(attention * scores, trace.gradients)  # Eq. (3)

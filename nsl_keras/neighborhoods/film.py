@@ -11,7 +11,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods.unit_norm import unit_norm
+from nsl_keras.neighborhoods.cosine import unit_norm
 
 _PLACES = ("all", "last", "before_head")
 

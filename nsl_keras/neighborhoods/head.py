@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,37 +11,23 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods import dual_form, inner_loss, nested_tape
-from nsl_keras.neighborhoods.contributions import contributions
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.learning_rate import InnerLearningRate
+from nsl_keras.neighborhoods.dual_form import (
+    CACHED_ENTRIES,
+    DualForm,
+    NoDualFormError,
+    stages_of,
+)
+from nsl_keras.neighborhoods.explain import Neighbors, output_changes
+from nsl_keras.neighborhoods.inner_loop import (
+    LOSSES,
+    InnerLearningRate,
+    InnerLoop,
+    NestedTape,
+)
 from nsl_keras.second_order import require_second_derivatives
 
 INNER_LOOPS = ("auto", "dual", "tape")
-
-
-class Neighbors(NamedTuple):
-    """The dictionary entries an example looks at most, the heaviest first.
-
-    Attributes:
-        indices: Entry numbers, of shape `(batch, k)`.
-        weights: Attention weights, of that shape.
-        values: Class probabilities (targets, in regression) of the entries, of shape
-            `(batch, k, outputs)`.
-        output_changes: What each entry adds to the logits (outputs, in regression) of
-            the example, of shape `(batch, k, outputs)`. Over all entries of the
-            dictionary these sum to the outputs after, minus those before adaptation.
-            Where an inner step is linear in the head's weights, a single step on a
-            `Dense` layer, it is what the step on this entry's loss alone does; elsewhere
-            the entry's share along the straight path from no attention to this one,
-            integrated with 8 points: exact to rounding for smooth heads, to a few percent
-            for several steps through ReLU layers.
-    """
-
-    indices: Any
-    weights: Any
-    values: Any
-    output_changes: Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -57,28 +43,23 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     where `L` is the cross-entropy of the head's logits, or in regression the squared
     error, summed over the outputs. The result is differentiable,
     second-order terms included, with respect to features, head, keys, values and rate.
-    It can stand behind any features in a functional model. Under a mixed-precision policy
-    it computes in, and returns, float32.
+    It can follow any features in a functional model. Under a mixed-precision policy it
+    computes in, and returns, float32.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
             outputs, without non-trainable variables. `Dense`, `CosineDense` and
             `Sequential` stacks of them adapt in the dual form; everything else on a
             nested tape. A `CosineDense` layer's scale is trained, but not adapted.
-        num_neighbors: int, the number of dictionary entries `S`.
-        metric: `"cosine"` or `"euclidean"`, see `NeighborDictionary`.
-        temperature: float above 0, see `NeighborDictionary`.
-        value_scale: float above 0, see `NeighborDictionary`.
-        fixed_values: bool, or an array, see `NeighborDictionary`.
+        dictionary: `NeighborDictionary`, or the number of its entries `S`: then all else
+            is as its arguments have it by default. What the dictionary leaves open, its
+            `num_values` and `task`, are those of the head.
         inner_steps: int, the number of inner steps. Attention is computed once for all.
             Memory grows with the steps: with more than one every example has weights.
         inner_learning_rate: float above 0, the start value of the rate.
         learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
             of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
             enter through their absolute value.
-        dictionary_dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`, see `NeighborDictionary`. With `"batch"`
-            the entries left out are not computed at all: training takes less time.
         chunk_size: int or `None`, the number of entries whose terms for every example are
             held at once, in the forward pass and, computed anew, in the backward pass.
             It bounds memory in the dual form where there are such terms, in a cosine
@@ -90,7 +71,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
             dual where the head allows it. The two agree to rounding; `active_inner_loop`
             tells which one runs.
-        seed: int or `None`, the seed of dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
@@ -111,7 +91,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             cannot be treated by `inner_loop="dual"` (the error names the layer); if
             TensorFlow has no exact second derivative of a layer on the tape (layer and
             group normalization, bilinear resizing); and if `chunk_size` is given for the
-            tape.
+            tape; and if the dictionary has another `num_values` or `task`.
 
     Example:
 
@@ -120,7 +100,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     >>> inputs = keras.Input((28, 28, 1))
     >>> features = keras.layers.Dense(64)(keras.layers.Flatten()(inputs))
     >>> head = nsl_keras.layers.CosineDense(10)
-    >>> logits = nsl_keras.layers.MetaNeighborhoodHead(head, num_neighbors=100)(features)
+    >>> dictionary = nsl_keras.layers.NeighborDictionary(100, temperature=0.1)
+    >>> logits = nsl_keras.layers.MetaNeighborhoodHead(head, dictionary)(features)
     >>> model = keras.Model(inputs, logits)
     >>> tuple(model(keras.ops.ones((2, 28, 28, 1))).shape)
     (2, 10)
@@ -131,26 +112,16 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         authors' code.
     """
 
-    #: The keys, values and attention; made at build.
-    dictionary: NeighborDictionary
-
     def __init__(
         self,
         head: keras.layers.Layer,
-        num_neighbors: int,
-        metric: str = "cosine",
-        temperature: float = 0.2,
-        value_scale: float = 10.0,
-        fixed_values: Any = False,
+        dictionary: NeighborDictionary | int,
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
         learning_rate_form: str = "scalar",
-        dictionary_dropout: float = 0.5,
-        dropout_scope: str = "example",
         chunk_size: int | None = None,
         task: str = "classification",
         inner_loop: str = "auto",
-        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -161,63 +132,43 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"`head` must be a Keras layer or model. Received: head={head!r}"
             )
         self.head = head
-        self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.metric = metric
-        self.temperature = temperature
-        self.value_scale = value_scale
-        self.task = validation.one_of(task, inner_loss.LOSSES, "task")
+        self.task = validation.one_of(task, LOSSES, "task")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
-        self.inner_learning_rate = inner_learning_rate
-        self.learning_rate_form = learning_rate_form
-        self.dictionary_dropout = validation.fraction(
-            dictionary_dropout, "dictionary_dropout"
-        )
-        self.dropout_scope = dropout_scope
-        self.chunk_size = (
-            None
-            if chunk_size is None
-            else validation.positive_integer(chunk_size, "chunk_size")
-        )
-        self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
-        self.seed = seed
-        self.input_spec = keras.layers.InputSpec(ndim=2)
         self.rate = InnerLearningRate(
             inner_learning_rate,
             learning_rate_form,
             dtype=self.dtype_policy,
             name="inner_learning_rate",
         )
-        # The number of values is the head's width, known at build; this checks the rest.
-        self.fixed_values = fixed_values
-        width = (1, *np.shape(fixed_values))[-1]
-        self.fixed_values = self._make_dictionary(width).fixed_values
-        self._stages: list[dual_form.DenseStage] | None = None
-
-    def _make_dictionary(self, num_values: int) -> NeighborDictionary:
-        return NeighborDictionary(
-            self.num_neighbors,
-            num_values,
-            metric=self.metric,
-            temperature=self.temperature,
-            value_scale=self.value_scale,
-            fixed_values=self.fixed_values,
-            dropout=self.dictionary_dropout,
-            dropout_scope=self.dropout_scope,
-            task=self.task,
-            seed=self.seed,
-            dtype=self.dtype_policy,
-            name="dictionary",
+        self.inner_learning_rate = self.rate.initial
+        self.learning_rate_form = self.rate.form
+        self.dictionary = (
+            dictionary
+            if isinstance(dictionary, NeighborDictionary)
+            else NeighborDictionary(
+                validation.positive_integer(dictionary, "dictionary"),
+                dtype=self.dtype_policy,
+                name="dictionary",
+            )
         )
+        self.chunk_size = (
+            None
+            if chunk_size is None
+            else validation.positive_integer(chunk_size, "chunk_size")
+        )
+        self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
+        self.input_spec = keras.layers.InputSpec(ndim=2)
+        self._finetuning: InnerLoop | None = None
 
     @property
     def active_inner_loop(self) -> str:
         """`"dual"` or `"tape"`: the way the built layer adapts."""
-        if not self.built:
+        if self._finetuning is None:
             raise ValueError(
                 "`active_inner_loop` is known once the layer is built. Received: "
                 f"unbuilt layer {self.name!r} with inner_loop={self.inner_loop!r}"
             )
-        return "tape" if self._stages is None else "dual"
+        return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
@@ -232,27 +183,25 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 "`head` must map features to outputs of shape (batch, outputs). "
                 f"Received: output shape {tuple(outputs)}"
             )
-        self._stages = self._choose_stages()
-        if self._stages is None:
-            self._require_tape(features)
-            variables = nested_tape.adapted_variables(self.head)
-        else:
-            variables = [v for stage in self._stages for v in stage.variables]
+        self.dictionary.set_outputs(outputs[-1], self.task)
+        self._finetuning = self._dual_form() or self._nested_tape(features)
+        variables = self._finetuning.variables
         if not variables:
             raise ValueError(
                 "`head` must have trainable variables to adapt. "
                 f"Received: head {self.head.name!r} without any"
             )
         self.rate.build_for([tuple(variable.shape) for variable in variables])
-        self.dictionary = self._make_dictionary(num_values=outputs[-1])
-        self.dictionary.build((None, features))
+        if not self.dictionary.built:
+            self.dictionary.build((None, features))
 
-    def _choose_stages(self) -> list[dual_form.DenseStage] | None:
+    def _dual_form(self) -> DualForm | None:
+        """Returns the dual form, if it is asked for and the head allows it."""
         if self.inner_loop == "tape":
             return None
         try:
-            stages = dual_form.stages_of(self.head)
-        except dual_form.NoDualFormError as error:
+            stages = stages_of(self.head)
+        except NoDualFormError as error:
             if self.inner_loop == "dual":
                 raise ValueError(
                     '`inner_loop="dual"` needs a head of Dense and CosineDense layers: '
@@ -261,9 +210,15 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 ) from error
             logging.info("%s adapts its head on a nested tape: %s.", self.name, str(error))
             return None
-        return stages
+        return DualForm(
+            stages,
+            self.rate,
+            self.inner_steps,
+            LOSSES[self.task],
+            self.chunk_size or CACHED_ENTRIES,
+        )
 
-    def _require_tape(self, features: int) -> None:
+    def _nested_tape(self, features: int) -> NestedTape:
         if self.chunk_size is not None:
             raise ValueError(
                 "`chunk_size` must be None on the nested tape, which holds a head for "
@@ -286,48 +241,32 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"{self.head(symbolic).dtype}"
             )
         require_second_derivatives(self.head, argument="head")
+        return NestedTape(self.head, self.rate, self.inner_steps, LOSSES[self.task])
 
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
-        if adapt:
-            entries = self.dictionary.draw_entries(training)
-            kept = None
-            if entries is None:
-                kept = self.dictionary.draw_kept(inputs, training)
-            logits = self.adapted_logits(inputs, kept, entries)
-        else:
-            logits = self.head(inputs)
-        return ops.cast(logits, self.compute_dtype)
+        if not adapt:
+            return ops.cast(self.head(inputs), self.compute_dtype)
+        queries = at_least_float32(inputs)
+        entries, attention = self.dictionary.look_up(queries, training)
+        outputs = self._finetuning.outputs(entries, attention, queries)
+        return ops.cast(outputs, self.compute_dtype)
 
-    def adapted_logits(
-        self, features: Tensor, kept: Tensor | None = None, entries: Tensor | None = None
-    ) -> Tensor:
+    def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns the finetuned head's outputs, in float32 or wider.
 
         Args:
             features: Tensor of shape `(batch, features)`.
             kept: Boolean tensor, the dictionary entries that take part, see
                 `NeighborDictionary.attention`; `None` is all of them.
-            entries: Integer tensor, the numbers of the entries that take part where they
-                are the same for all examples; instead of `kept`.
 
         Returns:
             Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
         features = at_least_float32(features)
-        arguments = self._inner_loop_arguments(features, kept, entries)
-        return self._adapted_outputs(*arguments, features)
-
-    def _adapted_outputs(
-        self, keys: Tensor, values: Tensor, attention: Tensor, features: Tensor
-    ) -> Tensor:
-        arguments = (keys, values, attention, features, self.rate.rates(), self.inner_steps)
-        loss = inner_loss.LOSSES[self.task]
-        if self._stages is None:
-            return nested_tape.adapted_outputs(self.head, *arguments, loss)
-        chunk_size = self.chunk_size or dual_form.CACHED_ENTRIES
-        return dual_form.adapted_outputs(self._stages, *arguments, loss, chunk_size)
+        entries, attention = self.dictionary.look_up(features, kept=kept)
+        return self._finetuning.outputs(entries, attention, features)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
@@ -340,16 +279,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             One tensor per adapted variable of the head, in the head's order, each of
             shape `(batch, *variable_shape)`.
         """
-        features = at_least_float32(features)
-        arguments = self._inner_loop_arguments(features, kept)
-        rates, steps = self.rate.rates(), self.inner_steps
-        loss = inner_loss.LOSSES[self.task]
-        if self._stages is None:
-            return nested_tape.adapted_weights(self.head, *arguments, rates, steps, loss)
-        chunk_size = self.chunk_size or dual_form.CACHED_ENTRIES
-        return dual_form.adapted_weights(
-            self._stages, *arguments, rates, steps, loss, chunk_size
-        )
+        entries, attention = self.dictionary.look_up(at_least_float32(features), kept=kept)
+        return self._finetuning.weights(entries, attention)
 
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the dictionary's entries to examples drawn at random.
@@ -377,32 +308,22 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             ValueError: If `k` is not in `1..num_neighbors`.
         """
         k = validation.positive_integer(k, "k")
-        if k > self.num_neighbors:
+        if k > self.dictionary.num_neighbors:
             raise ValueError(
                 f"`k` must be at most `num_neighbors`. Received: k={k}, "
-                f"num_neighbors={self.num_neighbors}"
+                f"num_neighbors={self.dictionary.num_neighbors}"
             )
         features = ops.cast(features, self.variable_dtype)
-        keys, values, attention = self._inner_loop_arguments(features, None)
+        entries, attention = self.dictionary.look_up(features)
         weights, indices = ops.top_k(attention, k)
-        changes = contributions(
-            lambda weights, queries: self._adapted_outputs(keys, values, weights, queries),
+        changes = output_changes(
+            lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
             attention,
             features,
             indices,
         )
-        return Neighbors(indices, weights, ops.take(values, indices, axis=0), changes)
-
-    def _inner_loop_arguments(
-        self, features: Tensor, kept: Tensor | None, entries: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.dictionary.attention(features, kept, entries)
-        dtype = attention.dtype
-        keys = ops.cast(ops.convert_to_tensor(self.dictionary.keys), dtype)
-        values = ops.cast(self.dictionary.values, dtype)
-        if entries is not None:
-            keys, values = (ops.take(rows, entries, axis=0) for rows in (keys, values))
-        return keys, values, attention
+        values = ops.take(entries.values, indices, axis=0)
+        return Neighbors(indices, weights, values, changes)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
@@ -413,27 +334,45 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return {
             **super().get_config(),
             "head": keras.saving.serialize_keras_object(self.head),
-            "num_neighbors": self.num_neighbors,
-            "metric": self.metric,
-            "temperature": self.temperature,
-            "value_scale": self.value_scale,
-            "fixed_values": self.fixed_values,
+            "dictionary": keras.saving.serialize_keras_object(self.dictionary),
             "inner_steps": self.inner_steps,
             "inner_learning_rate": self.inner_learning_rate,
             "learning_rate_form": self.learning_rate_form,
-            "dictionary_dropout": self.dictionary_dropout,
-            "dropout_scope": self.dropout_scope,
             "chunk_size": self.chunk_size,
             "task": self.task,
             "inner_loop": self.inner_loop,
-            "seed": self.seed,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> MetaNeighborhoodHead:
-        config = dict(config)
-        config["head"] = keras.saving.deserialize_keras_object(config["head"])
+        config = with_dictionary(config)
+        for part in ("head", "dictionary"):
+            config[part] = keras.saving.deserialize_keras_object(config[part])
         return cls(**config)
+
+
+#: What a config held before it held a dictionary, by the dictionary's own names.
+_FORMER_ARGUMENTS = {
+    "num_neighbors": "num_neighbors",
+    "metric": "metric",
+    "temperature": "temperature",
+    "value_scale": "value_scale",
+    "fixed_values": "fixed_values",
+    "dropout": "dictionary_dropout",
+    "dropout_scope": "dropout_scope",
+    "seed": "seed",
+}
+
+
+def with_dictionary(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a config, in which former arguments became a dictionary."""
+    config = dict(config)
+    if "dictionary" not in config:
+        arguments = {now: config.pop(then) for now, then in _FORMER_ARGUMENTS.items()}
+        config["dictionary"] = keras.saving.serialize_keras_object(
+            NeighborDictionary(**arguments, dtype=config.get("dtype"), name="dictionary")
+        )
+    return config
 
 
 def _require_logits(head: keras.layers.Layer, output_shape: tuple[int | None, ...]) -> None:

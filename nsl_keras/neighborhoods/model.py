@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,20 +11,21 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import (
-    GradientTape,
-    Tensor,
-    assert_in_graph,
-    replicas_in_sync,
-    variable_scope,
-)
-from nsl_keras.neighborhoods import initialization
-from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
-from nsl_keras.neighborhoods.metrics_before_adaptation import (
-    MetricsBeforeAdaptation,
-)
+from nsl_keras.backend import GradientTape, Tensor, replicas_in_sync, variable_scope
+from nsl_keras.neighborhoods.dictionary import NeighborDictionary, require_same_length
+from nsl_keras.neighborhoods.explain import Neighbors
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
 from nsl_keras.neighborhoods.splitting import split_classifier
-from nsl_keras.training import CheckedModel, is_array, loss_of_logits
+from nsl_keras.training import (
+    CheckedModel,
+    check,
+    check_finite,
+    checking_data,
+    is_array,
+    loss_of_logits,
+)
+
+UNADAPTED = "unadapted_"
 
 
 class Predictions(NamedTuple):
@@ -61,28 +61,23 @@ class MetaNeighborhoodModel(CheckedModel):
     published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075`.
 
     Args:
-        head: Keras layer or model from features to logits, or to a regression's outputs;
-            see `MetaNeighborhoodHead`.
         backbone: Keras layer or model from inputs to features of shape `(batch,
             features)`, or `None` where the inputs are the features. The paper leaves out
             a last ReLU, so that keys and features are alike.
-        num_neighbors: int, the number of dictionary entries `S`.
-        metric: `"cosine"` or `"euclidean"`.
-        temperature: float above 0, of the attention.
-        value_scale: float above 0, the factor inside the values' softmax.
-        fixed_values: bool, whether values are fixed one-hot rows; or the fixed values.
+        head: Keras layer or model from features to logits, or to a regression's outputs;
+            see `MetaNeighborhoodHead`.
+        dictionary: `NeighborDictionary`, with metric, temperature, values and dropout as
+            its arguments say; or int, the number of entries of a dictionary that has all
+            else by default.
         inner_steps: int, the number of inner steps.
         inner_learning_rate: float above 0, the start value of the inner rate.
         learning_rate_form: `"scalar"`, `"diagonal"` or `"fixed"`.
-        dictionary_dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`.
         chunk_size: int or `None`, the number of entries computed at once; see
             `MetaNeighborhoodHead`.
         task: `"classification"`, with the cross-entropy as inner loss and probabilities
             as values; or `"regression"`, with the squared error and free values.
         inner_loop: `"auto"`, `"dual"` or `"tape"`; see `MetaNeighborhoodHead`. On
             TensorFlow train a tape without `jit_compile`: XLA compiles it anew every step.
-        seed: int or `None`, the seed of dictionary dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -113,7 +108,7 @@ class MetaNeighborhoodModel(CheckedModel):
     >>> import nsl_keras
     >>> backbone = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(32)])
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(10), backbone, num_neighbors=50)
+    ...     backbone, nsl_keras.layers.CosineDense(10), dictionary=50)
     >>> model.compile(
     ...     optimizer="adam",
     ...     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -125,6 +120,15 @@ class MetaNeighborhoodModel(CheckedModel):
     >>> model.predict(images, verbose=0).shape
     (16, 10)
 
+    The dictionary's own arguments are given with it:
+
+    >>> dictionary = nsl_keras.layers.NeighborDictionary(
+    ...     50, metric="euclidean", temperature=2.0, dropout=0.25, seed=0)
+    >>> model = nsl_keras.MetaNeighborhoodModel(
+    ...     backbone, nsl_keras.layers.CosineDense(10), dictionary)
+    >>> model.num_neighbors, model.dictionary.temperature
+    (50, 2.0)
+
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2, Eq. (1)-(3), Algorithm
         1; defaults from Appendix A.2 and the authors' code.
@@ -132,22 +136,15 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def __init__(
         self,
+        backbone: keras.layers.Layer | None,
         head: keras.layers.Layer,
-        backbone: keras.layers.Layer | None = None,
-        num_neighbors: int = 1000,
-        metric: str = "cosine",
-        temperature: float = 0.2,
-        value_scale: float = 10.0,
-        fixed_values: Any = False,
+        dictionary: NeighborDictionary | int = 1000,
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
         learning_rate_form: str = "scalar",
-        dictionary_dropout: float = 0.5,
-        dropout_scope: str = "example",
         chunk_size: int | None = None,
         task: str = "classification",
         inner_loop: str = "auto",
-        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -159,29 +156,45 @@ class MetaNeighborhoodModel(CheckedModel):
         self.backbone = backbone
         self.neighborhood = MetaNeighborhoodHead(
             head,
-            num_neighbors,
-            metric=metric,
-            temperature=temperature,
-            value_scale=value_scale,
-            fixed_values=fixed_values,
+            dictionary,
             inner_steps=inner_steps,
             inner_learning_rate=inner_learning_rate,
             learning_rate_form=learning_rate_form,
-            dictionary_dropout=dictionary_dropout,
-            dropout_scope=dropout_scope,
             chunk_size=chunk_size,
             task=task,
             inner_loop=inner_loop,
-            seed=seed,
             dtype=self.dtype_policy,
             name="neighborhood",
         )
-        self._predict_both = False
-        self._before_adaptation = MetricsBeforeAdaptation()
+        self.inner_steps = self.neighborhood.inner_steps
+        self.inner_learning_rate = self.neighborhood.inner_learning_rate
+        self.learning_rate_form = self.neighborhood.learning_rate_form
+        self.chunk_size = self.neighborhood.chunk_size
+        self.task = self.neighborhood.task
+        self.inner_loop = self.neighborhood.inner_loop
+        self._unadapted_metrics = UnadaptedMetrics()
+
+    @property
+    def head(self) -> keras.layers.Layer:
+        """The head that is finetuned, as it is before."""
+        return self.neighborhood.head
+
+    @property
+    def dictionary(self) -> NeighborDictionary:
+        """The dictionary of neighbours."""
+        return self.neighborhood.dictionary
+
+    @property
+    def num_neighbors(self) -> int:
+        """The number of dictionary entries `S`."""
+        return self.dictionary.num_neighbors
 
     @classmethod
     def from_classifier(
-        cls, model: keras.Model, num_neighbors: int = 1000, **options: Any
+        cls,
+        model: keras.Model,
+        dictionary: NeighborDictionary | int = 1000,
+        **options: Any,
     ) -> MetaNeighborhoodModel:
         """Makes a model of a trained classifier: its last dense layer is the head.
 
@@ -193,7 +206,7 @@ class MetaNeighborhoodModel(CheckedModel):
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
                 that ends in `Dense` (or `CosineDense`), with or without a softmax.
-            num_neighbors: int, the number of dictionary entries.
+            dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 
         Returns:
@@ -219,7 +232,7 @@ class MetaNeighborhoodModel(CheckedModel):
                 f"Received: task={options['task']!r}"
             )
         backbone, head = split_classifier(model)
-        made = cls(head, backbone, num_neighbors, **options)
+        made = cls(backbone, head, dictionary, **options)
         made.build(model.input_shape)
         return made
 
@@ -241,13 +254,16 @@ class MetaNeighborhoodModel(CheckedModel):
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
+        features = self.features(inputs, training=training)  # Eq. (3): z = mu(x)
+        return self.neighborhood(features, training=training, adapt=adapt)
+
+    def predictions(self, inputs: Tensor, training: bool | None = None) -> Predictions:
+        """Returns the predictions of a batch after and before adaptation."""
         features = self.features(inputs, training=training)
-        if not adapt:
-            return self.neighborhood(features, training=training, adapt=False)
-        adapted = self.neighborhood(features, training=training)
-        if not self._predict_both:
-            return adapted
-        return Predictions(adapted, self.neighborhood(features, adapt=False))
+        return Predictions(
+            self.neighborhood(features, training=training),
+            self.neighborhood(features, adapt=False),
+        )
 
     def features(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
@@ -284,10 +300,10 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> import numpy as np
         >>> import nsl_keras
         >>> model = nsl_keras.MetaNeighborhoodModel(
-        ...     keras.layers.Dense(3), num_neighbors=6)
+        ...     None, keras.layers.Dense(3), dictionary=6)
         >>> x = np.random.default_rng(0).normal(size=(30, 4)).astype("float32")
         >>> model.initialize_from(x, np.arange(30) % 3, seed=0)
-        >>> values = keras.ops.convert_to_numpy(model.neighborhood.dictionary.values)
+        >>> values = keras.ops.convert_to_numpy(model.dictionary.values)
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
@@ -297,17 +313,16 @@ class MetaNeighborhoodModel(CheckedModel):
                 f"x of type {type(x).__name__}, y of type {type(y).__name__}"
             )
         x, y = ops.convert_to_numpy(x), ops.convert_to_numpy(y)
-        initialization.require_same_length(x, y, "x")
+        require_same_length(x, y, "x")
         self._check_data(x, y)
-        dictionary = self.neighborhood.dictionary
-        drawn = initialization.draw_examples(dictionary, y, seed)
+        drawn = self.dictionary.draw_examples(y, seed)
         features = np.concatenate(
             [
                 ops.convert_to_numpy(self.features(batch, training=False))
                 for batch in self._batches(x[drawn], batch_size)
             ]
         )
-        initialization.assign_examples(dictionary, features, y[drawn])
+        self.dictionary.assign_examples(features, y[drawn])
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
         """Yields an array in batches, for the built model."""
@@ -323,8 +338,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
         They are those with the largest attention weights. What an entry adds to the
         outputs is defined at `output_changes` of the result; over all entries (`k =
-        num_neighbors`) it sums to `model(x) - model(x, adapt=False)`, but for the error of
-        the integral that defines it (see `Neighbors`).
+        num_neighbors`) it sums to `model(x) - model(x, adapt=False)`, up to the error of
+        the integral that defines it (see `nsl_keras.neighborhoods.explain.Neighbors`).
 
         Args:
             x: Array of inputs.
@@ -344,7 +359,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> import numpy as np
         >>> import nsl_keras
         >>> model = nsl_keras.MetaNeighborhoodModel(
-        ...     nsl_keras.layers.CosineDense(3), num_neighbors=20)
+        ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
         >>> x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
         >>> found = model.neighbors(x, k=20)
         >>> found.output_changes.shape
@@ -374,16 +389,11 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.neighborhood.trainable_variables
 
     @property
-    def task(self) -> str:
-        """`"classification"` or `"regression"`."""
-        return self.neighborhood.task
-
-    @property
     def inner_rates(self) -> list[Tensor]:
         """The learning rates of the inner step as they stand, one per adapted variable."""
         return self.neighborhood.rate.rates()
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any):
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Args:
@@ -397,14 +407,14 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.task == "classification":
             loss_of_logits(loss)
         super().compile(optimizer=optimizer, loss=loss, **options)
-        self._before_adaptation = MetricsBeforeAdaptation(
+        self._unadapted_metrics = UnadaptedMetrics(
             options.get("metrics"), options.get("weighted_metrics")
         )
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The loss, the compiled metrics, and their copies before adaptation."""
-        return [*super().metrics, *self._before_adaptation.metrics]
+        return [*super().metrics, *self._unadapted_metrics.metrics]
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not is_array(x):
@@ -414,77 +424,93 @@ class MetaNeighborhoodModel(CheckedModel):
             if not self.built:
                 with variable_scope(self):
                     self.build((None, *x.shape[1:]))
-            outputs = self.neighborhood.dictionary.num_values
+            outputs = self.dictionary.num_values
             if self.task == "classification":
                 validation.class_labels(y, outputs)
             else:
                 validation.targets(y, outputs)
 
     def train_step(self, *arguments: Any) -> Any:
-        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._predicting_both():
-            if keras.backend.backend() == "jax":
-                return super().train_step(*arguments)
-            return self._nested_tape_step(*arguments)
-
-    def _nested_tape_step(self, data: Any) -> dict[str, Any]:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if self.jit_compile and self.built:
-            self._warn_of_compiled_tape()
-        x, y = self._checked(x, y)
-        with GradientTape() as outer_tape:
-            # The inner tape, of the gradients on the dictionary, runs in here.
-            predictions = self(x, training=True)
-            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
-            self._track(loss, x)
-            scaled_loss = self.optimizer.scale_loss(loss)
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(
-            zip(outer_tape.gradient(scaled_loss, variables), variables, strict=True)
-        )
-        return self.compute_metrics(x, y, predictions, sample_weight)
-
-    def _warn_of_compiled_tape(self) -> None:
-        if self.neighborhood.active_inner_loop == "tape":
+        """One step of Algorithm 1: of `data` on TensorFlow, `(state, data)` on JAX."""
+        if keras.backend.backend() == "jax":
+            return super().train_step(*arguments)  # By way of compute_loss_and_updates.
+        if self.jit_compile and self.neighborhood.active_inner_loop == "tape":
             warnings.warn(
                 "XLA compiles the gradient of a vectorised nested tape anew at every "
                 'step. Compile with jit_compile=False, or use a head that `inner_loop="'
                 'dual"` treats.',
                 stacklevel=2,
             )
+        x, y, sample_weight = self._checked_batch(*arguments)
+        with GradientTape() as outer_tape:
+            # The inner tape, of the gradients on the dictionary, runs in here.
+            predictions = self.predictions(x, training=True)
+            loss = self.compute_loss(  # Eq. (2)
+                x, y, predictions.adapted, sample_weight, training=True
+            )
+            scaled_loss = self.optimizer.scale_loss(loss)
+        variables = self.trainable_variables
+        gradients = outer_tape.gradient(scaled_loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._track(loss, x)
+        return self.compute_metrics(x, y, predictions, sample_weight)
 
     def test_step(self, *arguments: Any) -> Any:
-        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._predicting_both():
-            if keras.backend.backend() == "jax":
-                return super().test_step(*arguments)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-            x, y = self._checked(x, y)
-            predictions = self(x, training=False)
-            loss = self.compute_loss(x, y, predictions, sample_weight, training=False)
-            self._track(loss, x)
-            return self.compute_metrics(x, y, predictions, sample_weight)
+        """One step: of `data` on TensorFlow, `(state, data)` on JAX."""
+        if keras.backend.backend() == "jax":
+            return super().test_step(*arguments)  # By way of compute_loss_and_updates.
+        x, y, sample_weight = self._checked_batch(*arguments)
+        predictions = self.predictions(x, training=False)
+        loss = self.compute_loss(x, y, predictions.adapted, sample_weight, training=False)
+        self._track(loss, x)
+        return self.compute_metrics(x, y, predictions, sample_weight)
 
-    def compute_loss(
+    def compute_loss_and_updates(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Tensor:
-        """Returns the outer loss, of the adapted predictions."""
-        if isinstance(y_pred, Predictions):
-            y_pred = y_pred.adapted
-        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        trainable_variables: Sequence[Any],
+        non_trainable_variables: Sequence[Any],
+        metrics_variables: Sequence[Any],
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        training: bool = False,
+        optimizer_variables: Sequence[Any] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Predictions, list[Tensor], list[Tensor]]]:
+        """What Keras's steps on JAX differentiate; here with both predictions.
+
+        Returns:
+            `(scaled_loss, (loss, predictions, non_trainable_variables,
+            metrics_variables))`.
+        """
+        state = {
+            id(variable): (variable, value)
+            for variables, values in (
+                (self.trainable_variables, trainable_variables),
+                (self.non_trainable_variables, non_trainable_variables),
+                (self.metrics_variables, metrics_variables),
+                (self.optimizer.variables if training else [], optimizer_variables or []),
+            )
+            for variable, value in zip(variables, values, strict=True)
+        }
+        with keras.StatelessScope(list(state.values()), collect_losses=True) as scope:
+            predictions = self.predictions(x, training=training)
+            loss = self.compute_loss(  # Eq. (2)
+                x, y, predictions.adapted, sample_weight, training=training
+            )
+            scaled_loss = self.optimizer.scale_loss(loss) if training else loss
+        updated = [
+            [scope.get_current_value(variable) for variable in variables]
+            for variables in (self.non_trainable_variables, self.metrics_variables)
+        ]
+        return scaled_loss, (loss, predictions, *updated)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
         """Updates the compiled metrics, and those before adaptation."""
-        if not isinstance(y_pred, Predictions):
+        if not isinstance(y_pred, Predictions):  # Keras makes the metrics' variables.
             y_pred = Predictions(y_pred, y_pred)
-        self._before_adaptation.update_state(y, y_pred.unadapted, sample_weight)
+        self._unadapted_metrics.update_state(y, y_pred.unadapted, sample_weight)
         return super().compute_metrics(x, y, y_pred.adapted, sample_weight)
 
     def _track(self, loss: Tensor, x: Any) -> None:
@@ -494,36 +520,31 @@ class MetaNeighborhoodModel(CheckedModel):
             if metric.name == "loss":
                 metric.update_state(loss * replicas_in_sync(), sample_weight=batch_size)
 
-    def _checked(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Returns the batch, which waits for the checks that the backend can make."""
-        x = keras.tree.map_structure(_checked_finite, x)
-        if y is None or not self.built:
-            return x, y
+    def _checked_batch(self, data: Any) -> tuple[Any, Any, Any]:
+        """Unpacks a batch, which waits for the checks that the backend can make."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with checking_data():
+            x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
+            if y is not None:
+                y = self._checked_targets(y)
+        return x, y, sample_weight
+
+    def _checked_targets(self, y: Tensor) -> Tensor:
+        outputs = self.dictionary.num_values
         if self.task == "regression":
-            validation.target_shape(y.shape, self.neighborhood.dictionary.num_values)
-            valid = ops.all(ops.isfinite(y))
-            return x, assert_in_graph(y, valid, "`y` must be finite.")
-        classes = self.neighborhood.dictionary.num_values
-        if len(y.shape) == 2 and y.shape[-1] == classes:
+            validation.target_shape(y.shape, outputs)
+            return check_finite(y, "y")
+        if len(y.shape) == 2 and y.shape[-1] == outputs:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)
             valid = ops.all(y >= 0) & ops.all(ops.abs(sums - 1) <= 1e-3)
             message = (
                 "Each row of `y` must be a probability distribution over the "
-                f"{classes} classes; multi-label targets are not supported."
+                f"{outputs} classes; multi-label targets are not supported."
             )
         else:
-            valid = ops.all(y >= 0) & ops.all(y < classes)
-            message = f"`y` must hold classes 0 to {classes - 1}."
-        return x, assert_in_graph(y, valid, message)
-
-    @contextlib.contextmanager
-    def _predicting_both(self) -> Iterator[None]:
-        """Lets a call inside a step return the predictions before adaptation too."""
-        self._predict_both = True
-        try:
-            yield
-        finally:
-            self._predict_both = False
+            valid = ops.all(y >= 0) & ops.all(y < outputs)
+            message = f"`y` must hold classes 0 to {outputs - 1}."
+        return check(y, valid, message)
 
     def get_config(self) -> dict[str, Any]:
         neighborhood = self.neighborhood.get_config()
@@ -531,21 +552,86 @@ class MetaNeighborhoodModel(CheckedModel):
             neighborhood.pop(inherited)
         return {
             **super().get_config(),
-            **neighborhood,
             "backbone": keras.saving.serialize_keras_object(self.backbone),
+            **neighborhood,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None):
-        config = dict(config)
-        for part in ("head", "backbone"):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> MetaNeighborhoodModel:
+        config = with_dictionary(config)
+        for part in ("backbone", "head", "dictionary"):
             config[part] = keras.saving.deserialize_keras_object(
                 config[part], custom_objects=custom_objects
             )
         return cls(**config)
 
 
-def _checked_finite(tensor: Any) -> Any:
-    if not keras.backend.is_float_dtype(tensor.dtype):
-        return tensor
-    return assert_in_graph(tensor, ops.all(ops.isfinite(tensor)), "`x` must be finite.")
+class UnadaptedMetrics:
+    """Copies of the compiled metrics, named `unadapted_...`.
+
+    They are made at the first update, when the targets' shape tells which accuracy
+    `"accuracy"` means. A plain object, so that Keras does not track its metrics as state
+    of a model that is already built.
+    """
+
+    def __init__(self, metrics: Any = None, weighted_metrics: Any = None) -> None:
+        self._compiled = [
+            [metric for metric in keras.tree.flatten([given or []]) if metric]
+            for given in (metrics, weighted_metrics)
+        ]
+        self._copies: list[list[keras.metrics.Metric]] | None = None
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The copies made so far."""
+        return [metric for group in self._copies or [] for metric in group]
+
+    def update_state(self, targets: Any, unadapted: Any, sample_weight: Any) -> None:
+        """Adds a batch of predictions made before adaptation.
+
+        Raises:
+            ValueError: For a compiled metric that cannot be copied.
+        """
+        if self._copies is None:
+            self._copies = [
+                [_copy(metric, targets) for metric in group] for group in self._compiled
+            ]
+        plain, weighted = self._copies
+        for metric in plain:
+            metric.update_state(targets, unadapted)
+        for metric in weighted:
+            metric.update_state(targets, unadapted, sample_weight=sample_weight)
+
+
+def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
+    if metric in ("accuracy", "acc"):
+        sparse = len(targets.shape) < 2 or targets.shape[-1] == 1
+        kind = (
+            keras.metrics.SparseCategoricalAccuracy
+            if sparse
+            else keras.metrics.CategoricalAccuracy
+        )
+        return kind(name=UNADAPTED + metric)
+    if metric in ("crossentropy", "ce"):
+        raise ValueError(
+            "`metrics` must not hold 'crossentropy', which expects probabilities where "
+            "the model gives logits. Pass "
+            "keras.metrics.SparseCategoricalCrossentropy(from_logits=True). "
+            f"Received: metrics containing {metric!r}"
+        )
+    resolved = keras.metrics.get(metric)
+    if not isinstance(resolved, keras.metrics.Metric):
+        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "fn")
+        return keras.metrics.MeanMetricWrapper(resolved, name=UNADAPTED + name)
+    # Keras reports a metric given by name, "mae" say, under that name.
+    name = metric if isinstance(metric, str) else resolved.name
+    try:
+        config = {**resolved.get_config(), "name": UNADAPTED + name}
+        return type(resolved).from_config(config)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            "`metrics` must be metrics with a config, so that they can be kept before "
+            f"adaptation too. Received: {resolved!r}"
+        ) from error

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from nsl_keras import rewiring
-from nsl_keras.neighborhoods.cosine_dense import CosineDense
+from nsl_keras.neighborhoods.cosine import CosineDense
 
 
 def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
@@ -45,7 +45,7 @@ def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
         found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
         raise ValueError(
             "`model` must end in a Dense or CosineDense layer, with or without a softmax "
-            f"behind it. Received: model {model.name!r}, which ends in {found}"
+            f"after it. Received: model {model.name!r}, which ends in {found}"
         )
     activation = getattr(last, "activation", keras.activations.linear)
     if activation not in (keras.activations.linear, keras.activations.softmax):

@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.initialization import require_same_length
-from nsl_keras.neighborhoods.inspection import (
+from nsl_keras.neighborhoods.dictionary import require_same_length
+from nsl_keras.neighborhoods.explain import (
     class_numbers,
     features_of,
     names_of,
@@ -60,7 +60,7 @@ def feature_map(
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(3), num_neighbors=12)
+    ...     None, nsl_keras.layers.CosineDense(3), dictionary=12)
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.feature_map(model, x, np.arange(30) % 3)
@@ -72,7 +72,7 @@ def feature_map(
     """
     require_classifier(model)
     method = validation.one_of(method, METHODS, "method")
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     values = ops.convert_to_numpy(dictionary.values)
     classes = values.shape[1]
     labels = class_numbers(y, classes)

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.inspection import attention_of, names_of, require_classifier
+from nsl_keras.neighborhoods.explain import attention_of, names_of, require_classifier
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.visualize.figures import display_range, draw_image, new_figure
 
@@ -50,8 +50,8 @@ def learned_neighbors(
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(3),
-    ...     nsl_keras.backbones.convnet4((8, 8, 1)), num_neighbors=12)
+    ...     nsl_keras.backbones.convnet4((8, 8, 1)),
+    ...     nsl_keras.layers.CosineDense(3), dictionary=12)
     >>> images = np.random.default_rng(0).random((20, 8, 8, 1)).astype("float32")
     >>> model.build(images.shape)
     >>> len(nsl_keras.visualize.learned_neighbors(model, images, [0, 5]).axes)
@@ -69,7 +69,7 @@ def learned_neighbors(
             f"Received: nearest={nearest}"
         )
     attention = attention_of(model, images)
-    values = ops.convert_to_numpy(model.neighborhood.dictionary.values)
+    values = ops.convert_to_numpy(model.dictionary.values)
     size, classes = values.shape
     if entries is None:
         usage = attention.mean(axis=0)

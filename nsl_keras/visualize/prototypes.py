@@ -9,11 +9,10 @@ import numpy as np
 from keras import ops
 
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods.cosine_dense import CosineDense
-from nsl_keras.neighborhoods.initialization import require_same_length
-from nsl_keras.neighborhoods.inspection import class_numbers, in_batches, require_classifier
+from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
+from nsl_keras.neighborhoods.dictionary import require_same_length
+from nsl_keras.neighborhoods.explain import class_numbers, in_batches, require_classifier
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.neighborhoods.unit_norm import unit_norm
 from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, new_figure
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figure:
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(3), num_neighbors=12)
+    ...     None, nsl_keras.layers.CosineDense(3), dictionary=12)
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.prototype_cosines(model, x, np.arange(30) % 3)
@@ -56,14 +55,14 @@ def prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figure:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, Figure 4.
     """
     require_classifier(model)
-    head = model.neighborhood.head
+    head = model.head
     if not isinstance(head, (CosineDense, keras.layers.Dense)):
         raise ValueError(
             "`model` must have a head of one CosineDense or Dense layer, whose columns are "
             f"the classes' prototypes. Received: head {head.name!r}, a "
             f"{type(head).__name__}"
         )
-    labels = class_numbers(y, model.neighborhood.dictionary.num_values)
+    labels = class_numbers(y, model.dictionary.num_values)
     require_same_length(x, labels, "x")
 
     def cosines_of_all_classes(batch: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.initialization import require_same_length
-from nsl_keras.neighborhoods.inspection import (
+from nsl_keras.neighborhoods.dictionary import require_same_length
+from nsl_keras.neighborhoods.explain import (
     attention_of,
     class_numbers,
     in_batches,
@@ -70,8 +70,8 @@ def subcategories(
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(2),
-    ...     nsl_keras.backbones.convnet4((8, 8, 1)), num_neighbors=12)
+    ...     nsl_keras.backbones.convnet4((8, 8, 1)),
+    ...     nsl_keras.layers.CosineDense(2), dictionary=12)
     >>> images = np.random.default_rng(0).random((20, 8, 8, 1)).astype("float32")
     >>> model.build(images.shape)
     >>> figure = nsl_keras.visualize.subcategories(
@@ -133,7 +133,7 @@ def subcategories(
 
 def _kind_of_description(model: keras.Model) -> str:
     if isinstance(model, MetaNeighborhoodModel):
-        return f"attention over {model.neighborhood.num_neighbors} entries"
+        return f"attention over {model.num_neighbors} entries"
     return "features"
 
 

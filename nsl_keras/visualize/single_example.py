@@ -9,8 +9,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.head import Neighbors
-from nsl_keras.neighborhoods.inspection import attention_of, names_of
+from nsl_keras.neighborhoods.explain import Neighbors, attention_of, names_of
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.visualize.figures import (
     BLUE,
@@ -62,7 +61,7 @@ def adaptation(
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.layers.CosineDense(3), num_neighbors=12)
+    ...     None, nsl_keras.layers.CosineDense(3), dictionary=12)
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.adaptation(model, x[0], k=4)
@@ -102,7 +101,7 @@ def adaptation(
     others = change - found.output_changes.sum(axis=0)
     whole = figure.add_subplot(grid[2, 2])
     _draw_changes(whole, np.stack([others, change]))
-    rest = model.neighborhood.num_neighbors - k
+    rest = model.num_neighbors - k
     weight = max(1 - float(found.weights.sum()), 0.0)
     whole.set_yticks([])
     rows = figure.add_subplot(grid[2, 1], sharey=whole)

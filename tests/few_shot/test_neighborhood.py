@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from nsl_keras import few_shot
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 
 def as_numpy(tensor):
@@ -39,13 +39,11 @@ def attention(support, queries, metric, temperature):
 def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop):
     """Episode by episode, with a layer that keeps the support set in its weights."""
     inputs, _ = data.episodes()
-    options = {
-        "temperature": 0.5,
-        "inner_steps": steps,
-        "inner_learning_rate": 0.3,
-        "metric": "euclidean",
-    }
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, head, **options)
+    attention = {"temperature": 0.5, "metric": "euclidean"}
+    options = {"inner_steps": steps, "inner_learning_rate": 0.3}
+    model = few_shot.NeighborhoodLearner(
+        data.identity(), data.WAYS, head, **attention, **options
+    )
     found = as_numpy(model(inputs))
     for support, labels, queries, own in zip(*inputs, found, strict=True):
         values = np.eye(data.WAYS)[labels]
@@ -59,7 +57,10 @@ def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop)
         layer.build((None, data.SIZE))
         layer.set_weights(start)
         adapted = MetaNeighborhoodHead(
-            layer, len(support), fixed_values=values, inner_loop=inner_loop, **options
+            layer,
+            NeighborDictionary(len(support), fixed_values=values, **attention),
+            inner_loop=inner_loop,
+            **options,
         )
         adapted.build((None, data.SIZE))
         adapted.dictionary.assign(keys=support)

@@ -7,7 +7,7 @@ from golden_files import gradients
 from keras import ops
 
 from nsl_keras.backend import sum_over_chunks
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 DTYPE = "float64" if IS_TENSORFLOW else "float32"
@@ -27,9 +27,15 @@ HEADS = {
 
 
 def build_head(kind, chunk_size, **options):
-    options = {"dictionary_dropout": 0.0, "inner_learning_rate": 0.3, **options}
+    options = {"dropout": 0.0, "inner_learning_rate": 0.3, **options}
+    own = {
+        name: options.pop(name) for name in ("metric", "dropout_scope") if name in options
+    }
+    dictionary = NeighborDictionary(
+        ENTRIES, dropout=options.pop("dropout"), seed=1, dtype=DTYPE, **own
+    )
     layer = MetaNeighborhoodHead(
-        HEADS[kind](), ENTRIES, chunk_size=chunk_size, seed=1, dtype=DTYPE, **options
+        HEADS[kind](), dictionary, chunk_size=chunk_size, dtype=DTYPE, **options
     )
     layer.build((None, FEATURES))
     rng = np.random.default_rng(0)
@@ -56,8 +62,8 @@ def results(layer, features):
     [
         ("cosine", {}, (1, 3, 4)),
         ("cosine", {"inner_steps": 2, "learning_rate_form": "diagonal"}, (3,)),
-        ("cosine", {"dictionary_dropout": 0.5, "metric": "euclidean"}, (3, 4)),
-        ("dense", {"dictionary_dropout": 0.5, "dropout_scope": "batch"}, (1, 3)),
+        ("cosine", {"dropout": 0.5, "metric": "euclidean"}, (3, 4)),
+        ("dense", {"dropout": 0.5, "dropout_scope": "batch"}, (1, 3)),
         ("stack", {}, (4,)),
         ("stack", {"inner_steps": 2, "learning_rate_form": "fixed"}, (3,)),
     ],
@@ -127,7 +133,9 @@ def test_fit_in_chunks(dropout_scope, jit_compile):
     rng = np.random.default_rng(0)
     inputs = keras.Input((FEATURES,))
     layer = MetaNeighborhoodHead(
-        CosineDense(CLASSES), 50, chunk_size=8, dropout_scope=dropout_scope, seed=0
+        CosineDense(CLASSES),
+        NeighborDictionary(50, dropout_scope=dropout_scope, seed=0),
+        chunk_size=8,
     )
     model = keras.Model(inputs, layer(inputs))
     model.compile(

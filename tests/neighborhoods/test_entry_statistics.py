@@ -15,7 +15,9 @@ Y = np.arange(300) % 3
 
 def make_model(**options):
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(3), num_neighbors=ENTRIES, seed=0, **options
+        None,
+        nsl_keras.layers.CosineDense(3),
+        nsl_keras.layers.NeighborDictionary(ENTRIES, seed=0, **options),
     )
     model.build((None, FEATURES))
     model.compile(

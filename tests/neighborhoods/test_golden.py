@@ -28,7 +28,7 @@ FLOAT32_ON_TAPE = (
 )
 
 
-def load_head(golden, dtype, inner_loop, steps, dropout=0.5):
+def load_head(golden, dtype, inner_loop, steps):
     """The public head with the fixture's weights."""
     meta = golden.meta
     features, classes = golden["w.w1"].shape
@@ -39,15 +39,17 @@ def load_head(golden, dtype, inner_loop, steps, dropout=0.5):
     )
     layer = nsl_keras.layers.MetaNeighborhoodHead(
         inner,
-        num_neighbors=golden["w.k"].shape[0],
-        metric="euclidean" if meta.get("metric") == "euclid" else "cosine",
-        # The authors' alpha enters as its absolute value, the inverse temperature.
-        temperature=1 / abs(float(np.float64(golden["w.alpha_raw"]))),
-        value_scale=float(golden["w.gamma"]) if "w.gamma" in golden else 10.0,
-        fixed_values=meta.get("fix_v", False),
+        nsl_keras.layers.NeighborDictionary(
+            golden["w.k"].shape[0],
+            metric="euclidean" if meta.get("metric") == "euclid" else "cosine",
+            # The authors' alpha enters as its absolute value, the inverse temperature.
+            temperature=1 / abs(float(np.float64(golden["w.alpha_raw"]))),
+            value_scale=float(golden["w.gamma"]) if "w.gamma" in golden else 10.0,
+            fixed_values=meta.get("fix_v", False),
+            dtype=dtype,
+        ),
         inner_steps=steps,
         learning_rate_form="scalar" if meta.get("scalar", True) else "diagonal",
-        dictionary_dropout=dropout,
         inner_loop=inner_loop,
         dtype=dtype,
     )
@@ -184,12 +186,15 @@ def test_training_steps(name, inner_loop):
     meta = golden.meta
     features, classes = golden["w.w1"].shape
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(classes, dtype="float64"),
         keras.layers.Dense(features, dtype="float64"),
-        num_neighbors=golden["w.k"].shape[0],
-        temperature=1 / abs(float(np.float64(golden["w.alpha_raw"]))),
-        value_scale=float(golden["w.gamma"]),
-        dictionary_dropout=0.0,
+        nsl_keras.layers.CosineDense(classes, dtype="float64"),
+        nsl_keras.layers.NeighborDictionary(
+            golden["w.k"].shape[0],
+            temperature=1 / abs(float(np.float64(golden["w.alpha_raw"]))),
+            value_scale=float(golden["w.gamma"]),
+            dropout=0.0,
+            dtype="float64",
+        ),
         inner_loop=inner_loop,
         dtype="float64",
     )

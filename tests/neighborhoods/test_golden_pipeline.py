@@ -24,12 +24,14 @@ def build(golden, inner_loop):
             backbone, dictionary_size=meta["film_dict_size"]
         )
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(meta["C"]),
         backbone,
-        num_neighbors=meta["S"],
-        temperature=1 / float(weights.pop("alpha_raw")),
-        value_scale=float(weights.pop("gamma")),
-        dictionary_dropout=0.0,
+        nsl_keras.layers.CosineDense(meta["C"]),
+        nsl_keras.layers.NeighborDictionary(
+            meta["S"],
+            temperature=1 / float(weights.pop("alpha_raw")),
+            value_scale=float(weights.pop("gamma")),
+            dropout=0.0,
+        ),
         inner_loop=inner_loop,
     )
     model.build((None, *golden["in.x"].shape[2:]))

@@ -10,38 +10,41 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(48, 6)).astype("float32")
 Y = rng.integers(0, 3, size=48)
-#: Options of the head that make a training step deterministic.
-HEAD = {"num_neighbors": 10, "dictionary_dropout": 0.0}
 
 
 def make_backbone(**options):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, **options)])
 
 
-def make_model(**options):
+def make_dictionary(dropout=0.0, **options):
+    """By default one that makes a training step deterministic."""
+    return NeighborDictionary(10, dropout=dropout, **options)
+
+
+def make_model(dictionary=None, **options):
     return nsl_keras.MetaNeighborhoodModel(
-        CosineDense(3), make_backbone(), **{**HEAD, **options}
+        make_backbone(), CosineDense(3), dictionary or make_dictionary(), **options
     )
 
 
 def make_stock_model(**backbone_options):
     """The same network as a functional model, trained by Keras's own step."""
     backbone = make_backbone(**backbone_options)
-    outputs = MetaNeighborhoodHead(CosineDense(3), **HEAD)(backbone.outputs[0])
+    outputs = MetaNeighborhoodHead(CosineDense(3), make_dictionary())(backbone.outputs[0])
     return keras.Model(backbone.inputs[0], outputs)
 
 
 def make_twins(**backbone_options):
     stock = make_stock_model(**backbone_options)
     model = nsl_keras.MetaNeighborhoodModel(
-        CosineDense(3), make_backbone(**backbone_options), **HEAD
+        make_backbone(**backbone_options), CosineDense(3), make_dictionary()
     )
     model.build((None, 6))
     rng = np.random.default_rng(1)
@@ -116,7 +119,7 @@ def test_regularizers_and_added_losses_count():
     ("inner_loop", "jit_compile"), [("dual", False), ("dual", True), ("tape", False)]
 )
 def test_compiled_steps(inner_loop, jit_compile):
-    model = make_model(inner_loop=inner_loop, dictionary_dropout=0.5, seed=0)
+    model = make_model(make_dictionary(0.5, seed=0), inner_loop=inner_loop)
     model.compile("adam", LOSS, metrics=["accuracy"], jit_compile=jit_compile)
     first = model.fit(X, Y, epochs=8, batch_size=16, verbose=0).history["loss"]
     assert first[-1] < first[0]
@@ -194,16 +197,16 @@ def test_train_on_batch_and_data_sets():
 
 
 def test_no_backbone():
-    model = nsl_keras.MetaNeighborhoodModel(keras.layers.Dense(3), num_neighbors=5)
+    model = nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3), 5)
     model.compile("sgd", LOSS)
     model.fit(X, Y, verbose=0)
     assert model.predict(X, verbose=0).shape == (48, 3)
     with pytest.raises(ValueError, match="must be flattened or pooled"):
-        nsl_keras.MetaNeighborhoodModel(keras.layers.Dense(3)).build((None, 4, 4, 3))
+        nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3)).build((None, 4, 4, 3))
 
 
 def test_keras_file_keeps_everything(tmp_path):
-    model = make_model(inner_steps=2, learning_rate_form="diagonal", seed=4)
+    model = make_model(inner_steps=2, learning_rate_form="diagonal")
     model.compile("adam", LOSS, metrics=["accuracy"])
     model.fit(X, Y, verbose=0)
     expected = model.predict(X, verbose=0)
@@ -270,7 +273,7 @@ def test_no_layer_is_left_behind():
 
 def test_call_without_adaptation_is_head_of_backbone():
     model = make_model()
-    plain = model.neighborhood.head(model.backbone(X))
+    plain = model.head(model.backbone(X))
     np.testing.assert_allclose(model(X, adapt=False), plain, rtol=1e-6)
     assert np.abs(ops.convert_to_numpy(model(X)) - plain).max() > 1e-6
 
@@ -392,4 +395,4 @@ def test_metric_of_probabilities_is_refused():
 
 def test_bad_backbone():
     with pytest.raises(ValueError, match="`backbone` must be a Keras layer"):
-        nsl_keras.MetaNeighborhoodModel(CosineDense(3), backbone="resnet")
+        nsl_keras.MetaNeighborhoodModel("resnet", CosineDense(3))

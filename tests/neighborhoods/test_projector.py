@@ -18,7 +18,7 @@ Y = RNG.integers(0, 3, size=150)
 def make_model(task="classification"):
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
     head = keras.layers.Dense(2 if task == "regression" else 3)
-    model = nsl_keras.MetaNeighborhoodModel(head, backbone, 10, task=task, seed=0)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, 10, task=task)
     model.compile(
         optimizer=keras.optimizers.Adam(0.01),
         loss="mse"

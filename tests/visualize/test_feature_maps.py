@@ -22,7 +22,7 @@ def model_of(metric="cosine", classes=3):
 
 def vectors_of(model, metric):
     features = ops.convert_to_numpy(model.features(ops.convert_to_tensor(X)))
-    keys = ops.convert_to_numpy(model.neighborhood.dictionary.keys.value)
+    keys = ops.convert_to_numpy(model.dictionary.keys.value)
     if metric == "euclidean":
         return features, keys
     return tuple(v / np.linalg.norm(v, axis=1, keepdims=True) for v in (features, keys))
@@ -54,7 +54,7 @@ def test_colours_are_classes():
     model = model_of()
     (axis,) = visualize.feature_map(model, X, Y).figure.axes
     examples, keys, *_ = axis.collections
-    values = ops.convert_to_numpy(model.neighborhood.dictionary.values)
+    values = ops.convert_to_numpy(model.dictionary.values)
     kinds = values.argmax(axis=1)
     colors = [text.get_bbox_patch().get_edgecolor()[:3] for text in axis.texts]
     assert len(set(colors)) == 3

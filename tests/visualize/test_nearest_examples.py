@@ -17,12 +17,12 @@ IMAGES = RNG.random((20, 8, 8, 1)).astype("float32")
 @pytest.fixture
 def model():
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(CLASSES),
         nsl_keras.backbones.convnet4((8, 8, 1), (2, 3, 4, 5)),
-        num_neighbors=12,
+        nsl_keras.layers.CosineDense(CLASSES),
+        dictionary=12,
     )
     model.build(IMAGES.shape)
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     dictionary.value_logits.assign(RNG.normal(size=(12, CLASSES)))
     return model
 
@@ -31,7 +31,7 @@ def test_learned_neighbors(model, tmp_path):
     figure = visualize.learned_neighbors(model, IMAGES, [4, 0], nearest=5)
     check_saved(figure, tmp_path)
     assert len(figure.axes) == 2 * (1 + 5)
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     values = ops.convert_to_numpy(dictionary.values)
     features = model.features(ops.convert_to_tensor(IMAGES), training=False)
     attention = ops.convert_to_numpy(dictionary.attention(features))
@@ -53,7 +53,7 @@ def test_learned_neighbors_take_an_entry_for_each_class(model):
     labels = [
         label.get_text() for axis in figure.axes[::3] for label in axis.get_xticklabels()
     ]
-    dictionary = model.neighborhood.dictionary
+    dictionary = model.dictionary
     present = sorted(set(ops.convert_to_numpy(dictionary.values).argmax(axis=1)))
     assert labels == ["abc"[kind] for kind in present]
     assert len(figure.axes) == 3 * len(present)
@@ -61,9 +61,9 @@ def test_learned_neighbors_take_an_entry_for_each_class(model):
 
 def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(CLASSES),
         nsl_keras.backbones.convnet4((8, 8, 3), (2, 3, 4, 5)),
-        num_neighbors=6,
+        nsl_keras.layers.CosineDense(CLASSES),
+        dictionary=6,
     )
     images = RNG.integers(0, 256, size=(7, 8, 8, 3)).astype("uint8")
     model.build(images.shape)
@@ -104,7 +104,7 @@ def test_errors_of_learned_neighbors(options, message, model):
 
 def test_error_of_a_regression():
     regression = nsl_keras.MetaNeighborhoodModel(
-        keras.layers.Dense(2), num_neighbors=4, task="regression"
+        None, keras.layers.Dense(2), dictionary=4, task="regression"
     )
     with pytest.raises(ValueError, match=r"`model` must be a classifier.*'regression'"):
         visualize.learned_neighbors(regression, IMAGES)

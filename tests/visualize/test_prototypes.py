@@ -24,7 +24,7 @@ def test_points(make_head, tmp_path):
     figure = visualize.prototype_cosines(model, X, Y)
     check_saved(figure, tmp_path)
     z = ops.convert_to_numpy(model.features(ops.convert_to_tensor(X)))
-    kernel = ops.convert_to_numpy(model.neighborhood.head.kernel.value)
+    kernel = ops.convert_to_numpy(model.head.kernel.value)
     adapted = ops.convert_to_numpy(model.neighborhood.adapted_weights(z)[0])
     expected = []
     for row, label in enumerate(Y):

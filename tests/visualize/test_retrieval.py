@@ -26,7 +26,7 @@ def backbone():
 def descriptions(model, images):
     images = ops.convert_to_tensor(images)
     if isinstance(model, nsl_keras.MetaNeighborhoodModel):
-        found = model.neighborhood.dictionary.attention(model.features(images))
+        found = model.dictionary.attention(model.features(images))
     else:
         found = model(images)
     found = ops.convert_to_numpy(found)
@@ -38,10 +38,10 @@ def model(request):
     if request.param == "features":
         return backbone()
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(2), backbone(), num_neighbors=9
+        backbone(), nsl_keras.layers.CosineDense(2), dictionary=9
     )
     model.build(IMAGES.shape)
-    model.neighborhood.dictionary.keys.assign(RNG.normal(size=(9, 5)))
+    model.dictionary.keys.assign(RNG.normal(size=(9, 5)))
     return model
 
 

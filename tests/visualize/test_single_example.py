@@ -65,12 +65,12 @@ def test_numbers(task, tmp_path):
 def test_images(tmp_path):
     images = RNG.random((20, 4, 4, 3)).astype("float32")
     model = nsl_keras.MetaNeighborhoodModel(
-        nsl_keras.layers.CosineDense(14),
         keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(5)]),
-        num_neighbors=9,
+        nsl_keras.layers.CosineDense(14),
+        dictionary=9,
     )
     model.build(images.shape)
-    model.neighborhood.dictionary.keys.assign(RNG.normal(size=(9, 5)))
+    model.dictionary.keys.assign(RNG.normal(size=(9, 5)))
     figure = visualize.adaptation(model, images[5], k=3, images=images)
     check_saved(figure, tmp_path)
     titled = {axis.get_title(): axis for axis in figure.axes}
@@ -78,9 +78,7 @@ def test_images(tmp_path):
     np.testing.assert_allclose(drawn, images[5])
     insets = titled["nearest image"].child_axes
     assert len(insets) == 3
-    attention = ops.convert_to_numpy(
-        model.neighborhood.dictionary.attention(model.features(images))
-    )
+    attention = ops.convert_to_numpy(model.dictionary.attention(model.features(images)))
     found = model.neighbors(images[5:6], k=3)
     for inset, entry in zip(insets, found.indices[0], strict=True):
         drawn = np.asarray(inset.images[0].get_array())

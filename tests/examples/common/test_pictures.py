@@ -22,9 +22,9 @@ def test_induction_accuracy_is_of_fine_classes(one_thread):
     blind = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(ops.zeros_like)])
     assert pictures.induction_accuracy(seeing, images) == 1
     assert pictures.induction_accuracy(blind, images) <= 0.5
-    model = nsl_keras.MetaNeighborhoodModel(nsl_keras.layers.CosineDense(2), None, 4)
+    model = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(2), 4)
     model.build((None, 4))
-    model.neighborhood.dictionary.assign(directions, np.eye(2)[[0, 0, 1, 1]])
+    model.dictionary.assign(directions, np.eye(2)[[0, 0, 1, 1]])
     assert pictures.induction_accuracy(model, images) == 1
 
 

@@ -1,0 +1,243 @@
+"""What an inner loop is, its losses and learning rates, and the one for any head.
+
+An inner loop finetunes a head for each example on a dictionary's entries, weighted by the
+example's attention. `NestedTape` does it for every head; `DualForm`, in `dual_form.py`,
+for dense heads, at a fraction of the cost. Both give the same.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor, at_least_float32, gradients_of
+
+#: An inner loss `loss(values, outputs)`, per entry.
+InnerLoss = Callable[[Tensor, Tensor], Tensor]
+
+FORMS = ("scalar", "diagonal", "fixed")
+
+
+class Entries(NamedTuple):
+    """What a head is finetuned on.
+
+    Attributes:
+        keys: Tensor of shape `(entries, features)`.
+        values: Tensor of shape `(entries, outputs)`.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+# The losses are written out. A fused softmax cross-entropy has label gradients that are
+# zero in the second derivative: with it the dictionary's values would never train.
+
+
+def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:
+    """Returns `logsumexp(f) * sum(v) - sum(v * f)` over the last axis.
+
+    Args:
+        values: Class probabilities, of shape `(..., classes)`.
+        logits: Logits of that shape.
+
+    Returns:
+        Tensor of shape `(...)`.
+    """
+    return ops.logsumexp(logits, axis=-1) * ops.sum(values, axis=-1) - ops.sum(
+        values * logits, axis=-1
+    )
+
+
+def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
+    """Returns `sum((f - v)^2)` over the last axis.
+
+    Args:
+        values: Targets, of shape `(..., outputs)`.
+        outputs: Outputs of that shape.
+
+    Returns:
+        Tensor of shape `(...)`.
+    """
+    return ops.sum(ops.square(outputs - values), axis=-1)
+
+
+#: The inner loss of each task.
+LOSSES = {"classification": cross_entropy, "regression": squared_error}
+
+
+class InnerLearningRate(keras.layers.Layer):
+    """Learning rates for a list of weights, one per weight, that broadcast against it.
+
+    `"scalar"` is one learned number for all, `"diagonal"` one learned number for each row
+    of a matrix and one for each vector, `"fixed"` the start value, not trained. Learned
+    rates enter through their absolute value, and so stay non-negative.
+    """
+
+    def __init__(self, initial: float, form: str = "scalar", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.initial = validation.positive_number(initial, "inner_learning_rate")
+        self.form = validation.one_of(form, FORMS, "learning_rate_form")
+        self.raw_rates: list[Any] = []
+
+    def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Creates the rates for weights of these shapes."""
+        if self.form == "scalar":
+            rate_shapes: list[tuple[int, ...]] = [()]
+        elif self.form == "diagonal":
+            rate_shapes = [
+                (shape[0], *(1 for _ in shape[1:])) if len(shape) > 1 else ()
+                for shape in shapes
+            ]
+        else:
+            rate_shapes = []
+        self.raw_rates = [
+            self.add_weight(
+                name=f"inner_learning_rate_{index}",
+                shape=shape,
+                initializer=keras.initializers.Constant(self.initial),
+                autocast=False,
+            )
+            for index, shape in enumerate(rate_shapes)
+        ]
+        self.num_weights = len(shapes)
+        self.built = True
+
+    def rates(self) -> list[Tensor]:
+        """Returns the rates, in the order of the shapes given to `build_for`."""
+        if self.form == "fixed":
+            return [ops.convert_to_tensor(self.initial, self.variable_dtype)] * (
+                self.num_weights
+            )
+        rates = [ops.abs(at_least_float32(raw)) for raw in self.raw_rates]
+        return rates * self.num_weights if self.form == "scalar" else rates
+
+
+class InnerLoop(abc.ABC):
+    """Per-example finetuning of a head, by Eq. (3) of Meta-Neighborhoods.
+
+        phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
+
+    The gradient is differentiable once more, with respect to all that enters.
+
+    Args:
+        learning_rate: `InnerLearningRate` built for the shapes of `variables`.
+        steps: int, the number of steps, at least 1.
+        loss: Inner loss `L`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: InnerLearningRate,
+        steps: int = 1,
+        loss: InnerLoss = cross_entropy,
+    ) -> None:
+        self.learning_rate = learning_rate
+        self.steps = steps
+        self.loss = loss
+
+    @property
+    @abc.abstractmethod
+    def variables(self) -> list[Any]:
+        """What is finetuned: the start weights, in the order of the head's variables."""
+
+    @abc.abstractmethod
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        """Returns what the head, finetuned for each example, computes on that example.
+
+        Args:
+            entries: Keys and values of the entries.
+            attention: Weights of the entries, of shape `(batch, entries)`.
+            queries: Features, of shape `(batch, features)`.
+
+        Returns:
+            Tensor of shape `(batch, outputs)`.
+        """
+
+    @abc.abstractmethod
+    def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
+        """Returns each example's finetuned weights.
+
+        Args:
+            entries: Keys and values of the entries.
+            attention: Weights of the entries, of shape `(batch, entries)`.
+
+        Returns:
+            A tensor of shape `(batch, *variable_shape)` for each of `variables`.
+        """
+
+
+class NestedTape(InnerLoop):
+    """The inner loop of any head: a nested gradient tape, vectorised over the examples.
+
+    It holds one set of head weights and activations per example, so memory grows with
+    batch size, dictionary size and steps.
+
+    Args:
+        head: Any built Keras layer or model without non-trainable variables.
+        learning_rate: `InnerLearningRate`.
+        steps: int, the number of steps, at least 1.
+        loss: Inner loss.
+    """
+
+    def __init__(
+        self,
+        head: keras.layers.Layer,
+        learning_rate: InnerLearningRate,
+        steps: int = 1,
+        loss: InnerLoss = cross_entropy,
+    ) -> None:
+        super().__init__(learning_rate, steps, loss)
+        self.head = head
+
+    @property
+    def variables(self) -> list[Any]:
+        # A layer marks with `variable.adapts = False` what is trained, but not finetuned.
+        return [v for v in self.head.trainable_variables if getattr(v, "adapts", True)]
+
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:
+            query, attention = example
+            return self._call_head(self._finetune(entries, attention), query[None])[0]
+
+        return ops.vectorized_map(predict_one, (queries, attention))
+
+    def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
+        return list(
+            ops.vectorized_map(lambda one: tuple(self._finetune(entries, one)), attention)
+        )
+
+    def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:
+        """Returns the weights of one example, whose attention has shape `(entries,)`."""
+
+        def inner_loss(weights: list[Tensor]) -> tuple[Tensor, None]:
+            losses = self.loss(entries.values, self._call_head(weights, entries.keys))
+            return ops.sum(attention * losses), None
+
+        rates = self.learning_rate.rates()
+        weights = [ops.convert_to_tensor(variable) for variable in self.variables]
+        for _ in range(self.steps):
+            gradients, _nothing = gradients_of(inner_loss, weights)
+            weights = [  # Eq. (3); Eq. (1) where keys and queries are the inputs.
+                weight - rate * gradient
+                for weight, rate, gradient in zip(weights, rates, gradients, strict=True)
+            ]
+        return weights
+
+    def _call_head(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
+        """Calls the head with other values for what is finetuned."""
+        given = {id(v): weight for v, weight in zip(self.variables, weights, strict=True)}
+        outputs, _ = self.head.stateless_call(
+            [
+                given[id(v)] if id(v) in given else ops.convert_to_tensor(v)
+                for v in self.head.trainable_variables
+            ],
+            [],  # The head has no other variables.
+            inputs,
+        )
+        return outputs
