@@ -434,6 +434,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """One step of Algorithm 1: of `data` on TensorFlow, `(state, data)` on JAX."""
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)  # By way of compute_loss_and_updates.
+        x, y, sample_weight = self._checked_batch(*arguments)
         if self.jit_compile and self.neighborhood.active_inner_loop == "tape":
             warnings.warn(
                 "XLA compiles the gradient of a vectorised nested tape anew at every "
@@ -441,7 +442,6 @@ class MetaNeighborhoodModel(CheckedModel):
                 'dual"` treats.',
                 stacklevel=2,
             )
-        x, y, sample_weight = self._checked_batch(*arguments)
         with GradientTape() as outer_tape:
             # The inner tape, of the gradients on the dictionary, runs in here.
             predictions = self.predictions(x, training=True)
@@ -523,6 +523,8 @@ class MetaNeighborhoodModel(CheckedModel):
     def _checked_batch(self, data: Any) -> tuple[Any, Any, Any]:
         """Unpacks a batch, which waits for the checks that the backend can make."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if not self.built:
+            self.build(x.shape)
         with checking_data():
             x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
             if y is not None:

@@ -88,13 +88,13 @@ def test_every_method_can_be_built(narrow):
     made = {name: tiny_model(name) for name in methods.METHODS}
     images = np.ones((2, 8, 8, 3), "float32")
     assert {tuple(model(images).shape) for model in made.values()} == {(2, 4)}
-    head = made["neighborhoods"].neighborhood
+    head = made["neighborhoods"]
     assert head.num_neighbors == 12
-    assert made["neighborhoods_size_2"].neighborhood.num_neighbors == 24
-    peaked = made["neighborhoods_peak_4"].neighborhood
-    np.testing.assert_allclose(peaked.temperature, head.temperature / 4)
-    assert made["neighborhoods_3_diagonal"].neighborhood.inner_steps == 3
-    assert made["neighborhoods_3_diagonal"].neighborhood.learning_rate_form == "diagonal"
+    assert made["neighborhoods_size_2"].num_neighbors == 24
+    peaked = made["neighborhoods_peak_4"].dictionary
+    np.testing.assert_allclose(peaked.temperature, head.dictionary.temperature / 4)
+    assert made["neighborhoods_3_diagonal"].inner_steps == 3
+    assert made["neighborhoods_3_diagonal"].learning_rate_form == "diagonal"
     for experiment in EXPERIMENTS.values():
         assert set(experiment.names) <= set(made)
 
