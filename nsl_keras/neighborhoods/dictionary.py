@@ -118,7 +118,7 @@ class NeighborDictionary(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.num_values = (
+        self.num_values: Any = (
             None
             if num_values is None
             else validation.positive_integer(num_values, "num_values")

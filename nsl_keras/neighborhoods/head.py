@@ -112,6 +112,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         authors' code.
     """
 
+    #: How the head is finetuned; made at build.
+    _finetuning: InnerLoop
+
     def __init__(
         self,
         head: keras.layers.Layer,
@@ -158,12 +161,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         )
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
         self.input_spec = keras.layers.InputSpec(ndim=2)
-        self._finetuning: InnerLoop | None = None
 
     @property
     def active_inner_loop(self) -> str:
         """`"dual"` or `"tape"`: the way the built layer adapts."""
-        if self._finetuning is None:
+        if not self.built:
             raise ValueError(
                 "`active_inner_loop` is known once the layer is built. Received: "
                 f"unbuilt layer {self.name!r} with inner_loop={self.inner_loop!r}"
