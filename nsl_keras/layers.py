@@ -12,9 +12,11 @@ from nsl_keras.similarity.convolution import (
 from nsl_keras.similarity.dense import NeuralSimilarityDense
 from nsl_keras.similarity.depthwise import NeuralSimilarityDepthwiseConv2D
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
-from nsl_keras.similarity.gru_cell import NeuralSimilarityGRUCell
-from nsl_keras.similarity.lstm_cell import NeuralSimilarityLSTMCell
-from nsl_keras.similarity.simple_rnn_cell import NeuralSimilaritySimpleRNNCell
+from nsl_keras.similarity.recurrent import (
+    NeuralSimilarityGRUCell,
+    NeuralSimilarityLSTMCell,
+    NeuralSimilaritySimpleRNNCell,
+)
 from nsl_keras.similarity.sphere import SphereConv2D
 from nsl_keras.similarity.sphere_dense import SphereDense
 

@@ -30,7 +30,7 @@ from nsl_keras.similarity.predictors import (
     SharedSimilarityPredictor,
     SimilarityPredictor,
 )
-from nsl_keras.similarity.recurrent_cell import SimilarityCell
+from nsl_keras.similarity.recurrent import SimilarityCell
 from nsl_keras.similarity.shift import shifted
 from nsl_keras.similarity.similarity_window import SimilarityWindow
 

@@ -13,7 +13,6 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.convolution_base import Convolution
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere import SphereConv2D
 from nsl_keras.similarity.sphere_dense import SphereDense
@@ -22,20 +21,6 @@ STATIC = ("diagonal", "unconstrained")
 SIMILARITIES = (*STATIC, "predicted_mask", "attention", "softmax_attention")
 
 MASK_HIDDEN_FILTERS = 64
-
-
-class PlainConvolution2D(Convolution):
-    """Private: the convolution `W_G` behind the similarity.
-
-    Not `keras.layers.Conv2D`, which on TensorFlow with channels first adds the bias along
-    the width where that equals the number of filters (Keras 3.15).
-    """
-
-    rank = 2
-
-    def call(self, inputs: Tensor) -> Tensor:
-        self.compute_output_shape(inputs.shape)  # Raises for images that are too small.
-        return self.add_bias_and_activate(self.convolve(inputs, self.kernel))
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -66,24 +51,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         filters: int, the number of output channels of the convolution, or `None` for
             `M_G X` alone.
         kernel_size: int or tuple of 2 ints, height and width of the kernel; given with
-            `filters`, and only then. The arguments from here to `bias_constraint` are
-            those of the convolution, as in `keras.layers.Conv2D`, and without `filters`
-            have nothing to act on.
-        strides: int or tuple of 2 ints, the strides.
-        padding: `"valid"` or `"same"`.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`. Holds without `filters` too.
-        dilation_rate: int or tuple of 2 ints, the dilation; not with strides above 1.
-        groups: int, the number of groups the channels are split into.
-        activation: Activation function, `None` for none.
-        use_bias: bool, whether the convolution adds a bias.
-        kernel_initializer: Initializer of the kernel.
-        bias_initializer: Initializer of the bias.
-        kernel_regularizer: Regularizer of the kernel.
-        bias_regularizer: Regularizer of the bias.
-        activity_regularizer: Regularizer of the output. Holds without `filters` too.
-        kernel_constraint: Constraint on the kernel.
-        bias_constraint: Constraint on the bias.
+            `filters`, and only then.
         similarity: One of the names above.
         similarity_initializer: Initializer of the learned `M`, called with the shape
             `(HW, HW)`; `"diagonal"` takes the diagonal of that. `"identity"` for the
@@ -99,7 +67,11 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
             and the first layer of the mask's predictor one that divides by the input's;
             `False` for plain convolutions, with which trainings are less stable.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+        data_format: `"channels_last"` or `"channels_first"`; defaults to
+            `keras.config.image_data_format()`.
+        **kwargs: The other arguments of `keras.layers.Conv2D`, by name. Without `filters`
+            there is no convolution: only `name`, `dtype`, `trainable` and
+            `activity_regularizer` have something to act on then.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -141,48 +113,19 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self,
         filters: int | None = None,
         kernel_size: int | tuple[int, ...] | None = None,
-        strides: int | tuple[int, ...] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | tuple[int, ...] = 1,
-        groups: int = 1,
-        activation: Any = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
         similarity: str = "diagonal",
         similarity_initializer: Any = "identity",
         similarity_regularizer: Any = None,
         similarity_constraint: Any = None,
         hidden_filters: int | None = None,
         sphere: bool = True,
+        data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
+        own = ("name", "dtype", "trainable", "activity_regularizer")
+        super().__init__(**{name: kwargs.pop(name) for name in own if name in kwargs})
         self.filters = filters
         self.kernel_size = kernel_size
-        self.strides = strides
-        self.padding = padding
-        self.data_format = validation.one_of(
-            data_format or keras.config.image_data_format(),
-            ("channels_last", "channels_first"),
-            "data_format",
-        )
-        self.dilation_rate = dilation_rate
-        self.groups = groups
-        self.activation = keras.activations.get(activation)
-        self.use_bias = use_bias
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
-        self.bias_constraint = keras.constraints.get(bias_constraint)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
@@ -193,8 +136,13 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             else validation.positive_integer(hidden_filters, "hidden_filters")
         )
         self.sphere = sphere
+        self.data_format = validation.one_of(
+            data_format or keras.config.image_data_format(),
+            ("channels_last", "channels_first"),
+            "data_format",
+        )
         self._check_similarity_arguments()
-        self.convolution = self._make_convolution()
+        self.convolution = self._make_convolution(kwargs)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _check_similarity_arguments(self) -> None:
@@ -216,17 +164,18 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
                 f"hidden_filters={self.hidden_filters}"
             )
 
-    def _make_convolution(self) -> PlainConvolution2D | None:
+    def _make_convolution(self, options: dict[str, Any]) -> keras.layers.Conv2D | None:
         if self.filters is None:
-            defaults = {"kernel_size": None, "strides": 1, "dilation_rate": 1, "groups": 1}
-            given = {name: getattr(self, name) for name in defaults}
-            if given != defaults or self.activation != keras.activations.linear:
-                arguments = {**given, "activation": self.activation}
+            defaults = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": None}
+            given = {"kernel_size": self.kernel_size} | {
+                name: options.get(name, default) for name, default in defaults.items()
+            }
+            if given != {"kernel_size": None} | defaults:
                 raise ValueError(
                     "`kernel_size`, `strides`, `dilation_rate`, `groups` and `activation` "
                     "belong to the convolution and must be left out without `filters`. "
                     "Received: filters=None, "
-                    + ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+                    + ", ".join(f"{name}={value!r}" for name, value in given.items())
                 )
             return None
         if self.kernel_size is None:
@@ -234,54 +183,37 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
                 "`kernel_size` must be given with `filters`. Received: "
                 f"filters={self.filters!r}, kernel_size=None"
             )
-        return PlainConvolution2D(
+        return keras.layers.Conv2D(
             self.filters,
             self.kernel_size,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-            groups=self.groups,
-            activation=self.activation,
-            use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer,
-            bias_initializer=self.bias_initializer,
-            kernel_regularizer=self.kernel_regularizer,
-            bias_regularizer=self.bias_regularizer,
-            kernel_constraint=self.kernel_constraint,
-            bias_constraint=self.bias_constraint,
+            data_format="channels_last",
             dtype=self.dtype_policy,
-            name="convolution",
+            **{**options, "name": "convolution"},
         )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         validation.rank(input_shape, 4)
-        last = self.data_format == "channels_last"
-        channel_axis = -1 if last else 1
+        channel_axis = -1 if self.data_format == "channels_last" else 1
         channels = validation.known_axis(input_shape, channel_axis, "channel axis")
         axes = {channel_axis: channels}
+        shape = _channels_last(tuple(input_shape), self.data_format)
         if self.similarity in STATIC:
-            for axis in (1, 2) if last else (2, 3):
-                axes[axis] = self._known_size(input_shape, axis)
-            positions = axes[1] * axes[2] if last else axes[2] * axes[3]
-            self._build_learned(positions)
+            if shape[1] is None or shape[2] is None:
+                raise ValueError(
+                    "The height and width of the input must be known for the learned "
+                    f"similarity {self.similarity!r}, whose weights belong to positions. "
+                    f"Received: input_shape={tuple(input_shape)}"
+                )
+            first = 1 if self.data_format == "channels_last" else 2
+            axes |= {first: shape[1], first + 1: shape[2]}
+            self._build_learned(shape[1] * shape[2])
         elif self.similarity == "predicted_mask":
-            self._build_mask_predictor(input_shape)
+            self._build_mask_predictor(shape)
         else:
             self._build_attention(channels)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
         if self.convolution is not None:
-            self.convolution.build(input_shape)
-
-    def _known_size(self, input_shape: tuple[int | None, ...], axis: int) -> int:
-        size = input_shape[axis]
-        if size is None:
-            raise ValueError(
-                "The height and width of the input must be known for the learned "
-                f"similarity {self.similarity!r}, whose weights belong to positions. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
-        return size
+            self.convolution.build(shape)
 
     def _build_learned(self, positions: int) -> None:
         diagonal = self.similarity == "diagonal"
@@ -305,7 +237,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def _build_mask_predictor(self, input_shape: tuple[int | None, ...]) -> None:
         options = {
             "padding": "same",
-            "data_format": self.data_format,
+            "data_format": "channels_last",
             "use_bias": False,
             "kernel_regularizer": self.similarity_regularizer,
             "dtype": self.dtype_policy,
@@ -352,69 +284,64 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             self.gamma = self.add_weight(name="gamma", shape=(), initializer="zeros")
 
     def call(self, inputs: Tensor) -> Tensor:
-        if self.similarity == "predicted_mask":
-            prediction = self.mask_output(ops.relu(self.mask_hidden(inputs)))
-            mask = 1 + at_least_float32(prediction)
-            outputs = inputs * ops.cast(mask, inputs.dtype)
-        else:
-            outputs = self._mix_positions(inputs)
-        return outputs if self.convolution is None else self.convolution(outputs)
-
-    def _mix_positions(self, inputs: Tensor) -> Tensor:
-        """Returns `M_G X` for the similarities whose `M` acts on all positions at once."""
+        # All is computed with channels last. `keras.layers.Conv2D` with channels first adds
+        # the bias along the width, on TensorFlow, where that equals `filters` (Keras 3.15).
         first = self.data_format == "channels_first"
-        if first:
-            inputs = ops.moveaxis(inputs, 1, -1)
-        shape = ops.shape(inputs)
-        features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
-        outputs = ops.reshape(self._compare(features), shape)
+        features = ops.moveaxis(inputs, 1, -1) if first else inputs
+        outputs = self._compare(features)
+        if self.convolution is not None:
+            outputs = self.convolution(outputs)  # Eq. (8): W_G^T M_G X_F
         return ops.moveaxis(outputs, -1, 1) if first else outputs
 
-    def _compare(self, features: Tensor) -> Tensor:
-        """Returns `M X`, of shape `(batch, positions, channels)`, for `X` of that shape."""
+    def _compare(self, inputs: Tensor) -> Tensor:
+        """Returns `M_G X`, of the shape of `X`: `(batch, height, width, channels)`."""
+        if self.similarity == "predicted_mask":
+            # Eq. (10), with a diagonal M_G(X) = I + diag(P(X))
+            prediction = self.mask_output(ops.relu(self.mask_hidden(inputs)))
+            return inputs * ops.cast(1 + at_least_float32(prediction), inputs.dtype)
+        shape = ops.shape(inputs)
+        features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
         if self.similarity == "diagonal":
-            return ops.cast(self.similarity_parameters, features.dtype)[:, None] * features
-        if self.similarity == "unconstrained":
-            return ops.matmul(
-                ops.cast(self.similarity_parameters, features.dtype), features
-            )
-        query, key = self.query(features), self.key(features)
-        if self.similarity == "attention":
+            matrix = ops.cast(self.similarity_parameters, features.dtype)
+            compared = matrix[:, None] * features  # Eq. (9), M_G^s diagonal
+        elif self.similarity == "unconstrained":
+            matrix = ops.cast(self.similarity_parameters, features.dtype)
+            compared = ops.matmul(matrix, features)  # Eq. (9)
+        elif self.similarity == "attention":
             # Sums over all positions, unscaled: too large for half precision.
-            query, key, features32 = map(at_least_float32, (query, key, features))
-            mixed = ops.matmul(query, ops.matmul(ops.swapaxes(key, 1, 2), features32))
-            return ops.cast(mixed, features.dtype)
-        scores = ops.matmul(ops.relu(query), ops.swapaxes(key, 1, 2))
-        weights = ops.cast(ops.softmax(at_least_float32(scores)), features.dtype)
-        attended = ops.matmul(weights, self.value(features))
-        return ops.cast(self.gamma, features.dtype) * attended + features
+            query, key, values = map(
+                at_least_float32, (self.query(features), self.key(features), features)
+            )
+            # Eq. (11): G1(X) G2(X)^T X, from the right
+            compared = ops.matmul(query, ops.matmul(ops.swapaxes(key, 1, 2), values))
+            compared = ops.cast(compared, features.dtype)
+        else:
+            query, key = ops.relu(self.query(features)), self.key(features)
+            scores = ops.matmul(query, ops.swapaxes(key, 1, 2))
+            weights = ops.cast(ops.softmax(at_least_float32(scores)), features.dtype)
+            attended = ops.matmul(weights, self.value(features))
+            compared = ops.cast(self.gamma, features.dtype) * attended + features
+        return ops.reshape(compared, shape)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
         if self.convolution is None:
             return tuple(input_shape)
-        return self.convolution.compute_output_shape(input_shape)
+        shape = self.convolution.compute_output_shape(
+            _channels_last(tuple(input_shape), self.data_format)
+        )
+        if self.data_format == "channels_last":
+            return shape
+        batch, height, width, filters = shape
+        return (batch, filters, height, width)
 
     def get_config(self) -> dict[str, Any]:
         return {
+            **({} if self.convolution is None else self.convolution.get_config()),
             **super().get_config(),
             "filters": self.filters,
             "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "padding": self.padding,
-            "data_format": self.data_format,
-            "dilation_rate": self.dilation_rate,
-            "groups": self.groups,
-            "activation": keras.activations.serialize(self.activation),
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "activity_regularizer": keras.regularizers.serialize(self.activity_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
             "similarity": self.similarity,
             "similarity_initializer": keras.initializers.serialize(
                 self.similarity_initializer
@@ -427,4 +354,14 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             ),
             "hidden_filters": self.hidden_filters,
             "sphere": self.sphere,
+            "data_format": self.data_format,
         }
+
+
+def _channels_last(
+    shape: tuple[int | None, ...], data_format: str
+) -> tuple[int | None, ...]:
+    if data_format == "channels_last":
+        return shape
+    batch, channels, height, width = shape
+    return (batch, height, width, channels)

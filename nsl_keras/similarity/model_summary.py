@@ -16,7 +16,7 @@ from nsl_keras.similarity.convolution_base import Window
 from nsl_keras.similarity.dense_predictor import DenseSimilarityPredictor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
-from nsl_keras.similarity.recurrent_cell import CellSimilarity, SimilarityCell
+from nsl_keras.similarity.recurrent import CellSimilarity, SimilarityCell
 from nsl_keras.similarity.similarity_vector import SimilarityVector
 from nsl_keras.similarity.similarity_window import SimilarityWindow
 
