@@ -166,11 +166,12 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
 
     def _make_convolution(self, options: dict[str, Any]) -> keras.layers.Conv2D | None:
         if self.filters is None:
-            defaults = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": None}
-            given = {"kernel_size": self.kernel_size} | {
-                name: options.get(name, default) for name, default in defaults.items()
-            }
-            if given != {"kernel_size": None} | defaults:
+            linear = keras.activations.linear
+            unused = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": linear}
+            given = {name: options.get(name, value) for name, value in unused.items()}
+            given["activation"] = keras.activations.get(given["activation"])
+            if given != unused or self.kernel_size is not None:
+                given = {"kernel_size": self.kernel_size, **given}
                 raise ValueError(
                     "`kernel_size`, `strides`, `dilation_rate`, `groups` and `activation` "
                     "belong to the convolution and must be left out without `filters`. "

@@ -40,13 +40,12 @@ def test_values_and_config():
     assert again.get_config() == regularizer.get_config()
 
 
-def test_training_makes_filters_orthonormal(tmp_path):
-    layer = SphereConv2D(4, 3, kernel_regularizer=OrthogonalityRegularizer(1.0))
-    model = keras.Sequential([keras.Input((3, 3, 2)), layer])
-    model.compile(keras.optimizers.SGD(0.05), loss=lambda y_true, y_pred: 0.0 * y_pred)
-    images = np.zeros((4, 3, 3, 2), "float32")
-    model.fit(images, np.zeros((4, 1, 1, 4)), batch_size=1, epochs=50, verbose=0)
-    matrix = ops.convert_to_numpy(layer.kernel).reshape(-1, 4)
+def test_descent_makes_filters_orthonormal():
+    kernel = ops.array(np.random.default_rng(1).normal(size=(3, 3, 2, 4)), "float32")
+    for _ in range(150):
+        (gradient,) = gradients(OrthogonalityRegularizer(0.01), [kernel])
+        kernel = kernel - gradient
+    matrix = ops.convert_to_numpy(kernel).reshape(-1, 4)
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(4), atol=1e-4)
 
 
