@@ -13,8 +13,8 @@ from typing import Any
 import keras
 from keras import tree
 
-#: What `rebuild` puts in a layer's place: layers that are called one after the other, the
-#: layer itself standing for a copy of it; `None` for a copy alone.
+#: Says what `rebuild` puts in a layer's place: layers to call one after the other, among
+#: which the layer itself stands for its copy. `None` is that copy alone.
 Replace = Callable[[keras.layers.Layer], Sequence[keras.layers.Layer] | None]
 
 
@@ -28,14 +28,12 @@ class Call:
         output_shapes: Shapes of the tensors that come out.
         repeats: How often an example runs through it: the number of time steps inside
             `keras.layers.TimeDistributed`, 1 elsewhere; `None` if not known.
-        arguments: All that it is called with, `(args, kwargs)`, with symbolic tensors.
     """
 
     layer: keras.Operation
     input_shapes: tuple[tuple[int | None, ...], ...]
     output_shapes: tuple[tuple[int | None, ...], ...]
     repeats: int | None = 1
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
 def is_graph(layer: Any) -> bool:
@@ -134,9 +132,13 @@ class _Rebuilding:
 
     def __init__(self, replace: Replace) -> None:
         self._replace = replace
+        #: What stands in a layer's place, by the layer's id: the same for all its calls.
         self._chains: dict[int, list[keras.Operation]] = {}
+        #: What is called before the last layer of a chain, by the id of that layer.
         self._before: dict[int, list[keras.Operation]] = {}
+        #: Layers and their copies, whose weights follow when the graph is there.
         self._copies: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+        #: What several layers share, by the number that their configs give it.
         self._shared: dict[int, Any] = {}
 
     def run(self, model: keras.Model) -> keras.Model:
@@ -169,20 +171,22 @@ class _Rebuilding:
             call_function=self._call,
         )
 
+    # `clone_model` wants one layer in a layer's place: it is given the last of the chain,
+    # and calls those before it together with it.
+
     def _last(self, layer: keras.Operation) -> keras.Operation:
         *before, last = self._chain(layer)
         self._before[id(last)] = before
         return last
 
     def _call(self, last: keras.Operation, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("mask", self) is None:
+        if "mask" in kwargs and kwargs["mask"] is None:
             del kwargs["mask"]  # What stands in for a Softmax may not know of masks.
         for layer in self._before[id(last)]:
             args, kwargs = (layer(*args, **kwargs),), {}
         return last(*args, **kwargs)
 
     def _chain(self, layer: keras.Operation) -> list[keras.Operation]:
-        """Returns what stands in a layer's place: the same for each of its calls."""
         if id(layer) not in self._chains:
             self._chains[id(layer)] = self._new_chain(layer)
         return self._chains[id(layer)]
@@ -198,10 +202,9 @@ class _Rebuilding:
                 for each, name in zip([*before, last], names, strict=True)
             ]
         chain = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
-        return [
-            self._copy(layer) if each is layer else each
-            for each in ([layer] if chain is None else chain)
-        ]
+        if chain is None:
+            return [self._copy(layer)]
+        return [self._copy(layer) if each is layer else each for each in chain]
 
     def _copy(self, layer: keras.Operation) -> keras.Operation:
         try:
@@ -236,7 +239,10 @@ class _Rebuilding:
 
 
 class _Probe(keras.Operation):
-    """Stands for a layer while a graph is walked: it has shapes, and no weights."""
+    """Stands for a layer in a clone of its graph, and notes the calls as they are made.
+
+    So a walk needs nothing of Keras but its public `clone_model`, and makes no weights.
+    """
 
     def __init__(
         self, layer: keras.Operation, repeats: int | None, found: list[Call]
@@ -267,8 +273,7 @@ def _visit(
         known = None if repeats is None or steps is None else repeats * steps
         _visit(layer.layer, known, found, step)
     else:
-        shapes = _shapes((args, kwargs)), _shapes(outputs)
-        found.append(Call(layer, *shapes, repeats, (args, kwargs)))
+        found.append(Call(layer, _shapes((args, kwargs)), _shapes(outputs), repeats))
     return outputs
 
 

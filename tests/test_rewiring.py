@@ -182,7 +182,7 @@ def test_derived_classes_come_back_plain():
 
 
 def doubled(layer):
-    """Puts two new layers behind each convolution."""
+    """Puts two new layers after each convolution."""
     if not isinstance(layer, keras.layers.Conv2D):
         return None
     return [
@@ -192,7 +192,7 @@ def doubled(layer):
     ]
 
 
-def test_layers_behind_a_layer_in_a_graph():
+def test_layers_after_a_layer_in_a_graph():
     model = shared_and_nested()
     new = rewiring.rebuild(model, doubled)
     # One set of new layers for both calls of the shared convolution.
@@ -204,7 +204,7 @@ def test_layers_behind_a_layer_in_a_graph():
     assert names.count("shared_half") == names.count("shared") == 2
 
 
-def test_layers_behind_a_layer_in_a_sequential_model():
+def test_layers_after_a_layer_in_a_sequential_model():
     inner = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
     frames = keras.Sequential(
         [keras.Input((4, 8, 8, 2)), keras.layers.TimeDistributed(inner)]
