@@ -6,6 +6,7 @@ the similarities are trained. `fold` ends with a plain Keras model that computes
 
 from __future__ import annotations
 
+import collections
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable
@@ -31,12 +32,13 @@ from nsl_keras.similarity.predictors import (
     SimilarityPredictor,
 )
 from nsl_keras.similarity.recurrent import SimilarityCell
-from nsl_keras.similarity.shift import shifted
 from nsl_keras.similarity.similarity_window import SimilarityWindow
 
 Layer: TypeAlias = keras.layers.Layer
+Shape: TypeAlias = tuple[int | None, ...]
 
-#: By exact type: of a class derived from these nobody knows what it computes.
+#: Layers of just these types are converted. A class derived from one of them may compute
+#: something else.
 _CONVERTIBLE: dict[type[Layer], type[SimilarityWindow]] = {
     keras.layers.Conv1D: NeuralSimilarityConv1D,
     keras.layers.Conv2D: NeuralSimilarityConv2D,
@@ -132,16 +134,13 @@ def add_similarity(
     found = rewiring.layers(model)
     _refuse_converted(model, found)
     _refuse_subclassed(found)
-    chosen = _chosen(found, layers, grouped=predictor is None)
-    predictor_of = _predictors(predictor, similarity, chosen)
+    chosen = _choose(found, layers, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
-
-    pairs: list[tuple[Layer, SimilarityWindow]] = []
-
-    def replace(layer: Layer) -> list[Layer] | None:
-        if not any(layer is each for each in chosen):
-            return None
-        new_layer = _CONVERTIBLE[type(layer)].from_config(
+    new_layers: dict[int, Layer] = {}
+    for layer, its_predictor in zip(
+        chosen, _make_predictors(predictor, similarity, chosen), strict=True
+    ):
+        new_layers[id(layer)] = _CONVERTIBLE[type(layer)].from_config(
             {
                 **layer.get_config(),
                 # What was not trained in a frozen layer is its kernel, not its similarity.
@@ -149,20 +148,18 @@ def add_similarity(
                 "similarity": similarity,
                 "similarity_regularizer": similarity_regularizer,
                 "similarity_constraint": similarity_constraint,
-                "predictor": predictor_of(layer),
+                "predictor": its_predictor,
                 "learn_shape": learn_shape,
                 "shape_threshold": shape_threshold,
                 "kernel_trainable": layer.trainable and not freeze_backbone,
             }
         )
-        pairs.append((layer, new_layer))
-        return [new_layer]
-
-    new_model = rewiring.rebuild(model, replace)
-    for layer, new_layer in pairs:
-        new_layer.kernel.assign(ops.convert_to_numpy(layer.kernel))
-        if new_layer.bias is not None:
-            new_layer.bias.assign(ops.convert_to_numpy(layer.bias))
+    new_model = rewiring.rebuild(
+        model,
+        lambda layer: [new_layers[id(layer)]] if id(layer) in new_layers else None,
+    )
+    for layer in chosen:
+        _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
     if freeze_backbone:
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
@@ -225,28 +222,21 @@ def fold(model: keras.Model) -> keras.Model:
         inference" (the equivalent weights are computed in advance), and Section 3.4,
         "Sparsity regularization" (a shift and a 1x1 convolution).
     """
-    calls = rewiring.calls(model)
+    input_shapes: dict[int, list[Shape]] = collections.defaultdict(list)
+    for call in rewiring.calls(model):
+        input_shapes[id(call.layer)] += call.input_shapes[:1]
     found = rewiring.layers(model)
     _refuse_dynamic(found)
     _refuse_unfoldable(found)
-    recurrent: list[tuple[Layer, list[np.ndarray]]] = []
 
     def replace(layer: Layer) -> list[Layer] | None:
-        if isinstance(layer, SimilarityWindow):
-            shapes = {call.input_shapes[0] for call in calls if call.layer is layer}
-            return shifted(layer, shapes) or [layer.fold()]
-        if isinstance(layer, NeuralSimilarity):
-            return [layer.fold()]
         if _cells(layer):
-            new_layer, weights = _folded_recurrent(layer)
-            recurrent.append((new_layer, weights))
-            return [new_layer]
+            return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
+        if isinstance(layer, NeuralSimilarity):
+            return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
         return None
 
-    new_model = rewiring.rebuild(model, replace)
-    for new_layer, weights in recurrent:
-        new_layer.set_weights(weights)
-    return new_model
+    return rewiring.rebuild(model, replace)
 
 
 def similarities_of(layer: Layer) -> list[NeuralSimilarity]:
@@ -259,24 +249,30 @@ def similarities_of(layer: Layer) -> list[NeuralSimilarity]:
 
 
 def is_foldable(layer: Layer) -> bool:
-    """Whether `fold` can make a plain layer of this one."""
+    """Whether `fold` can make a plain layer of this one.
+
+    Layers of classes derived from the package's cannot be folded: they may compute
+    something else.
+    """
     parts = similarities_of(layer)
-    return (
-        bool(parts)
-        and all(part.predictor is None for part in parts)
-        and (_is_ours(layer) or bool(_cells(layer)))
-    )
+    ours = type(layer).__module__.startswith("nsl_keras.")
+    is_static = bool(parts) and all(part.predictor is None for part in parts)
+    return is_static and (ours or bool(_cells(layer)))
 
 
 def _names(layers: Iterable[Layer]) -> str:
     return ", ".join(repr(layer.name) for layer in layers)
 
 
-def _is_ours(layer: Layer) -> bool:
-    return type(layer).__module__.partition(".")[0] == "nsl_keras"
+def _set_kernel_and_bias(new_layer: Layer, kernel: Any, source: Layer) -> None:
+    # Copies: on JAX two layers would share a buffer, which training gives away.
+    kernel = ops.convert_to_numpy(kernel)
+    new_layer.kernel.assign(kernel.reshape(new_layer.kernel.shape))
+    if source.use_bias:
+        new_layer.bias.assign(ops.convert_to_numpy(source.bias))
 
 
-# What may be converted.
+# Adding similarities.
 
 
 def _refuse_converted(model: keras.Model, found: list[Layer]) -> None:
@@ -302,25 +298,25 @@ def _refuse_subclassed(found: list[Layer]) -> None:
             )
 
 
-def _chosen(
+def _choose(
     found: list[Layer],
     layers: Collection[str] | Callable[[Layer], bool] | None,
-    grouped: bool,
+    dynamic: bool,
 ) -> list[Layer]:
     """Returns the layers to convert, in their order."""
     convolutions = [layer for layer in found if type(layer) in _CONVERTIBLE]
-    convertible = [
-        layer for layer in convolutions if grouped or getattr(layer, "groups", 1) == 1
+    grouped = [
+        layer for layer in convolutions if dynamic and getattr(layer, "groups", 1) > 1
     ]
-    left_out = [layer for layer in convolutions if not any(layer is c for c in convertible)]
-    with_taps = [layer for layer in convertible if math.prod(layer.kernel_size) > 1]
-    because = (
-        f" (grouped convolutions take no predictor: {_names(left_out)})" if left_out else ""
-    )
+    convertible = [layer for layer in convolutions if layer not in grouped]
+    with_taps = [layer for layer in convertible if _taps(layer) > 1]
+    note = ""
+    if grouped:
+        note = f" (grouped convolutions take no predictor: {_names(grouped)})"
     if layers is None:
         chosen = with_taps
-        if chosen and left_out:
-            logging.warning("Left as they are%s", because)
+        if chosen and grouped:
+            logging.warning("Left as they are%s", note)
     elif callable(layers):
         chosen = [layer for layer in convertible if layers(layer)]
     elif isinstance(layers, (list, tuple, set, frozenset)) and all(
@@ -329,7 +325,7 @@ def _chosen(
         unknown = sorted(set(layers) - {layer.name for layer in convertible})
         if unknown:
             raise ValueError(
-                f"`layers` must name convertible layers: {_names(convertible)}{because}. "
+                f"`layers` must name convertible layers: {_names(convertible)}{note}. "
                 f"Received: {', '.join(map(repr, unknown))}"
             )
         chosen = [layer for layer in convertible if layer.name in layers]
@@ -341,33 +337,51 @@ def _chosen(
     if not chosen:
         raise ValueError(
             "`layers` must choose at least one layer; convertible are "
-            f"{_names(with_taps) or 'none'}{because}. Received: layers={layers!r}"
+            f"{_names(with_taps) or 'none'}{note}. Received: layers={layers!r}"
         )
     return chosen
 
 
-def _predictors(
+def _taps(layer: Layer) -> int:
+    return math.prod(layer.kernel_size)
+
+
+def _make_predictors(
     predictor: Any, similarity: matrices.Similarity, chosen: list[Layer]
-) -> Callable[[Layer], Layer | None]:
-    """Returns the function that gives each layer its predictor."""
-    if predictor is None:
-        return lambda layer: None
+) -> list[Layer | None]:
+    """Returns a predictor for each layer: its own, the shared one, or `None`."""
     if isinstance(predictor, str):
         validation.one_of(predictor, KINDS, "predictor")
-        return lambda layer: _own_predictor(layer, predictor, similarity)
+        return [_own_predictor(layer, predictor, similarity) for layer in chosen]
     if isinstance(predictor, SharedSimilarityPredictor):
-        _refuse_other_taps(predictor, chosen)
-        _warn_of_predictors([predictor])
-        return lambda layer: predictor
-    if isinstance(predictor, keras.layers.Layer) or not callable(predictor):
+        taps = math.prod(predictor.kernel_size)
+        others = [layer for layer in chosen if _taps(layer) != taps]
+        if others:
+            raise ValueError(
+                f"A shared `predictor` serves kernels of as many taps as its own, {taps}; "
+                f"choose such layers with `layers`. Received: {_names(others)}"
+            )
+        made = [predictor] * len(chosen)
+    elif callable(predictor) and not isinstance(predictor, Layer):
+        made = [predictor(layer) for layer in chosen]
+    elif predictor is None:
+        return [None] * len(chosen)
+    else:
         raise ValueError(
             "`predictor` must be None, 'sphere', 'full_sphere', 'cnn', a "
             "`SharedSimilarityPredictor`, or a function that returns a layer's predictor; "
             f"another layer cannot serve several. Received: predictor={predictor!r}"
         )
-    made = {id(layer): predictor(layer) for layer in chosen}
-    _warn_of_predictors(made.values())
-    return lambda layer: made[id(layer)]
+    for each in dict.fromkeys(made):
+        initializer = getattr(each, "output_kernel_initializer", None)
+        if initializer and not isinstance(initializer, keras.initializers.Zeros):
+            warnings.warn(
+                f"The predictor {each.name!r} does not start at zero, so that the outputs "
+                'of the model change. With `output_kernel_initializer="zeros"` they do '
+                "not.",
+                stacklevel=3,
+            )
+    return made
 
 
 def _own_predictor(
@@ -381,7 +395,7 @@ def _own_predictor(
         padding=layer.padding,
         data_format=layer.data_format,
         dilation_rate=layer.dilation_rate,
-        # With it the predictor starts at zero, behind a batch norm too.
+        # With it the predictor starts at zero, before a batch norm too.
         output_kernel_initializer="zeros",
         kernel_regularizer=getattr(
             layer, "kernel_regularizer", getattr(layer, "depthwise_regularizer", None)
@@ -391,34 +405,10 @@ def _own_predictor(
     )
 
 
-def _refuse_other_taps(predictor: SharedSimilarityPredictor, chosen: list[Layer]) -> None:
-    taps = math.prod(predictor.kernel_size)
-    others = [layer for layer in chosen if math.prod(layer.kernel_size) != taps]
-    if others:
-        raise ValueError(
-            f"A shared `predictor` serves kernels of as many taps as its own, {taps}; "
-            f"choose such layers with `layers`. Received: {_names(others)}"
-        )
-
-
-def _warn_of_predictors(predictors: Iterable[Any]) -> None:
-    for predictor in predictors:
-        initializer = getattr(predictor, "output_kernel_initializer", None)
-        if initializer is None or isinstance(initializer, keras.initializers.Zeros):
-            continue
-        warnings.warn(
-            f"The predictor {predictor.name!r} does not start at zero, so that the outputs "
-            'of the model change. With `output_kernel_initializer="zeros"` they do not.',
-            stacklevel=4,
-        )
-
-
 def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) -> None:
     if not isinstance(similarity, matrices.Sparse) or similarity.nonzeros is None:
         return
-    changed = [
-        layer for layer in chosen if math.prod(layer.kernel_size) > similarity.nonzeros
-    ]
+    changed = [layer for layer in chosen if _taps(layer) > similarity.nonzeros]
     if changed:
         warnings.warn(
             f"A sparse similarity with nonzeros={similarity.nonzeros} cannot hold the "
@@ -428,7 +418,7 @@ def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) 
         )
 
 
-# What may be folded.
+# Folding.
 
 
 def _refuse_dynamic(found: list[Layer]) -> None:
@@ -446,18 +436,24 @@ def _refuse_dynamic(found: list[Layer]) -> None:
 
 
 def _refuse_unfoldable(found: list[Layer]) -> None:
-    foreign = [
+    others = [
         f"{layer.name!r} ({type(layer).__name__})"
         for layer in found
         if not is_foldable(layer)
-        for each in [layer, *rewiring.sublayers(layer)]
-        if any(base.__module__.startswith("nsl_keras.") for base in type(each).__mro__)
+        and any(map(_is_ours, [layer, *rewiring.sublayers(layer)]))
     ]
-    if foreign:
+    if others:
         raise ValueError(
-            "`model` must have no layers of nsl_keras that no plain Keras layer equals. "
-            f"Received: {', '.join(dict.fromkeys(foreign))}"
+            "`model` must have no layers of nsl_keras but those with a static similarity: "
+            "no plain Keras layer computes what the others do. "
+            f"Received: {', '.join(others)}"
         )
+
+
+def _is_ours(layer: Layer) -> bool:
+    """Whether a layer is of a class of this package, or of one derived from it."""
+    bases = type(layer).__mro__
+    return any(base.__module__.startswith("nsl_keras.") for base in bases)
 
 
 def _cells(layer: Layer) -> list[SimilarityCell]:
@@ -467,30 +463,130 @@ def _cells(layer: Layer) -> list[SimilarityCell]:
     return [each for each in rewiring.sublayers(layer) if isinstance(each, SimilarityCell)]
 
 
-def _folded_recurrent(layer: Layer) -> tuple[Layer, list[np.ndarray]]:
-    """Returns a recurrent layer with plain cells, and the weights to give it once built."""
+def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:
+    """Returns a recurrent layer with plain cells in place of those with a similarity."""
     if isinstance(layer, keras.layers.Bidirectional):
-        forward, forward_weights = _folded_recurrent(layer.forward_layer)
-        backward, backward_weights = _folded_recurrent(layer.backward_layer)
-        both = keras.layers.Bidirectional(
-            forward,
+        sides = [
+            _fold_recurrent(side, input_shape)
+            for side in (layer.forward_layer, layer.backward_layer)
+        ]
+        folded = keras.layers.Bidirectional(
+            sides[0],
             merge_mode=layer.merge_mode,
-            backward_layer=backward,
+            backward_layer=sides[1],
             dtype=layer.dtype_policy,
             trainable=layer.trainable,
             name=layer.name,
         )
-        return both, forward_weights + backward_weights
-    if isinstance(layer.cell, keras.layers.StackedRNNCells):
-        cells = [_folded_cell(cell) for cell in layer.cell.cells]
-        cell = keras.layers.StackedRNNCells([cell for cell, _ in cells])
-        weights = [weight for _, weights in cells for weight in weights]
+        weights = [weight for side in sides for weight in side.get_weights()]
     else:
-        cell, weights = _folded_cell(layer.cell)
-    config = {k: v for k, v in layer.get_config().items() if k != "cell"}
-    return keras.layers.RNN(cell, **config), weights
+        is_stack = isinstance(layer.cell, keras.layers.StackedRNNCells)
+        plain = [
+            cell.fold() if isinstance(cell, SimilarityCell) else cell
+            for cell in (layer.cell.cells if is_stack else [layer.cell])
+        ]
+        cells = [type(cell).from_config(cell.get_config()) for cell in plain]
+        config = {k: v for k, v in layer.get_config().items() if k != "cell"}
+        folded = keras.layers.RNN(cells if is_stack else cells[0], **config)
+        weights = [weight for cell in plain for weight in cell.get_weights()]
+    folded.build(input_shape)
+    folded.set_weights(weights)
+    return folded
 
 
-def _folded_cell(cell: Layer) -> tuple[Layer, list[np.ndarray]]:
-    plain = cell.fold() if isinstance(cell, SimilarityCell) else cell
-    return type(plain).from_config(plain.get_config()), plain.get_weights()
+# Folding a sparse similarity with one entry, which is a spatial shift. With `M[t, u]` the
+# one entry, output position `p` reads the input at `p * stride + u * dilation - padding`
+# alone, and multiplies with `W[t] M[t, u]`.
+
+
+def _as_shift(
+    layer: NeuralSimilarity, input_shapes: Collection[Shape]
+) -> list[Layer] | None:
+    """Returns zero padding, cropping and a convolution with one tap, each where needed.
+
+    Args:
+        layer: A static layer, built.
+        input_shapes: The shapes of the inputs that it is called on.
+
+    Returns:
+        The layers to call one after the other; `None` if the layer is no convolution with
+        one entry in `M`, or if the shift would depend on sizes that are not known, or that
+        differ.
+    """
+    if not isinstance(layer, SimilarityWindow):
+        return None
+    if not isinstance(layer.similarity, matrices.Sparse) or layer.similarity.nonzeros != 1:
+        return None
+    matrix = np.abs(ops.convert_to_numpy(layer.similarity_matrix))
+    _, read = np.unravel_index(np.argmax(matrix), matrix.shape)
+    tap = tuple(int(each) for each in np.unravel_index(read, layer.kernel_size))
+    channels_last = layer.data_format == "channels_last"
+    shifts = {
+        tuple(
+            _shift(layer, axis, tap[axis], size)
+            for axis, size in enumerate(shape[1:-1] if channels_last else shape[2:])
+        )
+        for shape in input_shapes
+    }
+    if len(shifts) != 1:
+        return None
+    known = [each for each in shifts.pop() if each is not None]
+    if len(known) < layer.rank:
+        return None
+    # The padding first: then there is always enough to crop.
+    padding = tuple((max(before, 0), max(after, 0)) for before, after in known)
+    cropping = tuple((max(-before, 0), max(-after, 0)) for before, after in known)
+    options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
+    if layer.rank == 1:
+        if not channels_last and np.any(cropping):
+            return None  # `Cropping1D` is for channels-last sequences alone.
+        padding, cropping = padding[0], cropping[0]
+        if channels_last:
+            del options["data_format"]
+    chain = []
+    zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
+    if np.any(padding):
+        chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
+    if np.any(cropping):
+        chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))
+    return [*chain, _with_one_tap(layer, tap)]
+
+
+_PADDING_AND_CROPPING = {
+    1: (keras.layers.ZeroPadding1D, keras.layers.Cropping1D),
+    2: (keras.layers.ZeroPadding2D, keras.layers.Cropping2D),
+    3: (keras.layers.ZeroPadding3D, keras.layers.Cropping3D),
+}
+
+
+def _shift(layer: Any, axis: int, tap: int, size: int | None) -> tuple[int, int] | None:
+    """Returns the zeros to put before and after an axis; to crop, where negative."""
+    stride, dilation = layer.strides[axis], layer.dilation_rate[axis]
+    offset, reach = tap * dilation, (layer.kernel_size[axis] - 1) * dilation
+    if layer.padding == "valid":
+        return -offset, offset - reach
+    if layer.padding == "causal":
+        return reach - offset, offset - reach
+    if stride == 1:
+        return reach // 2 - offset, offset - reach // 2
+    if size is None:
+        return None
+    # "same": as many outputs as there are steps in the input, centred.
+    last = (-(-size // stride) - 1) * stride
+    start = offset - max(last + reach + 1 - size, 0) // 2
+    # Any size between these gives as many outputs: the one that changes least.
+    new_size = min(max(size - start, last + 1), last + stride)
+    return -start, start + new_size - size
+
+
+def _with_one_tap(layer: Any, tap: tuple[int, ...]) -> Layer:
+    """Returns the plain layer with the equivalent kernel's one tap that is not zero."""
+    ones = (1,) * layer.rank
+    folded = layer.fold()
+    geometry = {"kernel_size": ones, "padding": "valid", "dilation_rate": ones}
+    plain = type(folded).from_config({**folded.get_config(), **geometry})
+    shape: list[int | None] = [None] * (layer.rank + 2)
+    shape[layer.channel_axis] = layer.input_spec.axes[layer.channel_axis]
+    plain.build(tuple(shape))
+    _set_kernel_and_bias(plain, ops.convert_to_numpy(folded.kernel)[tap], folded)
+    return plain

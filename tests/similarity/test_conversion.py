@@ -80,6 +80,12 @@ def convolutional():
     return model
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """A model to convert. Nothing may change its weights."""
+    return convolutional()
+
+
 # The published networks.
 
 
@@ -108,6 +114,7 @@ def number_to_train(model):
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="too slow without a graph mode")
 @pytest.mark.parametrize(
     ("name", "eligible", "entries"),
@@ -120,15 +127,15 @@ def number_to_train(model):
 )
 def test_published_networks(name, eligible, entries):
     make = getattr(keras.applications, name)
-    plain = make(weights=None, include_top=False, input_shape=(32, 32, 3), pooling="avg")
+    source = make(weights=None, include_top=False, input_shape=(32, 32, 3), pooling="avg")
     images = (50 + 20 * RNG.normal(size=(4, 32, 32, 3))).astype("float32")
-    set_statistics(plain, images)
-    model = add_similarity(plain)
+    set_statistics(source, images)
+    model = add_similarity(source)
     assert len(similarity_layers(model)) == eligible
     assert number_to_train(model) == entries
     if name == "ResNet50":
-        assert number_to_train(add_similarity(plain, "unconstrained")) == 3697
-    expected = plain(images)
+        assert number_to_train(add_similarity(source, "unconstrained")) == 3697
+    expected = source(images)
     assert deviation(expected, model(images)) <= 1e-5
     # The check sees a single perturbed M, in the middle of the network.
     perturbed = similarity_layers(model)[eligible // 2].similarity_parameters
@@ -143,26 +150,23 @@ def test_published_networks(name, eligible, entries):
     assert deviation(expected, trained) > 1e-3
     folded = fold(model)
     assert deviation(trained, folded(images)) <= 1e-5
-    assert classes_of(folded) == classes_of(plain)
-    assert graph_of(folded) == graph_of(plain)
-    assert [layer.name for layer in folded.layers] == [layer.name for layer in plain.layers]
-    assert operations_of(folded) == operations_of(plain)
+    assert classes_of(folded) == classes_of(source)
+    assert graph_of(folded) == graph_of(source)
+    assert [layer.name for layer in folded.layers] == [
+        layer.name for layer in source.layers
+    ]
+    assert operations_of(folded) == operations_of(source)
 
 
 # At the start.
 
-STATIC = ["diagonal", "unconstrained", "symmetric", "positive_semidefinite", "sparse"]
 
-
-@pytest.mark.parametrize("similarity", STATIC)
-def test_static_models_start_where_the_plain_model_is(similarity):
-    plain = convolutional()
+@pytest.mark.parametrize(
+    "similarity", ["diagonal", "unconstrained", "positive_semidefinite", "sparse"]
+)
+def test_static_models_start_where_the_plain_model_is(similarity, plain):
     model = add_similarity(plain, similarity, learn_shape=True)
-    assert [layer.name for layer in similarity_layers(model)] == [
-        "first",
-        "depthwise",
-        "second",
-    ]
+    assert converted(model) == ["first", "depthwise", "second"]
     assert difference(plain, model, IMAGES) <= 1e-6
     randomize(model.trainable_variables)
     assert difference(plain, model, IMAGES) > 1e-2
@@ -171,30 +175,14 @@ def test_static_models_start_where_the_plain_model_is(similarity):
 
 @pytest.mark.parametrize(
     ("kind", "similarity"),
-    [
-        ("sphere", "diagonal"),
-        ("full_sphere", "unconstrained"),
-        ("cnn", "symmetric"),
-        ("sphere", "positive_semidefinite"),
-    ],
+    [("sphere", "diagonal"), ("full_sphere", "unconstrained"), ("cnn", "symmetric")],
 )
-def test_dynamic_models_start_where_the_plain_model_is(kind, similarity):
-    plain = convolutional()
+def test_dynamic_models_start_where_the_plain_model_is(kind, similarity, plain):
     model = add_similarity(plain, similarity, predictor=kind)
-    assert len(similarity_layers(model)) == 3
+    assert len(converted(model)) == 3
     assert difference(plain, model, IMAGES) <= 1e-5
     randomize(model.trainable_variables, scale=0.02)
     assert difference(plain, model, IMAGES) > 1e-3
-
-
-def test_dynamic_models_train_from_the_start():
-    model = add_similarity(convolutional(), predictor="sphere")
-    before = [as_numpy(v.value) for v in model.trainable_variables]
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    model.fit(IMAGES, np.zeros((4, 3)), epochs=3, verbose=0)
-    for variable, old in zip(model.trainable_variables, before, strict=True):
-        new = as_numpy(variable.value)
-        assert np.all(np.isfinite(new)) and np.any(new != old), variable.path
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -218,12 +206,12 @@ def test_sequences_and_volumes(rank, predictor):
 def test_the_start_in_half_precision():
     inputs = keras.Input((8, 9, 3), dtype="float32")
     x = keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16", name="half")(inputs)
-    plain = keras.Model(inputs, keras.layers.Conv2D(4, 3, dtype="float32", name="full")(x))
-    model = add_similarity(plain, "unconstrained")
+    source = keras.Model(inputs, keras.layers.Conv2D(4, 3, dtype="float32", name="full")(x))
+    model = add_similarity(source, "unconstrained")
     assert model.get_layer("half").dtype_policy.name == "mixed_bfloat16"
     assert model.get_layer("half").similarity_parameters.dtype == "float32"
     assert model.get_layer("full").dtype_policy.name == "float32"
-    assert difference(plain, model, IMAGES) == 0
+    assert difference(source, model, IMAGES) == 0
     randomize(model.trainable_variables)
     assert difference(model, fold(model), IMAGES) == 0
 
@@ -252,8 +240,7 @@ def converted(model):
     return [layer.name for layer in similarity_layers(model)]
 
 
-def test_layers_by_name_and_by_predicate():
-    plain = convolutional()
+def test_layers_by_name_and_by_predicate(plain):
     assert converted(add_similarity(plain, layers=["second", "pointwise"])) == [
         "pointwise",
         "second",
@@ -287,8 +274,7 @@ def test_layers_that_are_left_alone():
         add_similarity(plain, layers=["own", "plain", "nowhere"])
 
 
-def test_layers_of_other_forms():
-    plain = convolutional()
+def test_layers_of_other_forms(plain):
     for wrong in ("first", 3, [plain.layers[0]]):
         with pytest.raises(ValueError, match="`layers` must be None, a list of names"):
             add_similarity(plain, layers=wrong)
@@ -358,8 +344,7 @@ def test_nested_and_shared_layers(predictor, tmp_path):
         assert classes_of(folded) == classes_of(plain)
 
 
-def test_a_shared_predictor_serves_all_layers():
-    plain = convolutional()
+def test_a_shared_predictor_serves_all_layers(plain):
     shared = predictors.SharedSimilarityPredictor(
         3, "cnn", adapted_filters=4, output_kernel_initializer="zeros"
     )
@@ -374,7 +359,7 @@ def test_a_shared_predictor_serves_all_layers():
     assert model.layers[0].predictor is model.layers[1].predictor is shared
 
 
-def test_predictors_of_ones_own():
+def test_predictors_of_ones_own(plain):
     def predictor(layer, **options):
         return predictors.SimilarityPredictor(
             layer.kernel_size,
@@ -385,7 +370,6 @@ def test_predictors_of_ones_own():
             **options,
         )
 
-    plain = convolutional()
     zeros = {"output_kernel_initializer": "zeros"}
     model = add_similarity(plain, predictor=lambda layer: predictor(layer, **zeros))
     assert difference(plain, model, IMAGES) <= 1e-5
@@ -395,13 +379,12 @@ def test_predictors_of_ones_own():
 
 
 @pytest.mark.parametrize("wrong", ["mlp", 3, keras.layers.Dense(3)])
-def test_wrong_predictors(wrong):
+def test_wrong_predictors(wrong, plain):
     with pytest.raises(ValueError, match="`predictor` must be"):
-        add_similarity(convolutional(), predictor=wrong)
+        add_similarity(plain, predictor=wrong)
 
 
-def test_few_nonzeros_are_warned_about():
-    plain = convolutional()
+def test_few_nonzeros_are_warned_about(plain):
     similarity = similarities.Sparse(6)
     with pytest.warns(UserWarning, match=r"nonzeros=6.*outputs.*change.*'first'\.$"):
         model = add_similarity(plain, similarity)
@@ -411,8 +394,7 @@ def test_few_nonzeros_are_warned_about():
     )
 
 
-def test_the_source_stays_as_it_is():
-    plain = convolutional()
+def test_the_source_stays_as_it_is(plain):
     before = plain.get_weights()
     model = add_similarity(plain)
     assert not {id(v) for v in plain.variables} & {id(v) for v in model.variables}
@@ -447,18 +429,20 @@ def test_a_frozen_backbone(tmp_path):
     assert len(again.trainable_variables) == len(plain.trainable_variables) + 3
 
 
-def test_frozen_batch_norms_keep_their_statistics():
-    plain = convolutional()
-    model = add_similarity(plain)
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    model.fit(IMAGES, np.zeros((4, 3)), epochs=2, verbose=0)
+def test_training_changes_the_predictors_alone(plain):
+    model = add_similarity(plain, predictor="sphere")
+    before = [as_numpy(v.value) for v in model.trainable_variables]
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=True)
+    model.fit(IMAGES, np.zeros((4, 3)), epochs=3, verbose=0)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        new = as_numpy(variable.value)
+        assert np.all(np.isfinite(new)) and np.any(new != old), variable.path
     for name in ("norm", "classes", "pointwise"):
         old, new = plain.get_layer(name).get_weights(), model.get_layer(name).get_weights()
         for one, two in zip(old, new, strict=True):
             np.testing.assert_array_equal(one, two)
     first, trained = plain.get_layer("first"), model.get_layer("first")
     np.testing.assert_array_equal(as_numpy(first.kernel), as_numpy(trained.kernel))
-    assert np.any(as_numpy(trained.similarity_parameters) != 1)
 
 
 def test_a_backbone_that_is_not_frozen():
@@ -480,9 +464,9 @@ def test_a_frozen_nested_model():
     assert trainable_names(model) == ["bias", "kernel"] + ["similarity"] * 3
 
 
-def test_regularizers_reach_the_similarities():
+def test_regularizers_reach_the_similarities(plain):
     model = add_similarity(
-        convolutional(),
+        plain,
         similarity_regularizer=keras.regularizers.L1(0.5),
         similarity_constraint="non_neg",
     )
@@ -524,8 +508,8 @@ def test_subclassed_models():
     assert difference(model, add_similarity(model), IMAGES) == 0
 
 
-def test_models_with_similarities_already():
-    model = add_similarity(convolutional())
+def test_models_with_similarities_already(plain):
+    model = add_similarity(plain)
     with pytest.raises(
         ValueError, match=r"no neural similarities yet.*'first', 'depthwise'"
     ):
@@ -541,8 +525,9 @@ def test_unbuilt_models():
 # Folding.
 
 
-def test_fold_keeps_names_and_needs_keras_alone(tmp_path):
-    model = add_similarity(convolutional(), "unconstrained")
+@pytest.mark.long
+def test_fold_keeps_names_and_needs_keras_alone(tmp_path, plain):
+    model = add_similarity(plain, "unconstrained")
     randomize(model.trainable_variables)
     folded = fold(model)
     assert folded.name == "small"
@@ -560,8 +545,7 @@ def test_fold_keeps_names_and_needs_keras_alone(tmp_path):
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
 
 
-def test_fold_of_a_plain_model_is_a_copy():
-    plain = convolutional()
+def test_fold_of_a_plain_model_is_a_copy(plain):
     assert difference(plain, fold(plain), IMAGES) == 0
 
 
@@ -598,51 +582,48 @@ def test_fold_of_other_layers_of_the_package():
             layers.SphereConv2D(4, 3, name="sphere"),
             Own(4, 3, name="own"),
             Block(layers.CosineDense(3)),
+            layers.CosineDense(2, name="classes"),
         ]
     )
-    expected = r"'sphere' \(SphereConv2D\), 'own' \(Own\), 'block' \(Block\)"
+    expected = (
+        r"those with a static similarity.*Received: 'sphere' \(SphereConv2D\), "
+        r"'own' \(Own\), 'block' \(Block\), 'classes' \(CosineDense\)$"
+    )
     with pytest.raises(ValueError, match=expected):
         fold(model)
 
 
-CELLS = [
-    layers.NeuralSimilaritySimpleRNNCell,
-    layers.NeuralSimilarityGRUCell,
-    layers.NeuralSimilarityLSTMCell,
-]
-
-
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_fold_of_recurrent_cells(cell, tmp_path):
+def test_fold_of_recurrent_cells(tmp_path):
+    two_ways = keras.layers.Bidirectional(
+        keras.layers.RNN(
+            layers.NeuralSimilarityGRUCell(3, similarity="unconstrained"),
+            return_sequences=True,
+        ),
+        merge_mode="sum",
+        name="both",
+    )
+    stack = [
+        layers.NeuralSimilaritySimpleRNNCell(4),
+        keras.layers.GRUCell(4),
+        layers.NeuralSimilarityLSTMCell(5, similarity="symmetric"),
+    ]
     model = keras.Sequential(
-        [
-            keras.Input((3, 4)),
-            keras.layers.Bidirectional(
-                keras.layers.RNN(
-                    cell(3, similarity="unconstrained"), return_sequences=True
-                ),
-                merge_mode="sum",
-                name="both",
-            ),
-            keras.layers.RNN([keras.layers.GRUCell(4), cell(5)], name="stacked"),
-        ]
+        [keras.Input((3, 4)), two_ways, keras.layers.RNN(stack, name="stacked")]
     )
     randomize(model.weights)
     sequences = RNG.normal(size=(2, 3, 4)).astype("float32")
     folded = fold(model)
     assert difference(model, folded, sequences) <= 1e-5
     assert [layer.name for layer in folded.layers] == ["both", "stacked"]
-    kinds = {
-        type(each).__module__
-        for layer in folded.layers
-        for each in rewiring.sublayers(layer)
-    }
-    assert not any(kind.startswith("nsl_keras") for kind in kinds)
+    parts = [each for layer in folded.layers for each in rewiring.sublayers(layer)]
+    assert len(parts) >= 8
+    assert not any(type(each).__module__.startswith("nsl_keras") for each in parts)
     folded.save(tmp_path / "folded.keras")
     again = keras.saving.load_model(tmp_path / "folded.keras")
     assert difference(folded, again, sequences) == 0
+    cell = layers.NeuralSimilarityGRUCell(3, predictor="sphere")
     dynamic = keras.Sequential(
-        [keras.Input((3, 4)), keras.layers.RNN(cell(3, predictor="sphere"), name="dynamic")]
+        [keras.Input((3, 4)), keras.layers.RNN(cell, name="dynamic")]
     )
     with pytest.raises(ValueError, match="'dynamic' with a predictor"):
         fold(dynamic)
@@ -659,7 +640,6 @@ SHIFTS = [
     {"padding": "same", "strides": 3},
     {"padding": "same", "dilation_rate": 3},
 ]
-PLAIN = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
 LAYERS = {
     1: layers.NeuralSimilarityConv1D,
     2: layers.NeuralSimilarityConv2D,
@@ -682,14 +662,17 @@ def shift_model(rank, kernel_size, sizes, tap, layer=None, **options):
     return model
 
 
-@pytest.mark.parametrize("options", SHIFTS, ids=str)
 @pytest.mark.parametrize(
-    ("rank", "kernel_size"), [(1, (4,)), (2, (3, 3)), (2, (4, 2)), (3, (4, 2, 3))]
+    ("rank", "kernel_size", "options"),
+    [
+        *((2, (4, 3), options) for options in SHIFTS),
+        *((rank, (4, 2, 3), options) for rank in (1, 3) for options in SHIFTS[2::2]),
+    ],
+    ids=str,
 )
 def test_shifts_of_known_sizes(rank, kernel_size, options):
     inputs = RNG.normal(size=(2, 9, 8, 7, 2)[: rank + 1] + (2,)).astype("float32")
-    corners = (0,) * rank, tuple(size - 1 for size in kernel_size)
-    for tap in (*corners, (1, 1)) if rank == 2 else corners:
+    for tap in ((0,) * rank, tuple(size - 1 for size in kernel_size)):
         model = shift_model(rank, kernel_size, inputs.shape[1:-1], tap, **options)
         folded = fold(model)
         assert folded.get_layer("shifted").kernel_size == (1,) * rank
