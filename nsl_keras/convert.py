@@ -2,6 +2,6 @@
 
 from nsl_keras.neighborhoods.film import add_film
 from nsl_keras.similarity.conversion import add_similarity, fold
-from nsl_keras.similarity.model_summary import summary
+from nsl_keras.similarity.summary import summary
 
 __all__ = ["add_film", "add_similarity", "fold", "summary"]

@@ -361,7 +361,7 @@ def _make_predictors(
                 f"A shared `predictor` serves kernels of as many taps as its own, {taps}; "
                 f"choose such layers with `layers`. Received: {_names(others)}"
             )
-        made = [predictor] * len(chosen)
+        made: list[Any] = [predictor] * len(chosen)
     elif callable(predictor) and not isinstance(predictor, Layer):
         made = [predictor(layer) for layer in chosen]
     elif predictor is None:
@@ -534,8 +534,8 @@ def _as_shift(
     if len(known) < layer.rank:
         return None
     # The padding first: then there is always enough to crop.
-    padding = tuple((max(before, 0), max(after, 0)) for before, after in known)
-    cropping = tuple((max(-before, 0), max(-after, 0)) for before, after in known)
+    padding: Any = tuple((max(before, 0), max(after, 0)) for before, after in known)
+    cropping: Any = tuple((max(-before, 0), max(-after, 0)) for before, after in known)
     options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
     if layer.rank == 1:
         if not channels_last and np.any(cropping):

@@ -12,17 +12,15 @@ import keras
 from nsl_keras import rewiring
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.conversion import is_foldable, similarities_of
-from nsl_keras.similarity.convolution_base import Window
-from nsl_keras.similarity.dense_predictor import DenseSimilarityPredictor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
-from nsl_keras.similarity.recurrent import CellSimilarity, SimilarityCell
-from nsl_keras.similarity.similarity_vector import SimilarityVector
-from nsl_keras.similarity.similarity_window import SimilarityWindow
+from nsl_keras.similarity.predictors import (
+    DenseSimilarityPredictor,
+    SharedSimilarityPredictor,
+    SimilarityPredictor,
+)
+from nsl_keras.similarity.recurrent import SimilarityCell
 
 Layer: TypeAlias = keras.layers.Layer
-#: Sizes of a tensor, `None` where not known.
-Shape = tuple[int | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,39 +158,42 @@ def summary(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1, counts
         parameters and operations of dynamic similarities this way.
     """
-    calls = rewiring.calls(model)
+    layers = rewiring.layers(model)
+    counts = [(call.layer, *_count(call)) for call in rewiring.calls(model)]
     rows = []
-    added_variables: dict[int, Any] = {}
-    for layer in rewiring.layers(model):
+    all_added: dict[int, keras.Variable] = {}
+    for layer in layers:
         parts = similarities_of(layer)
         if not parts:
             continue
-        added = {id(each): each for part in parts for each in _added_variables(part)}
-        added_variables |= added
-        its_calls = [call for call in calls if call.layer is layer]
+        added = {
+            id(variable): variable for part in parts for variable in _added_variables(part)
+        }
+        all_added |= added
         rows.append(
             LayerSummary(
                 name=layer.name,
                 kind=type(layer).__name__.removeprefix("NeuralSimilarity"),
-                similarity=_joined(_similarity_name(part) for part in parts) or "",
-                predictor=_joined(
+                similarity=_join(_similarity_name(part) for part in parts),
+                predictor=_join(
                     _predictor_name(part.predictor) for part in parts if part.predictor
-                ),
+                )
+                or None,
                 parameters=layer.count_params(),
-                similarity_parameters=_number_of_entries(added.values()),
-                multiply_adds=_sum(_multiply_adds(call) for call in its_calls),
-                plain_multiply_adds=_sum(_plain_multiply_adds(call) for call in its_calls),
+                similarity_parameters=sum(map(_size, added.values())),
+                multiply_adds=_total(sum(each[1:]) for each in counts if each[0] is layer),
+                plain_multiply_adds=_total(each[1] for each in counts if each[0] is layer),
                 folds=is_foldable(layer),
             )
         )
     result = ModelSummary(
         name=model.name,
         layers=tuple(rows),
-        layer_count=len(rewiring.layers(model)),
+        layer_count=len(layers),
         parameters=model.count_params(),
-        similarity_parameters=_number_of_entries(added_variables.values()),
-        multiply_adds=_sum(_multiply_adds(call) for call in calls),
-        plain_multiply_adds=_sum(_plain_multiply_adds(call) for call in calls),
+        similarity_parameters=sum(map(_size, all_added.values())),
+        multiply_adds=_total(sum(each[1:]) for each in counts),
+        plain_multiply_adds=_total(each[1] for each in counts),
     )
     if print_fn is not None:
         for line in str(result).splitlines():
@@ -200,15 +201,15 @@ def summary(
     return result
 
 
-def _added_variables(part: NeuralSimilarity) -> list[Any]:
+def _added_variables(part: NeuralSimilarity) -> list[keras.Variable]:
     """Returns the variables of a layer that the plain one does not have."""
     return [
         each for each in part.weights if each is not part.kernel and each is not part.bias
     ]
 
 
-def _number_of_entries(variables: Iterable[Any]) -> int:
-    return sum(math.prod(each.shape) for each in variables)
+def _size(variable: keras.Variable) -> int:
+    return math.prod(variable.shape)
 
 
 def _similarity_name(part: NeuralSimilarity) -> str:
@@ -216,8 +217,7 @@ def _similarity_name(part: NeuralSimilarity) -> str:
     if isinstance(name, str):
         return name
     options = ", ".join(f"{k}={v}" for k, v in part.similarity.get_config().items())
-    kind = type(part.similarity).__name__
-    return f"{kind}({options})"
+    return f"{type(part.similarity).__name__}({options})"
 
 
 def _predictor_name(predictor: Layer) -> str:
@@ -226,74 +226,11 @@ def _predictor_name(predictor: Layer) -> str:
     return getattr(predictor, "kind", type(predictor).__name__)
 
 
-def _joined(names: Iterable[str]) -> str | None:
-    return ", ".join(dict.fromkeys(names)) or None
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
-# Multiply-adds.
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    total = 0
-    for each in counts:
-        if each is None:
-            return None
-        total += each
-    return total
-
-
-def _product(sizes: Iterable[int | None]) -> int | None:
-    total = 1
-    for each in sizes:
-        if each is None:
-            return None
-        total *= each
-    return total
-
-
-def _plain_multiply_adds(call: rewiring.Call) -> int | None:
-    """Returns the multiply-adds of a call, without those of its similarity."""
-    return _product([call.repeats, _without_similarity(call.layer, call)])
-
-
-def _multiply_adds(call: rewiring.Call) -> int | None:
-    layer = call.layer
-    plain = _without_similarity(layer, call)
-    added: int | None = 0
-    if isinstance(layer, SimilarityWindow):
-        added = _added_by_window(layer, call)
-    elif isinstance(layer, SimilarityVector):
-        if layer.predictor is not None:
-            vectors = _product(call.input_shapes[0][1:-1])
-            added = _product([vectors, _added_by_vector(layer, layer.kernel.shape[0])])
-    elif isinstance(layer, keras.layers.Layer) and similarities_of(layer):
-        added = _product([_steps(call), _sum(map(_added_by_cell, _cells_of(layer)))])
-    return _product([call.repeats, _sum([plain, added])])
-
-
-def _without_similarity(layer: keras.Operation, call: rewiring.Call) -> int | None:
-    """Returns the products of a layer's own kernels with its input, for one example."""
-    if not isinstance(layer, keras.layers.Layer) or not layer.weights:
-        return 0
-    inputs, outputs = call.input_shapes[0], call.output_shapes[0]
-    if isinstance(layer, (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)):
-        kernels = layer.depthwise_kernel, layer.pointwise_kernel
-        return _product([_positions(layer, outputs), sum(map(_size, kernels))])
-    if isinstance(layer, _TRANSPOSED):
-        return _product([_positions(layer, inputs), _size(layer.kernel)])
-    if isinstance(layer, (Window, *_CONVOLUTIONS)):
-        return _product([_positions(layer, outputs), _size(layer.kernel)])
-    if isinstance(layer, (SimilarityVector, keras.layers.Dense)):
-        return _product([*inputs[1:-1], _size(layer.kernel)])
-    cells = _cells_of(layer)
-    if cells:
-        a_step = sum(_size(cell.kernel) + _size(cell.recurrent_kernel) for cell in cells)
-        return _product([_steps(call), a_step])
-    if isinstance(layer, keras.layers.Embedding):
-        return 0
-    # Scales and biases alone do not count; of other kernels nothing is known.
-    return None if any(len(each.shape) > 1 for each in layer.weights) else 0
-
+# Multiply-adds. A count that is not known is NaN, and so are its sums and products.
 
 _CONVOLUTIONS = (
     keras.layers.Conv1D,
@@ -302,30 +239,65 @@ _CONVOLUTIONS = (
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
 )
-_TRANSPOSED = (
+_TRANSPOSED_CONVOLUTIONS = (
     keras.layers.Conv1DTranspose,
     keras.layers.Conv2DTranspose,
     keras.layers.Conv3DTranspose,
 )
+_SEPARABLE_CONVOLUTIONS = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 _CELLS = (keras.layers.SimpleRNNCell, keras.layers.GRUCell, keras.layers.LSTMCell)
 
 
-def _size(variable: Any) -> int:
-    return math.prod(variable.shape)
+def _total(counts: Iterable[float]) -> int | None:
+    total = sum(counts)
+    return None if math.isnan(total) else int(total)
 
 
-def _positions(layer: Any, shape: Shape) -> int | None:
-    return _product(shape[1:-1] if layer.data_format == "channels_last" else shape[2:])
+def _product(sizes: Iterable[int | None]) -> float:
+    return math.prod(math.nan if size is None else size for size in sizes)
 
 
-def _steps(call: rewiring.Call) -> int | None:
-    return call.input_shapes[0][1]
+def _count(call: rewiring.Call) -> tuple[float, float]:
+    """Returns the multiply-adds of a call: of the plain layer, and what `M` adds."""
+    layer = call.layer
+    if not isinstance(layer, Layer) or not layer.weights:
+        return 0, 0
+    repeats = _product([call.repeats])
+    inputs, outputs = call.input_shapes[0], call.output_shapes[0]
+    if isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS)):
+        # A transposed convolution puts its kernel at every position of the input.
+        shape = inputs if isinstance(layer, _TRANSPOSED_CONVOLUTIONS) else outputs
+        positions = _product(_spatial(layer, shape))
+        plain = positions * _size(layer.kernel)
+        added = _of_similarity(layer, positions)
+    elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
+        kernels = layer.depthwise_kernel, layer.pointwise_kernel
+        plain, added = _product(_spatial(layer, outputs)) * sum(map(_size, kernels)), 0
+    elif isinstance(layer, keras.layers.Dense):
+        vectors = _product(inputs[1:-1])
+        plain, added = vectors * _size(layer.kernel), _of_similarity(layer, vectors)
+    elif cells := _cells(layer):
+        steps = _product([inputs[1]])
+        kernels = [kernel for cell in cells for kernel in _kernels_and_parts(cell)]
+        plain = steps * sum(_size(kernel) for kernel, _ in kernels)
+        added = steps * sum(_of_vectors(part, kernel) for kernel, part in kernels if part)
+    else:
+        # Scales and biases alone do not count; of other kernels nothing is known.
+        is_known = isinstance(layer, keras.layers.Embedding) or all(
+            len(variable.shape) < 2 for variable in layer.weights
+        )
+        plain, added = (0 if is_known else math.nan), 0
+    return repeats * plain, repeats * added
 
 
-def _cells_of(layer: Layer) -> list[Layer]:
+def _spatial(layer: Any, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    return shape[1:-1] if layer.data_format == "channels_last" else shape[2:]
+
+
+def _cells(layer: Layer) -> list[Layer]:
     """Returns the cells of a recurrent layer, none if one of them is of another kind."""
     if isinstance(layer, keras.layers.Bidirectional):
-        sides = [_cells_of(layer.forward_layer), _cells_of(layer.backward_layer)]
+        sides = [_cells(layer.forward_layer), _cells(layer.backward_layer)]
         return sides[0] + sides[1] if all(sides) else []
     if not isinstance(layer, keras.layers.RNN):
         return []
@@ -334,65 +306,60 @@ def _cells_of(layer: Layer) -> list[Layer]:
     return list(cells) if all(isinstance(each, _CELLS) for each in cells) else []
 
 
-def _added_by_window(layer: SimilarityWindow, call: rewiring.Call) -> int | None:
-    """Returns the multiply-adds of the predictor and of `M(p) x_p`."""
-    predictor = layer.predictor
-    if predictor is None:
-        return 0
-    if not isinstance(predictor, SimilarityPredictor):
-        return None
-    positions = _positions(layer, call.output_shapes[0])
-    kernels = [predictor.hidden_convolution.kernel, predictor.output_convolution.kernel]
-    if layer.adaptation is not None:
-        kernels.append(layer.adaptation.kernel)
-    predicted = _product([positions, sum(map(_size, kernels))])
-    *kernel_size, channels, _ = layer.kernel.shape
-    compared = _comparison(layer.similarity, math.prod(kernel_size), channels)
-    made = _making(layer.similarity, math.prod(kernel_size))
-    return _sum(
-        [
-            predicted,
-            _product([positions, compared]),
-            _product([1 if predictor.pooled else positions, made]),
-        ]
-    )
-
-
-def _added_by_vector(part: SimilarityVector, features: int) -> int | None:
-    """Returns the multiply-adds of the predictor and of `M v`, for one vector."""
-    taps = part.block_size or features
-    added = _comparison(part.similarity, taps, features // taps)
-    if part.predictor is None:
-        return added
-    if not isinstance(part.predictor, DenseSimilarityPredictor):
-        return None
-    kernels = part.predictor.hidden_dense.kernel, part.predictor.output_dense.kernel
-    return added + _making(part.similarity, taps) + sum(map(_size, kernels))
-
-
-def _added_by_cell(cell: Layer) -> int | None:
-    """Returns the multiply-adds of the similarities in a cell, for one step.
-
-    They are applied to the vectors, the static ones too.
-    """
+def _kernels_and_parts(cell: Any) -> list[tuple[keras.Variable, Any]]:
+    """Returns the kernels of a cell, each with its similarity or `None`."""
     if not isinstance(cell, SimilarityCell):
-        return 0
-    sides: list[tuple[CellSimilarity | None, int]] = [
-        (cell.input_similarity, cell.kernel.shape[0]),
-        (cell.state_similarity, cell.recurrent_kernel.shape[0]),
+        return [(cell.kernel, None), (cell.recurrent_kernel, None)]
+    return [
+        (cell.kernel, cell.input_similarity),
+        (cell.recurrent_kernel, cell.state_similarity),
     ]
-    return _sum(
-        _added_by_vector(part, features) for part, features in sides if part is not None
-    )
 
 
-def _comparison(similarity: matrices.Similarity, taps: int, channels: int) -> int:
+def _of_similarity(layer: Any, positions: float) -> float:
+    """Returns what `M` adds to a convolution or dense layer: nothing where it is static."""
+    if getattr(layer, "predictor", None) is None:
+        return 0
+    if isinstance(layer, keras.layers.Dense):
+        return positions * _of_vectors(layer, layer.kernel)
+    predictor = layer.predictor
+    if not isinstance(predictor, SimilarityPredictor):
+        return math.nan
+    *kernel_size, channels, _ = layer.kernel.shape
+    taps = math.prod(kernel_size)
+    at_each = _of_kernels(predictor, layer.adaptation)
+    at_each += _of_comparison(layer.similarity, taps, channels)
+    matrices_made = 1 if predictor.pooled else positions
+    return positions * at_each + matrices_made * _of_making(layer.similarity, taps)
+
+
+def _of_vectors(part: Any, kernel: keras.Variable) -> float:
+    """Returns what `M v` adds for one vector, the static `M` of a cell included."""
+    features = kernel.shape[0]
+    taps = part.block_size or features
+    compared = _of_comparison(part.similarity, taps, features // taps)
+    if part.predictor is None:
+        return compared
+    if not isinstance(part.predictor, DenseSimilarityPredictor):
+        return math.nan
+    return compared + _of_making(part.similarity, taps) + _of_kernels(part.predictor)
+
+
+def _of_kernels(*networks: Layer | None) -> int:
+    """Returns the multiply-adds of predictors and adaptations at one position."""
+    layers = [
+        layer for each in networks if each for layer in [each, *rewiring.sublayers(each)]
+    ]
+    return sum(_size(layer.kernel) for layer in layers if hasattr(layer, "kernel"))
+
+
+def _of_comparison(similarity: matrices.Similarity, taps: int, channels: int) -> int:
     """Returns the multiply-adds of `M x` for one `x` of `taps` times `channels`."""
-    matrix = taps if isinstance(similarity, matrices.Diagonal) else taps**2
-    return matrix * channels
+    entries = taps if isinstance(similarity, matrices.Diagonal) else taps**2
+    return entries * channels
 
 
-def _making(similarity: matrices.Similarity, taps: int) -> int:
+def _of_making(similarity: matrices.Similarity, taps: int) -> int:
     """Returns the multiply-adds of making one `M` from its parameters."""
     return taps**3 if isinstance(similarity, matrices.PositiveSemidefinite) else 0
 
