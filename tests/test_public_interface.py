@@ -84,9 +84,14 @@ def omissions(name, thing):
     if name == "nsl_keras.NonFiniteLossError":
         return
     is_class = inspect.isclass(thing)
+    of_keras = {
+        parameter
+        for base in re.findall(r"Those of `keras\.layers\.(\w+)`, and:", document)
+        for parameter in inspect.signature(getattr(keras.layers, base)).parameters
+    }
     if not (is_class and inspect.isabstract(thing)):
         for parameter in inspect.signature(thing).parameters:
-            if parameter in ("self", "kwargs", "args"):
+            if parameter in ("self", "kwargs", "args") or parameter in of_keras:
                 continue
             if not re.search(rf"^ +{parameter}: ", document, re.M):
                 yield f"{name}: {parameter} undocumented"

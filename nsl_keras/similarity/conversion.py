@@ -362,7 +362,7 @@ def _make_predictors(
                 f"choose such layers with `layers`. Received: {_names(others)}"
             )
         made: list[Any] = [predictor] * len(chosen)
-    elif callable(predictor) and not isinstance(predictor, Layer):
+    elif callable(predictor) and not isinstance(predictor, keras.layers.Layer):
         made = [predictor(layer) for layer in chosen]
     elif predictor is None:
         return [None] * len(chosen)

@@ -8,8 +8,9 @@ for the backward pass.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -83,6 +84,15 @@ class SimilarityCell(keras.layers.Layer):
 
     #: Keras's cell, which the static cell folds to.
     plain: type[keras.layers.Layer]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        theirs = inspect.signature(cls.plain).parameters.values()
+        ours = inspect.signature(SimilarityCell.__init__).parameters.values()
+        added = [each for each in ours if each.kind is each.KEYWORD_ONLY]
+        *inherited, options = theirs
+        cls.__signature__ = inspect.Signature([*inherited, *added, options])
 
     def __init__(
         self,
@@ -357,7 +367,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     their blocks and their predictors are.
 
     Args:
-        *args: Those of `keras.layers.SimpleRNNCell`: `units`, `activation` and so on.
+        Those of `keras.layers.SimpleRNNCell`, and:
         similarity: As in `NeuralSimilarityGRUCell`, like all that follow.
         recurrent_similarity: Similarity of `R`; `"same"` as `similarity`, `None` for none.
         block_size: int that divides the input's features, or `None`.
@@ -367,7 +377,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         similarity_constraint: Constraint on the static similarities' parameters.
         predictor: Name or layer, `None` for a static `M_x`.
         recurrent_predictor: Name or layer, `None` for a static `M_h`, or `"same"`.
-        **kwargs: Those of `keras.layers.SimpleRNNCell`, by name.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -436,7 +445,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     `batch * n^2` numbers a step.
 
     Args:
-        *args: Those of `keras.layers.GRUCell`: `units`, `activation` and so on.
+        Those of `keras.layers.GRUCell`, and:
         similarity: Similarity of `W`: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
             `"positive_semidefinite"`, `"sparse"`, a `nsl_keras.similarities.Similarity`,
             or `None` for none.
@@ -455,7 +464,6 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         recurrent_predictor: The same for `M_h`, or `"same"` for one of the kind that
             `predictor` names. To be given where `predictor` is a layer. The kernels of a
             predictor given by name have the `recurrent_regularizer`.
-        **kwargs: Those of `keras.layers.GRUCell`, by name.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -551,7 +559,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     are.
 
     Args:
-        *args: Those of `keras.layers.LSTMCell`: `units`, `activation` and so on.
+        Those of `keras.layers.LSTMCell`, and:
         similarity: As in `NeuralSimilarityGRUCell`, like all that follow.
         recurrent_similarity: Similarity of `R`; `"same"` as `similarity`, `None` for none.
         block_size: int that divides the input's features, or `None`.
@@ -561,7 +569,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         similarity_constraint: Constraint on the static similarities' parameters.
         predictor: Name or layer, `None` for a static `M_x`.
         recurrent_predictor: Name or layer, `None` for a static `M_h`, or `"same"`.
-        **kwargs: Those of `keras.layers.LSTMCell`, by name.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.

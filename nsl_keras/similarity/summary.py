@@ -12,13 +12,12 @@ import keras
 from nsl_keras import rewiring
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.conversion import is_foldable, similarities_of
+from nsl_keras.similarity.convolution_base import Window
+from nsl_keras.similarity.dense_predictor import DenseSimilarityPredictor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.predictors import (
-    DenseSimilarityPredictor,
-    SharedSimilarityPredictor,
-    SimilarityPredictor,
-)
+from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarity.recurrent import SimilarityCell
+from nsl_keras.similarity.similarity_vector import SimilarityVector
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -238,7 +237,9 @@ _CONVOLUTIONS = (
     keras.layers.Conv3D,
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
+    Window,
 )
+_DENSE = (keras.layers.Dense, SimilarityVector)
 _TRANSPOSED_CONVOLUTIONS = (
     keras.layers.Conv1DTranspose,
     keras.layers.Conv2DTranspose,
@@ -260,7 +261,7 @@ def _product(sizes: Iterable[int | None]) -> float:
 def _count(call: rewiring.Call) -> tuple[float, float]:
     """Returns the multiply-adds of a call: of the plain layer, and what `M` adds."""
     layer = call.layer
-    if not isinstance(layer, Layer) or not layer.weights:
+    if not isinstance(layer, keras.layers.Layer) or not layer.weights:
         return 0, 0
     repeats = _product([call.repeats])
     inputs, outputs = call.input_shapes[0], call.output_shapes[0]
@@ -271,16 +272,16 @@ def _count(call: rewiring.Call) -> tuple[float, float]:
         plain = positions * _size(layer.kernel)
         added = _of_similarity(layer, positions)
     elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
-        kernels = layer.depthwise_kernel, layer.pointwise_kernel
-        plain, added = _product(_spatial(layer, outputs)) * sum(map(_size, kernels)), 0
-    elif isinstance(layer, keras.layers.Dense):
+        kernels = _size(layer.depthwise_kernel) + _size(layer.pointwise_kernel)
+        plain, added = _product(_spatial(layer, outputs)) * kernels, 0
+    elif isinstance(layer, _DENSE):
         vectors = _product(inputs[1:-1])
         plain, added = vectors * _size(layer.kernel), _of_similarity(layer, vectors)
     elif cells := _cells(layer):
         steps = _product([inputs[1]])
-        kernels = [kernel for cell in cells for kernel in _kernels_and_parts(cell)]
-        plain = steps * sum(_size(kernel) for kernel, _ in kernels)
-        added = steps * sum(_of_vectors(part, kernel) for kernel, part in kernels if part)
+        pairs = [pair for cell in cells for pair in _kernels_and_parts(cell)]
+        plain = steps * sum(_size(kernel) for kernel, _ in pairs)
+        added = steps * sum(_of_vectors(part, kernel) for kernel, part in pairs if part)
     else:
         # Scales and biases alone do not count; of other kernels nothing is known.
         is_known = isinstance(layer, keras.layers.Embedding) or all(
@@ -320,7 +321,7 @@ def _of_similarity(layer: Any, positions: float) -> float:
     """Returns what `M` adds to a convolution or dense layer: nothing where it is static."""
     if getattr(layer, "predictor", None) is None:
         return 0
-    if isinstance(layer, keras.layers.Dense):
+    if isinstance(layer, _DENSE):
         return positions * _of_vectors(layer, layer.kernel)
     predictor = layer.predictor
     if not isinstance(predictor, SimilarityPredictor):
