@@ -1,22 +1,20 @@
 """Few-shot learning: episodes of a few classes with a few labelled images each."""
 
-from nsl_keras.few_shot.class_splits import (
+from nsl_keras.few_shot.classes import (
     disjoint,
+    rotated_classes,
     select_classes,
     split_classes,
 )
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
-from nsl_keras.few_shot.finetuning import Finetuner, finetune
+from nsl_keras.few_shot.finetuning import DampenedMomentum, Finetuner, finetune
 from nsl_keras.few_shot.maml import MAML
 from nsl_keras.few_shot.matching import MatchingNet
-from nsl_keras.few_shot.momentum import DampenedMomentum
-from nsl_keras.few_shot.nearest_centroid import NearestCentroid
-from nsl_keras.few_shot.nearest_neighbor import NearestNeighbor
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
+from nsl_keras.few_shot.pretrained import NearestCentroid, NearestNeighbor
 from nsl_keras.few_shot.prototypical import ProtoNet
 from nsl_keras.few_shot.relation import RelationLoss, RelationNet, relation_module
-from nsl_keras.few_shot.rotations import rotated_classes
 
 __all__ = [
     "MAML",

@@ -12,7 +12,7 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.backend import endless_dataset
-from nsl_keras.few_shot.labelled_images import checked, listed
+from nsl_keras.few_shot.classes import checked_images, listed
 
 #: What `fit` takes: what a learner sees of an episode, and what it is asked.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -98,7 +98,7 @@ class EpisodeSampler:
         queries: int = 15,
         seed: int = 0,
     ):
-        self.images, self.labels = checked(images, labels)
+        self.images, self.labels = checked_images(images, labels)
         self.ways = validation.positive_integer(ways, "ways")
         self.shots = validation.positive_integer(shots, "shots")
         self.queries = validation.positive_integer(queries, "queries")

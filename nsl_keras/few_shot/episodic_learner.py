@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,9 +10,17 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, assert_in_graph, is_known, variable_scope
+from nsl_keras.backend import Tensor, is_known, variable_scope
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.training import CheckedModel, arguments_by_name, is_array, loss_of_logits
+from nsl_keras.training import (
+    CheckedModel,
+    arguments_by_name,
+    check,
+    check_finite,
+    checking_data,
+    is_array,
+    loss_of_logits,
+)
 
 
 class EpisodicLearner(CheckedModel):
@@ -30,7 +36,6 @@ class EpisodicLearner(CheckedModel):
 
     ways: int
     batch_normalization: str
-    _checks = False
 
     @property
     def effective_batch_normalization(self) -> str | None:
@@ -40,7 +45,7 @@ class EpisodicLearner(CheckedModel):
         """
         return effective_policy(self, self.batch_normalization)
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any):
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Args:
@@ -108,52 +113,38 @@ class EpisodicLearner(CheckedModel):
         membership = ops.one_hot(labels, self.ways)
         in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
         valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
-        if self._checks:
-            # Not by `argmin`: a replica's share of a batch may be empty.
-            first = ops.sum(ops.cumprod(ops.cast(valid, "int32")))
-            of_first = ops.equal(ops.arange(ops.shape(labels)[0]), first)
-            support_images = assert_in_graph(
+        # Not by `argmin`: a replica's share of a batch may be empty.
+        first = ops.sum(ops.cumprod(ops.cast(valid, "int32")))
+        of_first = ops.equal(ops.arange(ops.shape(labels)[0]), first)
+        support_images = check(
+            check_finite(support_images, "support_images"),
+            ops.all(valid),
+            f"{self._labels_demand()} Received: in episode",
+            first,
+            "of its batch the labels",
+            ops.sum(ops.where(of_first[:, None], labels, 0), axis=0),
+        )
+        if keras.backend.is_float_dtype(query_images.dtype):
+            support_images = check(
                 support_images,
-                ops.all(valid),
-                f"{self._labels_demand()} Received: in episode",
-                first,
-                "of its batch the labels",
-                ops.sum(ops.where(of_first[:, None], labels, 0), axis=0),
+                ops.all(ops.isfinite(query_images)),
+                "`query_images` must be finite.",
             )
-            for name, images in (
-                ("support_images", support_images),
-                ("query_images", query_images),
-            ):
-                if keras.backend.is_float_dtype(images.dtype):
-                    support_images = assert_in_graph(
-                        support_images,
-                        ops.all(ops.isfinite(images)),
-                        f"`{name}` must be finite.",
-                    )
         return support_images, membership, valid
-
-    @contextlib.contextmanager
-    def _checking(self) -> Iterator[None]:
-        """Lets a call inside a step check its data, which an exported one does not."""
-        self._checks = True
-        try:
-            yield
-        finally:
-            self._checks = False
 
     def train_step(self, *arguments: Any) -> Any:
         """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
+        with checking_data():
             return super().train_step(*arguments)
 
     def test_step(self, *arguments: Any) -> Any:
         """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
+        with checking_data():
             return super().test_step(*arguments)
 
     def predict_step(self, *arguments: Any) -> Any:
         """One step: `predict_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with self._checking():
+        with checking_data():
             return super().predict_step(*arguments)
 
     def compute_loss(

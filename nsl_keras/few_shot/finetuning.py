@@ -8,6 +8,7 @@ plain convolutions inside one compiled loop.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,16 +20,103 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
+    POLICIES,
     FunctionalClassifier,
     Selection,
     effective_policy,
     last_layer_with_weights,
+    select_variables,
 )
-from nsl_keras.few_shot.momentum import DampenedMomentum
 from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.normalization import FusedBatchNormalization
 from nsl_keras.training import NonFiniteLossError
+
+
+@dataclasses.dataclass(frozen=True)
+class DampenedMomentum:
+    """One step of gradient descent with momentum, dampening and weight decay.
+
+    For a value `w`, its gradient `g` and a buffer `m` that starts at zero,
+
+        g <- g + weight_decay * w
+        m <- g                                        in the first step
+        m <- momentum * m + (1 - dampening) * g       in all others
+        w <- w - learning_rate * m
+
+    The first buffer is the whole gradient, not dampened. Without momentum there is no
+    buffer and no dampening: `m` is `g` in every step.
+
+    Attributes:
+        learning_rate: float above 0.
+        momentum: float in [0, 1).
+        dampening: float in [0, 1).
+        weight_decay: float of at least 0; it enters the gradient of every value, biases
+            included.
+
+    Raises:
+        ValueError: For numbers outside these ranges.
+
+    Example:
+
+    >>> from keras import ops
+    >>> from nsl_keras import few_shot
+    >>> rule = few_shot.DampenedMomentum(weight_decay=0.0)
+    >>> values = [ops.convert_to_tensor(1.0)]
+    >>> values, buffers = rule.step(values, [2.0], rule.start(values), 0)
+    >>> values, buffers = rule.step(values, [3.0], buffers, 1)
+    >>> round(float(buffers[0]), 4), round(float(values[0]), 4)  # 0.9 * 2 + 0.1 * 3
+    (2.1, 0.959)
+
+    The rule is PyTorch's. No setting of a Keras optimizer equals it: with dampening the
+    first step differs from all others.
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix A: "SGD with
+        lr = 0.01, momentum = 0.9, dampening = 0.9 and weight decay = 0.001", which are
+        the arguments of PyTorch's SGD.
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    dampening: float = 0.9
+    weight_decay: float = 0.001
+
+    def __post_init__(self) -> None:
+        validation.positive_number(self.learning_rate, "learning_rate")
+        validation.fraction(self.momentum, "momentum")
+        validation.fraction(self.dampening, "dampening")
+        validation.non_negative_number(self.weight_decay, "weight_decay")
+
+    def start(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the buffers before the first step."""
+        return [ops.zeros_like(value) for value in values]
+
+    def step(
+        self,
+        values: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        index: int | Tensor,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns values and buffers after step `index`, which counts from 0."""
+        first = ops.equal(index, 0)
+        new_buffers = []
+        for value, gradient, buffer in zip(values, gradients, buffers, strict=True):
+            gradient = gradient + self.weight_decay * value
+            if self.momentum:
+                # In the value's own dtype: a rounded share would be one of float32.
+                share = ops.where(
+                    first,
+                    ops.ones((), value.dtype),
+                    ops.convert_to_tensor(1 - self.dampening, value.dtype),
+                )
+                gradient = self.momentum * buffer + share * gradient
+            new_buffers.append(gradient)
+        new_values = [
+            value - self.learning_rate * buffer
+            for value, buffer in zip(values, new_buffers, strict=True)
+        ]
+        return new_values, new_buffers
 
 
 class Finetuner:
@@ -37,7 +125,7 @@ class Finetuner:
     Each episode starts from the same values and has its own; none are written into the
     model. With the cross-entropy `L` of the whole support set,
 
-        w <- rule(w, dL / dw)        `epochs` times
+        w <- rule(w, dL / dw)        `steps` times
 
     where the rule is `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries
     are scored. Paper's strategies: a network trained with static similarities at the
@@ -49,8 +137,8 @@ class Finetuner:
     run in inference mode (no dropout), and regularizers add nothing to the loss.
 
     Cost: a classifier alone costs one forward pass an episode, and hardly anything
-    besides. Through the network it is `epochs` forward and backward passes over the
-    support set; memory is that of one of them, whatever the number of epochs, for each
+    besides. Through the network it is `steps` forward and backward passes over the
+    support set; memory is that of one of them, whatever the number of steps, for each
     episode that is under way (TensorFlow without XLA begins up to ten where there are
     cores for them).
 
@@ -63,8 +151,8 @@ class Finetuner:
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             collection of names or paths of variables, or a function that takes a variable
             (of the copy, with the model's names) and returns whether to adapt it.
-        epochs: int, the number of steps. Each is on the whole support set: the paper does
-            not give a batch size.
+        steps: int, the number of steps, each on the whole support set. The paper has 100
+            epochs, and gives no batch size.
         learning_rate: float above 0.
         momentum: float in [0, 1).
         dampening: float in [0, 1).
@@ -105,7 +193,7 @@ class Finetuner:
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
     >>> network = nsl_keras.backbones.cnn4(
     ...     (16, 16, 1), 64, nsl_keras.layers.NeuralSimilarityConv2D, filters=4)
-    >>> static = few_shot.Finetuner(network, ways=5, epochs=2)
+    >>> static = few_shot.Finetuner(network, ways=5, steps=2)
     >>> static(sampler.episodes(3)).shape
     (3, 15, 5)
 
@@ -120,7 +208,7 @@ class Finetuner:
         model: keras.Model,
         ways: int,
         variables: Selection = "similarity+classifier",
-        epochs: int = 100,
+        steps: int = 100,
         learning_rate: float = 0.01,
         momentum: float = 0.9,
         dampening: float = 0.9,
@@ -133,34 +221,31 @@ class Finetuner:
         rewiring.require_graph(model)
         self.model = model
         self.ways = validation.positive_integer(ways, "ways")
-        self.epochs = validation.positive_integer(epochs, "epochs")
-        self.batch_normalization = batch_normalization
+        self.steps = validation.positive_integer(steps, "steps")
+        self.batch_normalization = validation.one_of(
+            batch_normalization, POLICIES, "batch_normalization"
+        )
         self.rule = DampenedMomentum(learning_rate, momentum, dampening, weight_decay)
         copy, self._sources = _copy_of(model, ways if new_classifier else None, seed)
         _check_outputs(copy, self.ways)
-        # Checks the selection and the policy on the whole model.
-        adapted = FunctionalClassifier(
-            copy, variables, batch_normalization, "variables"
-        ).variables
-        before, after = _cut(copy, adapted)
+        self._adapted = select_variables(copy, variables, "variables")
+        before, after = _cut(copy, self._adapted)
         self._before = before and FunctionalClassifier(
             before, None, batch_normalization, second_order=False, logits=False
         )
-        classifier = last_layer_with_weights(copy)
-        chosen = {id(variable) for variable in adapted}
+        self._classifier = last_layer_with_weights(copy)
         self._run: Callable[..., tuple[Tensor, Tensor]]
-        if _is_linear(classifier) and after.layers[1:] == [classifier]:
-            self._classifier = classifier
-            self._adapted = adapted
-            self._run = self._all_together
+        if _is_linear(self._classifier) and after.layers[1:] == [self._classifier]:
+            self._run = self._together
         else:
+            chosen = {id(variable) for variable in self._adapted}
             self._after = FunctionalClassifier(
                 after,
                 lambda variable: id(variable) in chosen,
                 batch_normalization,
                 second_order=False,
             )
-            self._run = self._one_by_one
+            self._run = self._separately
         self._variables = copy.variables
         self._images_dtype = copy.inputs[0].dtype
         wide = copy.outputs[0].dtype == "float64"
@@ -196,7 +281,7 @@ class Finetuner:
             )
 
     def _with_values(self, values: Sequence[Tensor], *arrays: Tensor) -> Any:
-        """Returns queries' logits, and losses `(episodes, epochs)`, for a model's values.
+        """Returns queries' logits, and losses `(episodes, steps)`, for a model's values.
 
         They are arguments since a compiled function would keep those it has seen.
         """
@@ -204,37 +289,38 @@ class Finetuner:
         with keras.StatelessScope(state_mapping=mapping):
             return self._run(*arrays)
 
-    def _features(self, support: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, support: Tensor, queries: Tensor) -> list[Tensor]:
         """Returns what the first adapted layer gets in an episode."""
         if self._before is None:
-            return support, queries
-        return (
+            return [support, queries]
+        return [
             self._before.outputs([], support)[0],
             self._before.query_outputs([], support, queries),
-        )
-
-    def _all_together(
-        self, support: Tensor, labels: Tensor, queries: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if self._before is not None:
-            width = self._before.model.output_shape[-1]
-            features = [
-                keras.KerasTensor((images.shape[1], width), self._logits_dtype)
-                for images in (support, queries)
-            ]
-            support, queries = map_elements(
-                lambda pair: list(self._features(*pair)), [support, queries], features
-            )
-        episodes = support.shape[0]
-        values = [
-            ops.repeat(ops.convert_to_tensor(each)[None], episodes, axis=0)
-            for each in self._adapted
         ]
 
-        def losses_of(values: Sequence[Tensor]) -> Tensor:
-            return _mean_loss(self._scores(values, support), labels)
-
-        values, losses = self._descend(losses_of, values, (episodes,))
+    def _together(
+        self, support: Tensor, labels: Tensor, queries: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Finetunes a classifier alone, in all episodes by one batched product."""
+        if self._before is not None:
+            width = self._before.model.output_shape[-1]
+            support, queries = map_elements(
+                lambda images: self._features(*images),
+                [support, queries],
+                [
+                    keras.KerasTensor((images.shape[1], width), self._logits_dtype)
+                    for images in (support, queries)
+                ],
+            )
+        episodes = support.shape[0]
+        values, losses = self._descend(
+            lambda values: _mean_loss(self._scores(values, support), labels),
+            [
+                ops.repeat(ops.convert_to_tensor(variable)[None], episodes, axis=0)
+                for variable in self._adapted
+            ],
+            (episodes,),
+        )
         return self._scores(values, queries), ops.transpose(losses)
 
     def _scores(self, values: Sequence[Tensor], features: Tensor) -> Tensor:
@@ -254,57 +340,64 @@ class Finetuner:
         scores = ops.matmul(features, value_of(layer.kernel))
         return scores if layer.bias is None else scores + value_of(layer.bias)[:, None]
 
-    def _one_by_one(
+    def _separately(
         self, support: Tensor, labels: Tensor, queries: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Finetunes whatever is adapted, in one episode after the other."""
+
+        def one_episode(arrays: list[Tensor]) -> list[Tensor]:
+            support, labels, queries = arrays
+            support, queries = self._features(support, queries)
+            values, losses = self._descend(
+                lambda values: _mean_loss(self._after.outputs(values, support)[0], labels),
+                self._after.values(),
+            )
+            return [self._after.query_outputs(values, support, queries), losses]
+
         logits, losses = map_elements(
-            lambda episode: self._one(*episode),
+            one_episode,
             [support, labels, queries],
             [
                 keras.KerasTensor((queries.shape[1], self.ways), self._logits_dtype),
-                keras.KerasTensor((self.epochs,), self._logits_dtype),
+                keras.KerasTensor((self.steps,), self._logits_dtype),
             ],
         )
         return logits, losses
-
-    def _one(self, support: Tensor, labels: Tensor, queries: Tensor) -> list[Tensor]:
-        support, queries = self._features(support, queries)
-
-        def loss_of(values: Sequence[Tensor]) -> Tensor:
-            return _mean_loss(self._after.outputs(values, support)[0], labels)
-
-        values, losses = self._descend(loss_of, self._after.values(), ())
-        return [self._after.query_outputs(values, support, queries), losses]
 
     def _descend(
         self,
         losses_of: Callable[[Sequence[Tensor]], Tensor],
         values: Sequence[Tensor],
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] = (),
     ) -> tuple[list[Tensor], Tensor]:
         """Returns the values after all steps, and the losses before each.
 
         Losses of several episodes come and go together: those of one do not depend on
         the values of another.
+
+        Args:
+            losses_of: Function of the values.
+            values: Where the steps start.
+            shape: Shape of the losses.
         """
 
         def total(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             losses = losses_of(values)
             return ops.sum(losses), losses
 
-        at = apart(lambda values: gradients_of(total, values))
+        gradients_at = apart(lambda values: gradients_of(total, values))
 
         def step(index: Tensor, state: Any) -> Any:
             values, buffers, history = state
-            gradients, losses = at(values)
-            now = ops.equal(ops.arange(self.epochs), index)
-            now = ops.reshape(now, (-1, *([1] * len(shape))))
+            gradients, losses = gradients_at(values)
+            now = ops.equal(ops.arange(self.steps), index)
+            now = ops.reshape(now, (-1, *(1 for _ in shape)))
             values, buffers = self.rule.step(values, gradients, buffers, index)
             return values, buffers, ops.where(now, losses, history)
 
-        history = ops.zeros((self.epochs, *shape), self._logits_dtype)
+        history = ops.zeros((self.steps, *shape), self._logits_dtype)
         state: Any = (list(values), self.rule.start(values), history)
-        adapted, _, history = ops.fori_loop(0, self.epochs, step, state)
+        adapted, _, history = ops.fori_loop(0, self.steps, step, state)
         return adapted, history
 
 
@@ -341,7 +434,7 @@ def finetune(
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(60) // 20, ways=3, queries=4)
     >>> network = keras.Sequential([
     ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
-    >>> few_shot.finetune(network, sampler.episodes(2), "classifier", epochs=5).shape
+    >>> few_shot.finetune(network, sampler.episodes(2), "classifier", steps=5).shape
     (2, 12, 3)
 
     Reference:
@@ -368,23 +461,21 @@ def _copy_of(
         seed: Seed of the new classifier.
     """
     classifier = last_layer_with_weights(model)
+    new = None if ways is None else _new_classifier(classifier, ways, seed)
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        if type(layer) is keras.layers.BatchNormalization:
-            return [FusedBatchNormalization.from_config(layer.get_config())]
         return [new] if layer is classifier and new is not None else None
 
-    new = None if ways is None else _new_classifier(classifier, ways, seed)
     copy = rewiring.rebuild(model, replace)
-    old = {id(variable) for variable in classifier.variables}
+    replaced = {id(variable) for variable in classifier.variables} if new else set()
     sources = []
-    for mine, theirs in zip(copy.variables, model.variables, strict=True):
-        if new is not None and id(theirs) in old:
-            sources.append(mine)  # It is trained, whether the old one was frozen or not.
+    for own, source in zip(copy.variables, model.variables, strict=True):
+        if id(source) in replaced:
+            sources.append(own)  # It is trained, whether the old one was frozen or not.
             continue
-        sources.append(theirs)
-        if mine.trainable != theirs.trainable:
-            mine.trainable = theirs.trainable
+        sources.append(source)
+        if own.trainable != source.trainable:
+            own.trainable = source.trainable
     # Sequential models have no graph to be cut.
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 

@@ -7,7 +7,7 @@ of batch norms come out as tensors, through which gradients run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -15,16 +15,17 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.normalization import (
+    BatchNormalization,
+    NormalizationByBatch,
+    called_twice,
+    normalizing_by_batch,
+)
 
 Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
 
 SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")
 POLICIES = ("support", "transductive", "moving")
-
-_ONE_CALL = (
-    '`batch_normalization` "support" needs one set of statistics for each batch norm of '
-    "`model`, called once. Received: layer {!r}, which is called more often"
-)
 
 
 def select_variables(
@@ -165,7 +166,7 @@ class FunctionalClassifier:
             statistics that the model has stored.
         argument: Name of the argument `selection`, for messages.
         second_order: Whether gradients of gradients may be taken. Without, batch norms
-            take a batch's statistics in their training mode, the faster way.
+            take a batch's statistics the faster way.
         logits: Whether the model's outputs must be logits, and not features.
 
     Attributes:
@@ -176,8 +177,10 @@ class FunctionalClassifier:
 
     Raises:
         ValueError: If the model is not built or ends in a softmax; if the selection
-            matches nothing; if a batch norm is synchronized, renormalises, or (with
-            `"support"`) is called more than once.
+            matches nothing; if a batch norm is synchronized, renormalises, (with
+            `"support"`) is called more than once, or (with `"support"` and
+            `"transductive"`) is out of reach, inside a layer or model with a `call` of its
+            own.
     """
 
     def __init__(
@@ -205,6 +208,12 @@ class FunctionalClassifier:
             [] if selection is None else select_variables(model, selection, argument)
         )
         self.normalizations = batch_normalizations(model)
+        self._reached = {
+            id(each) for each in self.normalizations if isinstance(each, BatchNormalization)
+        }
+        self._by_batch = model
+        if rewiring.is_graph(model) and len(self._reached) < len(self.normalizations):
+            self._by_batch = _normalizing_by_batch(model, self._reached)
         self._check_normalizations()
 
     def _check_normalizations(self) -> None:
@@ -216,12 +225,39 @@ class FunctionalClassifier:
                     f"hand, so that {kind} must be False. "
                     f"Received: layer {layer.name!r} with {kind}=True"
                 )
+        if self.batch_normalization != "moving":
+            self._require_reach()
         if self.batch_normalization != "support" or not rewiring.is_graph(self.model):
             return
         called = [id(call.layer) for call in rewiring.calls(self.model)]
         for layer in self.normalizations:
             if called.count(id(layer)) > 1:
-                raise ValueError(_ONE_CALL.format(layer.name))
+                raise ValueError(called_twice(layer))
+
+    def _out_of_reach(self) -> list[keras.layers.BatchNormalization]:
+        return [layer for layer in self._trainable() if id(layer) not in self._reached]
+
+    def _require_reach(self) -> None:
+        for layer in self._out_of_reach():
+            raise ValueError(
+                "`model` must have its batch norms in its own graph, as a functional or "
+                "Sequential model, for them to normalise by the images of an episode; or "
+                '`batch_normalization` must be "moving". '
+                f"Received: batch_normalization={self.batch_normalization!r}, and layer "
+                f"{layer.name!r} inside a layer or model with a `call` of its own"
+            )
+
+    @property
+    def moving_statistics(self) -> list[Any]:
+        """Moving mean and variance of each trainable batch norm, in one flat list."""
+        return [
+            variable
+            for layer in self._trainable()
+            for variable in (layer.moving_mean, layer.moving_variance)
+        ]
+
+    def _trainable(self) -> list[keras.layers.BatchNormalization]:
+        return [layer for layer in self.normalizations if layer.trainable]
 
     def values(self) -> list[Tensor]:
         """Returns the selected variables' own values."""
@@ -245,21 +281,36 @@ class FunctionalClassifier:
             `(logits, statistics)`: logits of shape `(batch, classes)`, in float32 or
             wider, and mean and variance of each trainable batch norm in one flat list.
         """
-        own = statistics is None and self.batch_normalization != "moving"
-        return self._run(values, images, statistics, own)
+        by_batch = statistics is None and self.batch_normalization != "moving"
+        if by_batch:
+            self._require_reach()  # Flags may have changed since.
+        return self._run(values, images, statistics, by_batch)
 
     def query_outputs(
         self, values: Sequence[Tensor], support_images: Tensor, query_images: Tensor
     ) -> Tensor:
         """Returns the logits of queries under the policy, of shape `(queries, classes)`."""
         statistics = None
-        if self.batch_normalization == "support" and self._active():
+        if self.batch_normalization == "support" and self._trainable():
             _, statistics = self.outputs(values, support_images)
         return self.outputs(values, query_images, statistics)[0]
 
     def batch_statistics(self, values: Sequence[Tensor], images: Tensor) -> list[Tensor]:
-        """Returns the statistics of a batch under any policy, as `outputs` lists them."""
-        return self._run(values, images, None, own=True)[1]
+        """Returns the statistics of a batch under any policy, as `outputs` lists them.
+
+        Batch norms that are out of reach show them in training mode alone. Where there
+        are such, the whole model runs in training mode, its dropout included.
+        """
+        if not self._out_of_reach():
+            return self._run(values, images, by_batch=True)[1]
+        _, moved = self._run(values, images, training=True)
+        momenta = [layer.momentum for layer in self._trainable() for _ in range(2)]
+        return [
+            (new - momentum * ops.convert_to_tensor(old)) / max(1 - momentum, 1e-6)
+            for new, old, momentum in zip(
+                moved, self.moving_statistics, momenta, strict=True
+            )
+        ]
 
     def update_moving_statistics(self, statistics: Sequence[Tensor]) -> None:
         """Moves the stored statistics towards those of a batch, as training does.
@@ -268,33 +319,22 @@ class FunctionalClassifier:
             statistics: Mean and variance of each trainable batch norm, as `outputs` lists
                 them.
         """
-        for layer, mean, variance in zip(
-            self._active(), statistics[::2], statistics[1::2], strict=True
+        momenta = [layer.momentum for layer in self._trainable() for _ in range(2)]
+        for stored, new, momentum in zip(
+            self.moving_statistics, statistics, momenta, strict=True
         ):
-            for stored, new in (
-                (layer.moving_mean, mean),
-                (layer.moving_variance, variance),
-            ):
-                old = ops.convert_to_tensor(stored)
-                new = ops.cast(new, old.dtype)
-                stored.assign(old * layer.momentum + new * (1 - layer.momentum))
-
-    def _active(self) -> list[keras.layers.BatchNormalization]:
-        return [layer for layer in self.normalizations if layer.trainable]
+            old = ops.convert_to_tensor(stored)
+            stored.assign(old * momentum + ops.cast(new, old.dtype) * (1 - momentum))
 
     def _run(
         self,
         values: Sequence[Tensor],
         images: Tensor,
-        statistics: Sequence[Tensor] | None,
-        own: bool,
+        statistics: Sequence[Tensor] | None = None,
+        by_batch: bool = False,
+        training: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        layers = self._active()
-        moving = [
-            variable
-            for layer in layers
-            for variable in (layer.moving_mean, layer.moving_variance)
-        ]
+        moving = self.moving_statistics
         # All variables, since a scope around this one ends where the new one begins.
         state = {
             id(variable): (variable, ops.convert_to_tensor(variable))
@@ -304,78 +344,55 @@ class FunctionalClassifier:
         if statistics:
             replaced += zip(moving, statistics, strict=True)
         state.update({id(pair[0]): pair for pair in replaced})
+        once = self.batch_normalization == "support"
         with (
             keras.StatelessScope(state_mapping=list(state.values())) as scope,
-            _normalizing_by_batch(
-                layers if own else [],
-                self.second_order,
-                once=self.batch_normalization == "support",
-            ),
+            normalizing_by_batch(self.second_order, once)
+            if by_batch
+            else contextlib.nullcontext(),
         ):
-            logits = self.model(images, training=False)
+            model = self._by_batch if by_batch else self.model
+            logits = model(images, training=training)
             used = [scope.get_current_value(variable) for variable in moving]
         return at_least_float32(logits), used
 
 
-@contextlib.contextmanager
-def _normalizing_by_batch(
-    layers: Sequence[keras.layers.BatchNormalization], second_order: bool, once: bool
-) -> Iterator[None]:
-    """Lets batch norms put a batch's statistics in place of their moving ones, and use it.
+class _Calling(keras.Operation):
+    """Calls a layer of another graph, which so stays as it is."""
 
-    With `once`, one that is called a second time raises: there is room for the statistics
-    of one call.
+    def __init__(self, layer: keras.Operation) -> None:
+        super().__init__(name=layer.name)
+        self._layer = layer
 
-    For gradients of gradients not by their training mode: on TensorFlow that counts the
-    mean as a constant in the variance (`tf.nn.moments`), which is right for gradients and
-    wrong for the gradients of gradients.
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._layer(*args, **kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return self._layer.compute_output_spec(*args, **kwargs)
+
+
+def _normalizing_by_batch(model: keras.Model, reached: set[int]) -> keras.Model:
+    """Returns a graph that calls a model's layers, and stand-ins for its batch norms.
+
+    Args:
+        model: A functional or Sequential model. It is not changed.
+        reached: Takes up the ids of the batch norms that have stand-ins.
     """
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.call = _by_own_statistics(layer, layer.call, second_order, once)
-        layer.momentum = 0.0  # In training mode the batch's statistics are stored whole.
-    try:
-        yield
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            del layer.call
-            layer.momentum = momentum
 
+    def stand_in(layer: keras.Operation) -> keras.Operation:
+        if rewiring.is_graph(layer):
+            return _normalizing_by_batch(layer, reached)
+        normalizes = isinstance(layer, keras.layers.BatchNormalization)
+        if normalizes and not isinstance(layer, BatchNormalization):
+            reached.add(id(layer))
+            return NormalizationByBatch(layer)
+        return _Calling(layer)
 
-def _by_own_statistics(
-    layer: keras.layers.BatchNormalization,
-    call: Callable[..., Tensor],
-    second_order: bool,
-    once: bool,
-) -> Callable[..., Tensor]:
-    called = False
-
-    def call_with_statistics(
-        inputs: Tensor, training: Any = None, mask: Any = None
-    ) -> Tensor:
-        nonlocal called
-        del training
-        if called and once:
-            raise ValueError(_ONE_CALL.format(layer.name))
-        called = True
-        if mask is not None:
-            raise ValueError(
-                "Batch norms of `model` must not have masked inputs. "
-                f"Received: layer {layer.name!r} with mask={mask!r}"
-            )
-        if not second_order:
-            return call(inputs, training=True)
-        values = at_least_float32(inputs)
-        rank = len(values.shape)
-        axes = [axis for axis in range(rank) if axis != layer.axis % rank]
-        mean = ops.mean(values, axes, keepdims=True)
-        variance = ops.mean(ops.square(values - mean), axes)
-        # In a `StatelessScope`: nothing is stored.
-        layer.moving_mean.assign(ops.reshape(mean, (-1,)))
-        layer.moving_variance.assign(variance)
-        return call(inputs, training=False)
-
-    return call_with_statistics
+    ends = model.input, model.output
+    if isinstance(model, keras.Sequential):
+        ends = model.inputs[0], model.outputs[0]
+    plain = keras.Model(*ends, name=model.name)
+    return keras.models.clone_model(plain, clone_function=stand_in)
 
 
 def _require_logits(model: keras.Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from nsl_keras.few_shot.functional import (
 )
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.second_order import require_second_derivatives
+from nsl_keras.training import is_checking
 
 FORMS = ("fixed", "learned")
 
@@ -132,7 +133,8 @@ class MAML(EpisodicLearner):
         ValueError: For arguments outside the ranges above; for a selection that matches
             no variable, which lists their names; for a model that ends in a softmax, whose
             outputs are no vector of known width, whose batch norms are synchronized or
-            renormalise, or (with `"support"`) are called more than once; without
+            renormalise, (with `"support"`) are called more than once, or (unless
+            `"moving"`) are inside a layer or model with a `call` of its own; without
             `first_order` on TensorFlow, for a layer that has no second derivative
             (bilinear resizing) or an inexact one (layer and group normalization), which
             is named; at `compile`, for a loss of probabilities; at `fit`, `evaluate` and
@@ -322,10 +324,14 @@ class MAML(EpisodicLearner):
         support_images, membership, valid = self._checked(
             support_images, support_labels, query_images
         )
-        normalizations = [
-            layer for layer in self.classifier.normalizations if layer.trainable
-        ]
-        updates = training and self.batch_normalization == "moving" and normalizations
+        dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        outputs = [keras.KerasTensor((query_images.shape[1], self.ways), dtype)]
+        updates = bool(training) and self.batch_normalization == "moving"
+        if updates:
+            outputs += [
+                keras.KerasTensor(each.shape, each.dtype)
+                for each in self.classifier.moving_statistics
+            ]
 
         def one_episode(elements: list[Tensor]) -> list[Tensor]:
             number, images, targets, queries = elements
@@ -337,14 +343,6 @@ class MAML(EpisodicLearner):
             statistics = self.classifier.batch_statistics(fixed, queries)
             return [logits, *map(ops.stop_gradient, statistics)]
 
-        dtype = keras.backend.result_type(self.compute_dtype, "float32")
-        outputs = [keras.KerasTensor((query_images.shape[1], self.ways), dtype)]
-        if updates:
-            outputs += [
-                keras.KerasTensor(variable.shape, variable.dtype)
-                for layer in normalizations
-                for variable in (layer.moving_mean, layer.moving_variance)
-            ]
         numbers = ops.arange(ops.shape(support_images)[0])
         logits, *statistics = map_elements(
             one_episode, [numbers, support_images, membership, query_images], outputs
@@ -358,49 +356,39 @@ class MAML(EpisodicLearner):
         self, images: Tensor, targets: Tensor, episode: Tensor, training: bool
     ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
-        checks = self._checks or is_known(images)
-        steps = [self._inner] * self._number_of_steps("inner_steps", training)
-        steps += [self._extra] * self._number_of_steps("extra_steps", training)
         rates = self._rates_of_variables()
         values = self.classifier.values()
-        for step, places in enumerate(steps):
+        for step, places in enumerate(self._places_of_steps(training), start=1):
 
-            def inner_loss(
+            def loss_at(
                 at: list[Tensor],
                 values: list[Tensor] = values,
                 places: list[int] = places,
                 step: int = step,
             ) -> tuple[Tensor, None]:
-                trial = list(values)
+                tried = list(values)
                 for place, value in zip(places, at, strict=True):
-                    trial[place] = value
-                logits, _ = self.classifier.outputs(trial, images)
+                    tried[place] = value
+                logits, _ = self.classifier.outputs(tried, images)
                 loss = ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits))
-                if checks:
-                    loss = assert_in_graph(
-                        loss,
-                        ops.isfinite(loss),
-                        "The inner loss must be finite: lower `inner_learning_rate`, or "
-                        "check the images. Received: inner step",
-                        step + 1,
-                        "of episode",
-                        episode,
-                        "(counted from 0 in its batch) with the loss",
-                        loss,
-                    )
-                return loss, None
+                return _checked_loss(loss, step, episode), None
 
-            gradients, _ = gradients_of(inner_loss, [values[place] for place in places])
+            gradients, _ = gradients_of(loss_at, [values[place] for place in places])
             values = list(values)
             for place, gradient in zip(places, gradients, strict=True):
                 if self.first_order:
                     gradient = ops.stop_gradient(gradient)
+                # Eq. (7) of Neural Similarity Learning, where it is a similarity's.
                 values[place] = values[place] - rates[place] * gradient
         return values
 
-    def _number_of_steps(self, kind: str, training: bool) -> int:
-        at_test = getattr(self, f"test_{kind}")
-        return getattr(self, kind) if training or at_test is None else at_test
+    def _places_of_steps(self, training: bool) -> list[list[int]]:
+        """Returns which of the classifier's variables each step changes."""
+        inner, extra = self.inner_steps, self.extra_steps
+        if not training:
+            inner = inner if self.test_inner_steps is None else self.test_inner_steps
+            extra = extra if self.test_extra_steps is None else self.test_extra_steps
+        return [self._inner] * inner + [self._extra] * extra
 
     def _labels_demand(self) -> str:
         return (
@@ -433,7 +421,7 @@ class MAML(EpisodicLearner):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MAML:
         config = dict(config)
         for part in ("model", "inner_variables", "extra_variables"):
             if isinstance(config[part], dict):
@@ -449,6 +437,23 @@ def _serialized(selection: Any) -> Any:
     return selection if isinstance(selection, str) else list(selection)
 
 
+def _checked_loss(loss: Tensor, step: int, episode: Tensor) -> Tensor:
+    """Returns an inner loss that waits for a check, inside a step and in eager calls."""
+    if not is_checking() and not is_known(loss):
+        return loss
+    return assert_in_graph(
+        loss,
+        ops.isfinite(loss),
+        "The inner loss must be finite: lower `inner_learning_rate`, or check the images. "
+        "Received: inner step",
+        step,
+        "of episode",
+        episode,
+        "(counted from 0 in its batch) with the loss",
+        loss,
+    )
+
+
 def _pooled(statistics: Sequence[Tensor]) -> list[Tensor]:
     """Returns mean and variance over all episodes, from those of each episode."""
     pooled = []
@@ -461,8 +466,9 @@ def _pooled(statistics: Sequence[Tensor]) -> list[Tensor]:
 def _episode_shapes(
     input_shape: Sequence[Sequence[int | None]],
 ) -> tuple[tuple[int | None, ...], ...]:
+    # A `tf.TensorShape` is iterable too.
     shapes = tuple(
-        tuple(each) if isinstance(each, (tuple, list)) else (each,) for each in input_shape
+        tuple(each) if isinstance(each, Iterable) else (each,) for each in input_shape
     )
     if (
         len(shapes) != 3

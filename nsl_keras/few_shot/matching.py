@@ -10,8 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, flattened
-from nsl_keras.few_shot.temperature import Temperature
+from nsl_keras.few_shot.metric_learner import MetricLearner, Temperature, flattened
 from nsl_keras.neighborhoods.key_metrics import Cosine
 
 

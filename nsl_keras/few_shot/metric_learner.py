@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,8 +13,95 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
-from nsl_keras.few_shot.episodic_model import EpisodicModel
-from nsl_keras.few_shot.functional import POLICIES
+from nsl_keras.few_shot.functional import (
+    POLICIES,
+    FunctionalClassifier,
+    effective_policy,
+)
+
+
+class EpisodicModel:
+    """Applies a built model to image sets of a batch of episodes.
+
+    * `"moving"`: all sets of all episodes go through the model as one batch. So in
+      training a batch norm normalises over all images of the step, support and query, as
+      it does anywhere in Keras; at test it uses its moving statistics.
+    * `"support"`: in each episode, at training and at test, batch norms normalise the
+      first set by its own statistics, and every other set by those of the first.
+    * `"transductive"`: in each episode every set is normalised by its own statistics.
+
+    With the last two layers other than batch norms run in inference mode (no dropout),
+    and in training the moving statistics follow the mean of the episodes' statistics.
+    A model without trainable batch norms is always called on one batch.
+
+    Args:
+        model: A built model.
+        batch_normalization: The policy.
+    """
+
+    def __init__(self, model: keras.Model, batch_normalization: str) -> None:
+        self.model = model
+        self.batch_normalization = batch_normalization
+        if self.by_episode:
+            _ = self._functional  # Raises for what it cannot run.
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether batch norms take statistics of episodes, as their flags are now."""
+        policy = effective_policy(self.model, self.batch_normalization)
+        return policy not in ("moving", None)
+
+    @functools.cached_property
+    def _functional(self) -> FunctionalClassifier:
+        return FunctionalClassifier(
+            self.model, None, self.batch_normalization, logits=False
+        )
+
+    def outputs(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
+        """Returns the model's outputs for each set.
+
+        Args:
+            sets: Tensors of shape `(batch, images, ...)`, the support set first.
+            training: bool, whether this is a training step.
+
+        Returns:
+            A list of tensors of shape `(batch, images, ...)`.
+        """
+        if not self.by_episode:
+            return self._in_one_batch(sets, training)
+
+        def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+            support, *others = sets
+            found = [self._functional.outputs([], support)]
+            given = found[0][1] if self.batch_normalization == "support" else None
+            found += [self._functional.outputs([], images, given) for images in others]
+            outputs, statistics = zip(*found, strict=True)
+            return list(outputs), list(statistics)
+
+        # The kernels are the same in all episodes: this is one convolution a layer.
+        outputs, statistics = ops.vectorized_map(one_episode, list(sets))
+        if training:
+            self._functional.update_moving_statistics(
+                [
+                    sum(ops.mean(each, axis=0) for each in of_sets) / len(of_sets)
+                    for of_sets in zip(*statistics, strict=True)
+                ]
+            )
+        return outputs
+
+    def _in_one_batch(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
+        batch = ops.shape(sets[0])[0]
+        flat = [ops.reshape(images, (-1, *images.shape[2:])) for images in sets]
+        found = self.model(
+            flat[0] if len(flat) == 1 else ops.concatenate(flat), training=training
+        )
+        outputs, start = [], 0
+        for images in sets:
+            size = ops.shape(images)[1]
+            part = found[start : start + batch * size]
+            outputs.append(ops.reshape(part, (batch, size, *found.shape[1:])))
+            start = start + batch * size
+        return outputs
 
 
 class MetricLearner(EpisodicLearner):
@@ -156,6 +245,30 @@ class MetricLearner(EpisodicLearner):
             config["backbone"], custom_objects=custom_objects
         )
         return cls(**{**config, "backbone": backbone})
+
+
+class Temperature(keras.layers.Layer):
+    """Divides by a number above 0. A learned one is kept as its logarithm."""
+
+    def __init__(self, initial: float, learned: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.initial = validation.positive_number(initial, "temperature")
+        self.learned = validation.one_of(learned, (True, False), "learn_temperature")
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.learned:
+            self.log_temperature = self.add_weight(
+                name="log_temperature",
+                shape=(),
+                initializer=keras.initializers.Constant(math.log(self.initial)),
+                autocast=False,
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        if not self.learned:
+            return inputs / self.initial
+        factor = ops.exp(-ops.convert_to_tensor(self.log_temperature))
+        return inputs * ops.cast(factor, inputs.dtype)
 
 
 def flattened(features: Tensor) -> Tensor:

@@ -7,8 +7,12 @@ from typing import Any
 import keras
 
 from nsl_keras.backend import Tensor
-from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
-from nsl_keras.few_shot.temperature import Temperature
+from nsl_keras.few_shot.metric_learner import (
+    MetricLearner,
+    Temperature,
+    class_means,
+    flattened,
+)
 from nsl_keras.neighborhoods import key_metrics
 
 
@@ -33,7 +37,7 @@ class ProtoNet(MetricLearner):
         ways: int, the number of classes of an episode. It has no weights: a second
             learner with the same backbone can have another number, as in the paper,
             which trains with more ways than it tests with.
-        distance: `"euclidean"` (squared) or `"cosine"`.
+        metric: `"euclidean"` (squared) or `"cosine"`.
         temperature: float above 0, what distances or cosines are divided by. Cosines
             want one well below 1, such as 0.1.
         learn_temperature: bool, whether the temperature is trained, by its logarithm.
@@ -93,14 +97,14 @@ class ProtoNet(MetricLearner):
         self,
         backbone: keras.Model,
         ways: int = 5,
-        distance: str = "euclidean",
+        metric: str | key_metrics.KeyMetric = "euclidean",
         temperature: float = 1.0,
         learn_temperature: bool = False,
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.distance = key_metrics.get(distance)
+        self.metric = key_metrics.get(metric)
         self.scale_down = Temperature(
             temperature, learn_temperature, dtype="float32", name="temperature"
         )
@@ -118,13 +122,19 @@ class ProtoNet(MetricLearner):
         training: bool | None,
     ) -> Tensor:
         prototypes = class_means(flattened(support), membership)
-        similarity = self.distance(flattened(queries), prototypes)
-        return self.scale_down(similarity)
+        return self.scale_down(self.metric(flattened(queries), prototypes))
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "distance": key_metrics.serialize(self.distance),
+            "metric": key_metrics.serialize(self.metric),
             "temperature": self.temperature,
             "learn_temperature": self.learn_temperature,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ProtoNet:
+        config = dict(config)
+        if "distance" in config:  # Its name in files of version 0.1.
+            config["metric"] = config.pop("distance")
+        return super().from_config(config, custom_objects)

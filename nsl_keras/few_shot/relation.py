@@ -10,8 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.episodic_model import EpisodicModel
-from nsl_keras.few_shot.metric_learner import MetricLearner
+from nsl_keras.few_shot.metric_learner import EpisodicModel, MetricLearner
 
 
 def relation_module(

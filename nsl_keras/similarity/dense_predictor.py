@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere_dense import SphereDense
@@ -192,7 +193,7 @@ class DenseSimilarityPredictor(keras.layers.Layer):
         return SphereDense(units, normalize=normalize, **options)
 
     def _batch_normalization(self, name: str) -> keras.layers.Layer:
-        return keras.layers.BatchNormalization(
+        return BatchNormalization(
             momentum=self.momentum,
             epsilon=self.epsilon,
             synchronized=self.synchronized,

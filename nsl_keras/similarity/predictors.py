@@ -11,6 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import geometry, matrices
 from nsl_keras.similarity.sphere import SphereConv1D, SphereConv2D, SphereConv3D
 
@@ -201,7 +202,7 @@ class SimilarityPredictor(keras.layers.Layer):
         return _SPHERE[rank](filters, self.kernel_size, normalize=normalize, **options)
 
     def _batch_normalization(self, name: str) -> keras.layers.Layer:
-        return keras.layers.BatchNormalization(
+        return BatchNormalization(
             axis=-1 if self.data_format == "channels_last" else 1,
             momentum=self.momentum,
             epsilon=self.epsilon,

@@ -24,7 +24,7 @@ def relation(backbone, ways, **options):
 LEARNERS = {
     "proto": functools.partial(few_shot.ProtoNet, learn_temperature=True),
     "proto_cosine": functools.partial(
-        few_shot.ProtoNet, distance="cosine", temperature=0.1
+        few_shot.ProtoNet, metric="cosine", temperature=0.1
     ),
     "matching": functools.partial(few_shot.MatchingNet, temperature=0.1),
     "matching_context": functools.partial(
@@ -459,7 +459,7 @@ def test_backbones_that_do_not_serve():
     ("learner", "options", "message"),
     [
         (few_shot.ProtoNet, {"ways": 0}, "`ways` must be a positive integer"),
-        (few_shot.ProtoNet, {"distance": "dot"}, "`distance` must be one of"),
+        (few_shot.ProtoNet, {"metric": "dot"}, "`metric` must be one of"),
         (few_shot.ProtoNet, {"temperature": 0}, "`temperature` must be"),
         (few_shot.ProtoNet, {"learn_temperature": 2}, "`learn_temperature` must be"),
         (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),

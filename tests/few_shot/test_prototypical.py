@@ -31,7 +31,7 @@ def test_minus_squared_distances_to_the_means(shots):
 def test_cosines_with_the_means():
     inputs, _ = data.episodes()
     support, labels, queries = inputs
-    model = ProtoNet(data.identity(), data.WAYS, distance="cosine", temperature=0.1)
+    model = ProtoNet(data.identity(), data.WAYS, metric="cosine", temperature=0.1)
     means = prototypes(support, labels)
     means /= np.linalg.norm(means, axis=-1, keepdims=True)
     units = queries / np.linalg.norm(queries, axis=-1, keepdims=True)

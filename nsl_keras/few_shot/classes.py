@@ -1,4 +1,4 @@
-"""Classes for training, validation and test, none of them in two parts."""
+"""Labelled images and their classes: checks, splits, and turned images as new classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.labelled_images import checked, class_labels, listed
+
+#: How many names an error spells out.
+_NAMES_IN_ERRORS = 10
 
 
 def split_classes(
@@ -99,7 +101,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     >>> some.shape, labels.tolist()
     ((3, 8, 8, 3), [8, 9, 8])
     """
-    images, labels = checked(images, labels)
+    images, labels = checked_images(images, labels)
     classes = np.unique(class_labels(classes, "classes"))
     absent = classes[~np.isin(classes, labels)]
     if len(absent):
@@ -133,3 +135,102 @@ def disjoint(**parts: Any) -> None:
                 f"`{one}` and `{other}` must have no class in common. "
                 f"Received: {listed(shared)} in both"
             )
+
+
+def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Adds the images turned by 90, 180 and 270 degrees as new classes.
+
+    The usual augmentation of Omniglot's training classes: a turned letter is another
+    letter. Split classes before, and turn those for training alone: a turned class is not
+    unrelated to the class it was made from.
+
+    Args:
+        images: Array of shape `(n, size, size, channels)`.
+        labels: Array of shape `(n,)`: the class of each, a number or a name.
+
+    Returns:
+        `(images, labels)`, four times as many: those turned by 0, 90, 180 and 270 degrees
+        (anticlockwise), one after the other. With C classes, the i-th in sorted order
+        becomes the class numbers `i`, `i + C`, `i + 2 C` and `i + 3 C`.
+
+    Raises:
+        ValueError: If the images are not square, or on bad images or labels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.arange(8, dtype="uint8").reshape(2, 2, 2, 1)
+    >>> more, labels = few_shot.rotated_classes(images, [0, 1])
+    >>> labels.tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    >>> more[2, ..., 0].tolist()
+    [[1, 3], [0, 2]]
+
+    Reference: Santoro et al., Meta-Learning with Memory-Augmented Neural Networks (2016).
+    """
+    images, labels = checked_images(images, labels)
+    if images.shape[1] != images.shape[2]:
+        raise ValueError(
+            f"`images` must be square to be turned. Received: images.shape={images.shape}"
+        )
+    classes, numbers = np.unique(labels, return_inverse=True)
+    turns = range(4)
+    return (
+        np.concatenate([np.rot90(images, turn, axes=(1, 2)) for turn in turns]),
+        np.concatenate([numbers + turn * len(classes) for turn in turns]),
+    )
+
+
+def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images and their classes as arrays, uncopied where they are arrays already.
+
+    Raises:
+        ValueError: If the images are not of rank 4, not finite or neither uint8 nor
+            floating-point, or the labels not one for each image.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or 0 in images.shape:
+        raise ValueError(
+            "`images` must have shape (n, height, width, channels), none of them 0. "
+            f"Received: images.shape={images.shape}"
+        )
+    # Of other integers, nobody knows which of them stands for white.
+    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+        raise ValueError(
+            "`images` must be uint8, in [0, 255], or floating-point. "
+            f"Received: images of dtype {images.dtype}"
+        )
+    validation.finite(images, "images")
+    labels = class_labels(labels)
+    if len(labels) != len(images):
+        raise ValueError(
+            "`labels` must hold one class for each image. "
+            f"Received: {len(labels)} labels for {len(images)} images"
+        )
+    return images, labels
+
+
+def class_labels(labels: Any, name: str = "labels") -> np.ndarray:
+    """Returns classes, integers or strings, as an array of rank 1.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    values = np.asarray(labels)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "iuU":
+        raise ValueError(
+            f"`{name}` must be class numbers or names (integers or strings), of shape "
+            f"(n,) or (n, 1). Received: {name} of dtype {values.dtype} and shape "
+            f"{values.shape}"
+        )
+    return values
+
+
+def listed(classes: Any) -> str:
+    """Names the classes, the first ones of many."""
+    names = [repr(each.item()) for each in classes[:_NAMES_IN_ERRORS]]
+    more = len(classes) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

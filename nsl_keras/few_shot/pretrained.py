@@ -1,0 +1,248 @@
+"""Learners that are not trained: nearest neighbours in a pretrained network's features."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
+from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.cosine import unit_norm
+
+
+class PretrainedLearner(MetricLearner):
+    """Base of the learners that are not trained: the backbone runs in inference mode.
+
+    Features are centred on a stored vector, zero until `center_on` sets it.
+    """
+
+    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+        self.center = self.add_weight(
+            name="center",
+            shape=(math.prod(feature_shape),),
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+        )
+
+    def call(
+        self, inputs: tuple[Tensor, Tensor, Tensor], training: bool | None = None
+    ) -> Tensor:
+        return super().call(inputs, training=False)
+
+    def centered(self, features: Tensor) -> Tensor:
+        """Returns features less the stored vector, of shape `(batch, images, features)`."""
+        features = flattened(features)
+        return features - ops.cast(ops.convert_to_tensor(self.center), features.dtype)
+
+    def center_on(self, images: Any, batch_size: int = 128) -> None:
+        """Stores the mean features of images; all features are then taken less this mean.
+
+        Use images of the classes that the backbone was trained on.
+
+        Args:
+            images: Array of shape `(n, ...)`.
+            batch_size: int, the number of images computed at once.
+
+        Raises:
+            ValueError: For an array without images, features that are not finite, and a
+                learner whose batch norms take statistics of episodes, which single images
+                do not have.
+        """
+        batch_size = validation.positive_integer(batch_size, "batch_size")
+        if len(images) == 0:
+            raise ValueError("`images` must not be empty. Received: 0 images")
+        if not self.built:
+            shape = (None, None, *np.shape(images)[1:])
+            self.build((shape, (None, None), shape))
+        if self.images_to_features.by_episode:
+            raise ValueError(
+                '`batch_normalization` must be "moving" for `center_on`. '
+                f"Received: batch_normalization={self.batch_normalization!r}"
+            )
+        total = np.zeros(self.center.shape)
+        for start in range(0, len(images), batch_size):
+            batch = ops.convert_to_tensor(images[start : start + batch_size])
+            found = flattened(self.backbone(batch, training=False)[None])[0]
+            values = ops.convert_to_numpy(at_least_float32(found))
+            total += values.sum(axis=0, dtype="float64")
+        center = total / len(images)
+        validation.finite(center, "features")
+        self.center.assign(center)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NearestNeighbor(PretrainedLearner):
+    """Nearest neighbour on features of a pretrained network. Nothing is trained.
+
+        logits_c = max over support images x of class c of sim(z(query), z(x))
+
+    with the cosine, or minus the squared distance, as `sim`, and `z(x) = f(x) - center`.
+    The largest logit is that of the nearest support image's class. The backbone always
+    runs in inference mode.
+
+    Args:
+        backbone: Keras model from images to features; features of several axes are
+            flattened. Train it on images in the range that episodes have them in:
+            `EpisodeSampler` divides uint8 images by 255.
+        ways: int, the number of classes of an episode.
+        metric: `"cosine"` or `"euclidean"` (squared).
+        batch_normalization: `"moving"`, by which the backbone computes as it did when it
+            was evaluated; or `"support"` or `"transductive"`, see `ProtoNet`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, in any order, each at least once.
+        training: Ignored.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`.
+
+    Output shape:
+        `(batch, queries, ways)`, in float32 or wider.
+
+    Raises:
+        ValueError: As `ProtoNet` does.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> model = nsl_keras.few_shot.NearestNeighbor(backbone, ways=2)
+    >>> support = np.random.default_rng(0).normal(size=(1, 4, 8, 8, 1))
+    >>> logits = model((support, np.array([[1, 0, 0, 1]]), support))
+    >>> keras.ops.convert_to_numpy(keras.ops.argmax(logits, axis=-1)).tolist()
+    [[1, 0, 0, 1]]
+
+    Reference:
+        The baseline of Matching Networks for One Shot Learning (Vinyals et al., NeurIPS
+        2016), and of Optimization as a Model for Few-Shot Learning (Ravi & Larochelle,
+        ICLR 2017).
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        metric: str | key_metrics.KeyMetric = "cosine",
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.metric = key_metrics.get(metric)
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        similarity = self.metric(self.centered(queries), self.centered(support))
+        of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
+        return ops.max(of_class, axis=2)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "metric": key_metrics.serialize(self.metric)}
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NearestCentroid(PretrainedLearner):
+    """Nearest centroid on features of a pretrained network. Nothing is trained.
+
+        z         = f(x) - center,   then z / ||z|| if `normalize`
+        p_c       = mean over x in S_c of z(x)
+        logits_c  = cos(z(query), p_c),   or   -||z(query) - p_c||^2
+
+    With the backbone of a classifier that was trained on the base classes this is the
+    strong baseline of recent comparisons. The backbone always runs in inference mode.
+
+    Args:
+        backbone: Keras model from images to features; features of several axes are
+            flattened. Train it on images in the range that episodes have them in:
+            `EpisodeSampler` divides uint8 images by 255.
+        ways: int, the number of classes of an episode.
+        metric: `"cosine"` or `"euclidean"` (squared).
+        normalize: bool, whether features are brought to length 1 before their mean is
+            taken.
+        batch_normalization: `"moving"`, by which the backbone computes as it did when it
+            was evaluated; or `"support"` or `"transductive"`, see `ProtoNet`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+
+    Call arguments:
+        inputs: `(support_images, support_labels, query_images)`. Labels are integers
+            from 0 to `ways - 1`, in any order, each at least once.
+        training: Ignored.
+
+    Input shape:
+        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, queries, ...)`.
+
+    Output shape:
+        `(batch, queries, ways)`, in float32 or wider.
+
+    Raises:
+        ValueError: As `ProtoNet` does.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> model = nsl_keras.few_shot.NearestCentroid(backbone, ways=3)
+    >>> rng = np.random.default_rng(0)
+    >>> model.center_on(rng.normal(size=(20, 8, 8, 1)))
+    >>> support, labels = rng.normal(size=(1, 3, 8, 8, 1)), np.array([[2, 0, 1]])
+    >>> logits = model((support, labels, support))
+    >>> keras.ops.convert_to_numpy(keras.ops.argmax(logits, axis=-1)).tolist()
+    [[2, 0, 1]]
+
+    Reference:
+        SimpleShot (Wang et al., 2019): `metric="euclidean"` is its L2N, with `center_on`
+        its CL2N, and with `normalize=False` its UN. Cosines: "Baseline++" of A Closer
+        Look at Few-Shot Classification (Chen et al., ICLR 2019); with `normalize=False`
+        "Classifier-Baseline" of Meta-Baseline (Chen et al., ICCV 2021).
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        metric: str | key_metrics.KeyMetric = "cosine",
+        normalize: bool = True,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.metric = key_metrics.get(metric)
+        self.normalize = validation.one_of(normalize, (True, False), "normalize")
+
+    def scores(
+        self,
+        support: Tensor,
+        membership: Tensor,
+        queries: Tensor,
+        training: bool | None,
+    ) -> Tensor:
+        support, queries = self.centered(support), self.centered(queries)
+        if self.normalize:
+            support, queries = unit_norm(support), unit_norm(queries)
+        return self.metric(queries, class_means(support, membership))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "metric": key_metrics.serialize(self.metric),
+            "normalize": self.normalize,
+        }
