@@ -1,66 +1,117 @@
-"""The fused batch norm is Keras's, in values, gradients and moving statistics."""
+"""Batch norms by the statistics of a batch: in values, gradients and moving statistics."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras.backend import fused_batch_normalization, gradients_of
-from nsl_keras.normalization import FusedBatchNormalization
-
-
-def pair(shape, **options):
-    layers = [
-        keras.layers.BatchNormalization(**options),
-        FusedBatchNormalization(**options),
-    ]
-    rng = np.random.default_rng(0)
-    for layer in layers:
-        layer.build(shape)
-    for ours, theirs in zip(layers[0].weights, layers[1].weights, strict=True):
-        value = rng.uniform(0.5, 2, size=ours.shape)
-        ours.assign(value)
-        theirs.assign(value)
-    return layers
-
-
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        ((5, 4, 3, 6), {"momentum": 0.7, "epsilon": 0.1}),
-        ((5, 4, 3, 6), {"momentum": 0.0, "scale": False, "axis": 3}),
-        ((5, 4, 3, 6), {"center": False}),
-        ((5, 4, 3, 6), {"axis": 1}),
-        ((5, 4, 3, 6), {"trainable": False}),
-        ((5, 6), {}),
-    ],
+from nsl_keras.backend import gradients_of
+from nsl_keras.normalization import (
+    BatchNormalization,
+    NormalizationByBatch,
+    normalizing_by_batch,
 )
-def test_fused_is_keras(shape, options):
-    inputs = np.random.default_rng(1).normal(2, 3, size=shape).astype("float32")
-    weights = np.random.default_rng(2).normal(size=shape).astype("float32")
-    results = []
-    for layer in pair(shape, **options):
 
-        def total(at, layer=layer):
-            outputs = layer(at[0], training=True)
-            return ops.sum(weights * outputs), outputs
+SHAPES = {
+    "images": ((5, 4, 3, 6), {"epsilon": 0.1}),
+    "no scale": ((5, 4, 3, 6), {"scale": False, "axis": 3}),
+    "no offset": ((5, 4, 3, 6), {"center": False}),
+    "channels first": ((5, 4, 3, 6), {"axis": 1}),
+    "vectors": ((5, 6), {}),
+}
 
-        with keras.StatelessScope() as scope:
-            gradients, outputs = gradients_of(total, [ops.convert_to_tensor(inputs)])
-            moving = [scope.get_current_value(each) for each in layer.weights]
-        values = [
-            layer.weights[i] if each is None else each for i, each in enumerate(moving)
+
+def filled(layer, shape):
+    layer.build(shape)
+    rng = np.random.default_rng(0)
+    for weight in layer.weights:
+        weight.assign(rng.uniform(0.5, 2, size=weight.shape))
+    return layer
+
+
+def results(layer, weights, inputs, **arguments):
+    """Outputs, gradients of their weighted sum, and the statistics left behind."""
+    norm = getattr(layer, "normalization", layer)
+
+    def total(at):
+        outputs = layer(at[0], **arguments)
+        return ops.sum(weights * outputs), outputs
+
+    with keras.StatelessScope() as scope:
+        gradients, outputs = gradients_of(total, [ops.convert_to_tensor(inputs)])
+        moving = [
+            scope.get_current_value(each)
+            for each in (norm.moving_mean, norm.moving_variance)
         ]
-        results.append([outputs, *gradients, *values, layer(inputs)])
-    for keras_value, value in zip(*results, strict=True):
-        np.testing.assert_allclose(
-            ops.convert_to_numpy(value), ops.convert_to_numpy(keras_value), atol=1e-5
+    return [outputs, *gradients, *moving]
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("second_order", [False, True])
+def test_it_is_the_training_mode_of_keras(case, second_order):
+    shape, options = SHAPES[case]
+    rng = np.random.default_rng(1)
+    inputs = rng.normal(2, 3, size=shape).astype("float32")
+    weights = rng.normal(size=shape).astype("float32")
+    reference = keras.layers.BatchNormalization(momentum=0.0, **options)
+    expected = results(filled(reference, shape), weights, inputs, training=True)
+    ours = filled(BatchNormalization(**options), shape)
+    stand_in = NormalizationByBatch(
+        filled(keras.layers.BatchNormalization(**options), shape)
+    )
+    for layer, arguments in ((ours, {"training": False}), (stand_in, {})):
+        with normalizing_by_batch(second_order):
+            found = results(layer, weights, inputs, **arguments)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_second_derivatives():
+    """The penalty of a gradient, by finite differences."""
+    shape = (7, 3)
+    rng = np.random.default_rng(1)
+    inputs, weights, direction = rng.normal(size=(3, *shape)).astype("float32")
+    layer = filled(BatchNormalization(), shape)
+
+    def gradient(at):
+        total, _ = gradients_of(lambda at: (ops.sum(weights * layer(at[0]) ** 2), None), at)
+        return total[0]
+
+    with keras.StatelessScope(), normalizing_by_batch():
+        at = [ops.convert_to_tensor(inputs)]
+        (found,), _ = gradients_of(lambda at: (ops.sum(gradient(at) ** 2), None), at)
+        above, below = (
+            float(ops.sum(gradient([inputs + step * direction]) ** 2))
+            for step in (1e-2, -1e-2)
         )
+    received = float(np.sum(ops.convert_to_numpy(found) * direction))
+    np.testing.assert_allclose(received, (above - below) / 2e-2, rtol=1e-2)
 
 
-def test_statistics():
-    images = np.random.default_rng(1).normal(2, 3, size=(2, 2, 1, 3)).astype("float32")
-    arguments = (ops.convert_to_tensor(images), ops.ones(3), ops.zeros(3), 1e-3)
-    _, mean, variance = fused_batch_normalization(*arguments)
-    np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(variance, images.var(axis=(0, 1, 2)), rtol=1e-5)
+@pytest.mark.parametrize("trainable", [False, True])
+def test_without_a_request_and_frozen_it_is_that_of_keras(trainable):
+    shape = (5, 6)
+    inputs = np.random.default_rng(1).normal(2, 3, size=shape).astype("float32")
+    reference = filled(keras.layers.BatchNormalization(trainable=trainable), shape)
+    layer = filled(BatchNormalization(trainable=trainable), shape)
+    for training in (False, True):
+        np.testing.assert_array_equal(
+            layer(inputs, training=training), reference(inputs, training=training)
+        )
+    stand_in = NormalizationByBatch(reference)
+    np.testing.assert_array_equal(stand_in(inputs), reference(inputs))
+    if not trainable:
+        with normalizing_by_batch():
+            for each in (layer, stand_in):
+                np.testing.assert_array_equal(each(inputs), reference(inputs))
+
+
+def test_masks_and_second_calls_are_refused():
+    inputs = np.ones((2, 3, 4), "float32")
+    layer = filled(BatchNormalization(name="norm"), inputs.shape)
+    with keras.StatelessScope(), normalizing_by_batch(once=True):
+        layer(inputs)
+        with pytest.raises(ValueError, match="layer 'norm', which is called more often"):
+            layer(inputs)
+    with normalizing_by_batch(), pytest.raises(ValueError, match="not have masked inputs"):
+        layer(inputs, mask=np.ones((2, 3), bool))

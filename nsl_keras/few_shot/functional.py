@@ -388,10 +388,10 @@ def _normalizing_by_batch(model: keras.Model, reached: set[int]) -> keras.Model:
             return NormalizationByBatch(layer)
         return _Calling(layer)
 
-    ends = model.input, model.output
     if isinstance(model, keras.Sequential):
-        ends = model.inputs[0], model.outputs[0]
-    plain = keras.Model(*ends, name=model.name)
+        plain = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+    else:
+        plain = keras.Model(model.input, model.output, name=model.name)
     return keras.models.clone_model(plain, clone_function=stand_in)
 
 

@@ -97,10 +97,10 @@ def make_episodes(count=EPISODES, dtype=DTYPE, seed=1):
     return Episode(images[0], labels[0], images[1], labels[1])
 
 
-def looped(model, episodes, chosen, epochs, policy, seed=0, rule=(0.01, 0.9, 0.9, 0.001)):
+def looped(model, episodes, chosen, steps, policy, seed=0, rule=(0.01, 0.9, 0.9, 0.001)):
     """A loop over `fit`: full batches, fresh weights in each episode.
 
-    The epochs of an episode are one epoch of repeated batches, which `fit` is faster at.
+    The steps of an episode are one epoch of repeated batches, which `fit` is faster at.
     """
     dtype = model.get_layer("classifier").dtype
     keras.config.set_floatx(dtype)
@@ -133,7 +133,7 @@ def looped(model, episodes, chosen, epochs, policy, seed=0, rule=(0.01, 0.9, 0.9
         copy.set_weights(start)
         for variable, value in zip(optimizer.variables, fresh, strict=True):
             variable.assign(value)
-        repeated = [np.concatenate([each] * epochs) for each in (support, labels)]
+        repeated = [np.concatenate([each] * steps) for each in (support, labels)]
         copy.fit(*repeated, batch_size=len(support), shuffle=False, verbose=0)
         if policy == "support":
             copy(support, training=True)  # Leaves its statistics behind.
@@ -153,14 +153,14 @@ def classifier_alone(variable):
 def test_through_the_network_is_a_loop_over_fit(policy):
     model, episodes = perturbed(network(7)), make_episodes()
     expected = looped(model, episodes, similarity_and_classifier, 10, policy)
-    received = finetune(model, episodes, epochs=10, batch_normalization=policy)
+    received = finetune(model, episodes, steps=10, batch_normalization=policy)
     np.testing.assert_allclose(received, expected, rtol=0, atol=ATOL)
 
 
 def test_through_the_network_in_float32():
     model, episodes = perturbed(network(7, dtype="float32")), make_episodes(dtype="float32")
     expected = looped(model, episodes, similarity_and_classifier, 10, "support")
-    received = finetune(model, episodes, epochs=10)
+    received = finetune(model, episodes, steps=10)
     np.testing.assert_allclose(received, expected, rtol=0, atol=1e-4)
 
 
@@ -170,7 +170,7 @@ def test_loops_hold_fused_batch_norms_and_whole_gradients():
     import tensorflow as tf
 
     model, episodes = perturbed(network(7, dtype="float32")), make_episodes(dtype="float32")
-    finetuner = Finetuner(model, WAYS, epochs=3)
+    finetuner = Finetuner(model, WAYS, steps=3)
     arrays = [tf.convert_to_tensor(each) for each in episodes[:3]]
     traced = finetuner._compiled.get_concrete_function(
         [tf.convert_to_tensor(source) for source in finetuner._sources], *arrays
@@ -205,7 +205,7 @@ def test_what_lies_before_the_adapted_layers_is_computed_once(residual):
     def chosen(variable):
         return variable.path in names
 
-    finetuner = Finetuner(model, WAYS, names, epochs=3, learning_rate=0.1)
+    finetuner = Finetuner(model, WAYS, names, steps=3, learning_rate=0.1)
     cut_layers = [layer.name for layer in finetuner._before.model.layers[1:]]
     assert cut_layers == ["convolution_0", "norm_0", "relu_0", "pool"]
     expected = looped(model, episodes, chosen, 3, "support", rule=(0.1, 0.9, 0.9, 0.001))
@@ -220,14 +220,14 @@ def test_what_lies_before_the_adapted_layers_is_computed_once(residual):
         (nsl_keras.layers.CosineDense, "classifier"),
     ],
 )
-def test_together_is_one_by_one(classifier, variables):
+def test_together_is_separately(classifier, variables):
     model = perturbed(network(WAYS, classifier))
     ending = keras.layers.Activation("linear", dtype=DTYPE)(model.output)
-    options = {"variables": variables, "epochs": 5, "new_classifier": False}
+    options = {"variables": variables, "steps": 5, "new_classifier": False}
     together = Finetuner(model, WAYS, **options)
     one_by_one = Finetuner(keras.Model(model.input, ending), WAYS, **options)
-    assert together._run == together._all_together
-    assert one_by_one._run == one_by_one._one_by_one
+    assert together._run == together._together
+    assert one_by_one._run == one_by_one._separately
     episodes = make_episodes()
     np.testing.assert_allclose(
         together(episodes), one_by_one(episodes), rtol=0, atol=min(ATOL, 1e-5)
@@ -237,7 +237,7 @@ def test_together_is_one_by_one(classifier, variables):
 def test_episodes_do_not_see_each_other():
     model, episodes = perturbed(network(7, dtype="float32")), make_episodes(dtype="float32")
     for variables in ("classifier", "similarity+classifier"):
-        finetuner = Finetuner(model, WAYS, variables, epochs=3)
+        finetuner = Finetuner(model, WAYS, variables, steps=3)
         apart = [
             finetuner(Episode(*(array[i : i + 1] for array in episodes)))
             for i in range(EPISODES)
@@ -253,15 +253,15 @@ def test_sequential_models_and_no_batch_norm():
     episodes = make_episodes()
     expected = looped(functional, episodes, similarity_and_classifier, 2, "support")
     for policy in ("support", "moving"):
-        received = finetune(stack, episodes, epochs=2, batch_normalization=policy)
+        received = finetune(stack, episodes, steps=2, batch_normalization=policy)
         np.testing.assert_allclose(received, expected, rtol=0, atol=ATOL)
 
 
 def test_the_model_stays_as_it_is():
     model = perturbed(network(7))
     values = [ops.convert_to_numpy(each) for each in model.variables]
-    finetune(model, make_episodes(1), epochs=2)
-    finetune(model, make_episodes(1), "classifier", epochs=2)
+    finetune(model, make_episodes(1), steps=2)
+    finetune(model, make_episodes(1), "classifier", steps=2)
     for variable, value in zip(model.variables, values, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
     assert model.get_layer("norm_0").momentum == 0.99
@@ -271,19 +271,19 @@ def test_the_model_stays_as_it_is():
 @pytest.mark.parametrize("variables", ["classifier", "similarity+classifier"])
 def test_follows_the_weights_of_the_model(variables):
     model, episodes = perturbed(network(7)), make_episodes(1)
-    finetuner = Finetuner(model, WAYS, variables, epochs=2)
+    finetuner = Finetuner(model, WAYS, variables, steps=2)
     before = finetuner(episodes)
     perturbed(model, seed=5)
     after = finetuner(episodes)
     assert np.max(np.abs(after - before)) > 1e-2
     np.testing.assert_allclose(
-        after, finetune(model, episodes, variables, epochs=2), rtol=0, atol=1e-6
+        after, finetune(model, episodes, variables, steps=2), rtol=0, atol=1e-6
     )
 
 
 def test_own_classifier():
     model, episodes = perturbed(network(WAYS)), make_episodes(1)
-    options = {"new_classifier": False, "learning_rate": 1e-9, "epochs": 1}
+    options = {"new_classifier": False, "learning_rate": 1e-9, "steps": 1}
     (queries,) = ops.convert_to_tensor(episodes.query_images)
     for policy, training in (("moving", False), ("transductive", True)):
         (received,) = finetune(model, episodes, batch_normalization=policy, **options)
@@ -295,7 +295,7 @@ def test_own_classifier():
 def test_the_new_classifier_is_drawn_by_seed():
     model, episodes = perturbed(network(7)), make_episodes(1)
     first, other = (
-        finetune(model, episodes, "classifier", epochs=1, seed=seed) for seed in (0, 1)
+        finetune(model, episodes, "classifier", steps=1, seed=seed) for seed in (0, 1)
     )
     assert np.max(np.abs(first - other)) > 1e-2
 
@@ -304,7 +304,7 @@ def test_xla():
     model, episodes = perturbed(network(7)), make_episodes(2)
     for variables in ("classifier", "similarity+classifier"):
         plain, compiled = (
-            finetune(model, episodes, variables, epochs=3, jit_compile=jit_compile)
+            finetune(model, episodes, variables, steps=3, jit_compile=jit_compile)
             for jit_compile in (False, True)
         )
         np.testing.assert_allclose(plain, compiled, rtol=0, atol=ATOL)
@@ -314,7 +314,7 @@ def test_mixed_precision():
     model = network(7, dtype="mixed_bfloat16")
     episodes = make_episodes(1, "float32")
     for variables in ("classifier", "similarity+classifier"):
-        logits = finetune(model, episodes, variables, epochs=2)
+        logits = finetune(model, episodes, variables, steps=2)
         assert logits.dtype == "float32"
         assert np.isfinite(logits).all()
 
@@ -348,7 +348,7 @@ def test_non_finite_images(which):
     episodes = make_episodes()
     getattr(episodes, which)[1, 2, 3, 4, 0] = np.nan
     with pytest.raises(ValueError, match=rf"`episodes.{which}` must.*\(1, 2, 3, 4, 0\)"):
-        finetune(network(7), episodes, epochs=1)
+        finetune(network(7), episodes, steps=1)
 
 
 def test_bad_arguments():
@@ -362,7 +362,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="`batch_normalization` must be one of"):
         Finetuner(model, WAYS, batch_normalization="query")
     for argument, value in (
-        ("epochs", 0),
+        ("steps", 0),
         ("learning_rate", -1.0),
         ("momentum", 1.5),
         ("weight_decay", -1.0),
@@ -390,7 +390,7 @@ def test_models_it_cannot_take():
     )
     with pytest.raises(ValueError, match=r"must end in a layer with `units`.*conv2d"):
         Finetuner(convolutional, WAYS, "classifier")
-    own = Finetuner(convolutional, WAYS, "classifier", epochs=1, new_classifier=False)
+    own = Finetuner(convolutional, WAYS, "classifier", steps=1, new_classifier=False)
     assert own(make_episodes(2, "float32")).shape == (2, WAYS * QUERIES, WAYS)
 
 
@@ -403,7 +403,7 @@ def test_paper_strategies_on_cnn4():
     layer = functools.partial(layer, predictor="sphere")
     dynamic = nsl_keras.backbones.cnn4((16, 16, 3), 9, layer, filters=4)
     for model, variables in ((static, "similarity+classifier"), (dynamic, "classifier")):
-        learner = Finetuner(model, 5, variables, epochs=2)
+        learner = Finetuner(model, 5, variables, steps=2)
         result = few_shot.evaluate(learner, sampler, episodes=4, batch_size=2)
         assert result.batch_normalization == "support"
         assert result.accuracies.shape == (4,)
@@ -416,9 +416,9 @@ def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     rng = np.random.default_rng(0)
     images = rng.normal(size=(60, 16, 16, 3)).astype("float32")
     sampler = few_shot.EpisodeSampler(images, np.arange(60) // 10, queries=3)
-    found = Finetuner(frozen, 5, "classifier", epochs=3)(sampler.episodes(2))
+    found = Finetuner(frozen, 5, "classifier", steps=3)(sampler.episodes(2))
     frozen.layers[-1].trainable = True
-    expected = Finetuner(frozen, 5, "classifier", epochs=3)(sampler.episodes(2))
+    expected = Finetuner(frozen, 5, "classifier", steps=3)(sampler.episodes(2))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     frozen.layers[-1].trainable = False
     with pytest.raises(ValueError, match="trainable=False have none"):

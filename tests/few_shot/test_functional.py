@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 import nsl_keras
+from nsl_keras import rewiring
 from nsl_keras.few_shot.functional import FunctionalClassifier, select_variables
 from nsl_keras.layers import NeuralSimilarityConv2D
 
@@ -134,8 +135,6 @@ def test_statistics_are_those_of_the_batch_and_the_model_stays():
     np.testing.assert_array_equal(numbers(used[0]), numbers(statistics[0]))
     for weight, old in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(numbers(weight), old)
-    norm = model.get_layer("norm")
-    assert "call" not in vars(norm)
 
 
 @pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
@@ -234,34 +233,96 @@ def test_unsuitable_models_are_refused():
     FunctionalClassifier(shared, batch_normalization="transductive")
 
 
-class TwiceNormalized(keras.Model):
-    """A model whose graph is not known, with one batch norm in two places."""
+class Hidden(layers.Layer):
+    """A layer with a batch norm out of reach."""
 
     def __init__(self):
         super().__init__()
-        self.norm = layers.BatchNormalization(name="twice")
-        self.head = layers.Dense(2)
+        self.norm = layers.BatchNormalization(name="hidden_norm", momentum=0.9)
 
-    def call(self, inputs):
-        return self.head(self.norm(self.norm(inputs)))
+    def call(self, inputs, training=None):
+        return self.norm(inputs, training=training)
 
 
-def test_norms_that_are_called_twice_out_of_sight():
-    inputs = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
-    hidden = TwiceNormalized()
-    hidden(inputs)
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+        self.body.trainable = False
+        self.norm = Hidden()
+
+    def call(self, inputs, training=None):
+        return self.norm(self.body(inputs, training=training), training=training)
+
+
+def test_norms_out_of_reach_are_named():
+    subclassed = Subclassed()
+    subclassed(images())
+    body = network()
+    graph = keras.Sequential([keras.Input((5, 5, 2)), Hidden(), *body.layers])
+    for model in (subclassed, graph):
+        for policy in ("support", "transductive"):
+            message = f"must be \"moving\".*='{policy}', and layer 'hidden_norm' inside"
+            with pytest.raises(ValueError, match=message):
+                FunctionalClassifier(model, batch_normalization=policy)
+    subclassed.norm.trainable = False
+    frozen = FunctionalClassifier(subclassed, None)
+    np.testing.assert_allclose(frozen.outputs([], images())[0], subclassed(images()))
+    subclassed.norm.trainable = True
+    with pytest.raises(ValueError, match="layer 'hidden_norm' inside"):
+        frozen.outputs([], images())
+
+
+def test_statistics_of_norms_out_of_reach():
+    """Under the policy "moving", by the training mode of the whole model."""
+    model = Subclassed()
+    inputs = model.body(images())
+    model(images())
+    functional = FunctionalClassifier(model, None, "moving")
+    mean, variance = functional.batch_statistics([], images())
+    np.testing.assert_allclose(mean, np.mean(inputs, axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, np.var(inputs, axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(model.norm.norm.moving_mean, np.zeros(4))
+
+
+def test_norms_of_predictors_and_of_nested_models_are_within_reach():
+    options = {"padding": "same", "predictor": "cnn"}
+    inner = keras.Sequential(
+        [
+            keras.Input((5, 5, 2)),
+            nsl_keras.layers.NeuralSimilarityConv2D(2, 3, **options),
+            layers.BatchNormalization(),
+        ]
+    )
+    inputs = keras.Input((5, 5, 2))
+    outputs = layers.Dense(4)(layers.Flatten()(inner(inputs)))
+    model = keras.Model(inputs, outputs)
+    layer = model.layers[1].layers[0]
+    for variable in layer.trainable_variables:
+        variable.assign(variable + 0.3)
+    nodes = len(layer._inbound_nodes), layer.output
+    functional = FunctionalClassifier(model, None)
+    logits, statistics = functional.outputs([], images())
+    assert len(statistics) == 6
+    assert (len(layer._inbound_nodes), layer.output) == nodes
+    for each in rewiring.sublayers(model):
+        if isinstance(each, layers.BatchNormalization):
+            each.momentum = 0.0
+    np.testing.assert_allclose(logits, model(images(), training=True), atol=1e-4)
+    for one, other in zip(statistics, functional.moving_statistics, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_a_shared_predictor_is_called_more_than_once():
     predictor = nsl_keras.predictors.SharedSimilarityPredictor(3, adapted_filters=2)
     shared = keras.Sequential([keras.Input((6, 6, 1))])
     for _ in range(2):
         shared.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
-    images = inputs.repeat(3).reshape(1, 6, 6, 1)
-    for model, batch in ((hidden, inputs), (shared, images)):
-        classifier = FunctionalClassifier(model)
-        with pytest.raises(ValueError, match="which is called more often"):
-            classifier.outputs(classifier.values(), batch)
-        for policy in ("transductive", "moving"):
-            other = FunctionalClassifier(model, batch_normalization=policy)
-            assert np.all(np.isfinite(other.outputs(other.values(), batch)[0]))
+    batch = np.random.default_rng(0).normal(size=(3, 6, 6, 1))
+    with pytest.raises(ValueError, match="which is called more often"):
+        FunctionalClassifier(shared, None).outputs([], batch)
+    other = FunctionalClassifier(shared, None, "transductive")
+    assert np.all(np.isfinite(other.outputs([], batch)[0]))
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="TensorFlow's alone")

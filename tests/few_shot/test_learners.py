@@ -23,9 +23,7 @@ def relation(backbone, ways, **options):
 
 LEARNERS = {
     "proto": functools.partial(few_shot.ProtoNet, learn_temperature=True),
-    "proto_cosine": functools.partial(
-        few_shot.ProtoNet, metric="cosine", temperature=0.1
-    ),
+    "proto_cosine": functools.partial(few_shot.ProtoNet, metric="cosine", temperature=0.1),
     "matching": functools.partial(few_shot.MatchingNet, temperature=0.1),
     "matching_context": functools.partial(
         few_shot.MatchingNet, reading_steps=2, learn_temperature=True

@@ -412,8 +412,8 @@ class Subclassed(keras.Model):
         return self.head(self.flatten(maps))
 
 
-@pytest.mark.parametrize("make", [network, Subclassed])
-def test_round_trip(make, tmp_path):
+@pytest.mark.parametrize(("make", "policy"), [(network, "support"), (Subclassed, "moving")])
+def test_round_trip(make, policy, tmp_path):
     inputs, _ = episodes()
     model = built(
         make(),
@@ -422,6 +422,7 @@ def test_round_trip(make, tmp_path):
         learning_rate_form="learned",
         test_extra_steps=1,
         extra_variables=["bias"],
+        batch_normalization=policy,
     )
     as_float64(model)
     expected = numbers(model(inputs))
@@ -573,7 +574,7 @@ class Resized(keras.Model):
     def __init__(self, interpolation):
         super().__init__(name="resized")
         self.first = layers.Conv2D(2, 3)
-        self.resize = layers.UpSampling2D(2, interpolation=interpolation)
+        self.resize = layers.UpSampling2D(2, interpolation=interpolation, name="inside")
         self.flatten = layers.Flatten()
         self.head = layers.Dense(WAYS)
 
@@ -599,7 +600,7 @@ def nested(interpolation):
 
 @tensorflow_only
 @pytest.mark.parametrize(
-    ("make", "name"), [(resized, "enlarged"), (nested, "enlarged"), (Resized, "resized")]
+    ("make", "name"), [(resized, "enlarged"), (nested, "enlarged"), (Resized, "inside")]
 )
 def test_a_missing_second_gradient_names_the_layer(make, name):
     with pytest.raises(ValueError, match=f"layer '{name}' of type"):
