@@ -176,10 +176,12 @@ class Batches(keras.utils.PyDataset):
     Training is divided into chunks, which are epochs to Keras and need not be passes.
     """
 
-    def __init__(self, split: data.Split, recipe: Recipe, seed: int) -> None:
+    def __init__(
+        self, split: data.Split, recipe: Recipe, seed: int, chunk: int | None = None
+    ) -> None:
         super().__init__()
         self.split, self.recipe, self.seed = split, recipe, seed
-        self.chunk = chunk_steps(recipe.steps)
+        self.chunk = chunk or chunk_steps(recipe.steps)
         self.epoch = 0
         self._orders: dict[int, np.ndarray] = {}
 

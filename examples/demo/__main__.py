@@ -215,8 +215,8 @@ def train(
         "batch_size": setting.batch_size,
     }
     if setting.augmentation != "none":
-        batches = recipe.Batches(found.train, trained, seed)
-        batches.chunk = trained.steps // setting.epochs
+        steps = trained.steps // setting.epochs
+        batches = recipe.Batches(found.train, trained, seed, chunk=steps)
         take = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: setattr(batches, "epoch", epoch)
         )
