@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Iterable, Mapping
 
 import keras
@@ -136,20 +137,21 @@ def train_and_evaluate(
     state: pathlib.Path,
     evaluated: Mapping[str, dict],
 ) -> dict:
-    """Trains with `recipe.fit`, then evaluates once; returns what to record.
+    """Trains with `recipe.fit`, then evaluates once, and deletes the unfinished state.
 
     `evaluated` holds the arguments of `evaluate` for each part. A diverging run is not
-    evaluated.
+    evaluated. Returns what to record.
     """
     try:
         record = recipe.fit(model, batches, trained, state, verbose=FLAGS.verbose)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.
-        return {"diverged": str(error)}
+        record, evaluated = {"diverged": str(error)}, {}
     for part, images in evaluated.items():
         found = model.evaluate(**images, verbose=0, return_dict=True)
         del found["loss"]
         record |= {f"{part}_{key}": float(value) for key, value in found.items()}
+    shutil.rmtree(state, ignore_errors=True)
     return record
 
 

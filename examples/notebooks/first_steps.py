@@ -295,8 +295,8 @@ model, linear_history = train_with_neighbors(linear)
 # good enough for these easy digits. With the linear features the training has made the
 # step longer, and the head counts on it: as it is, it does worse.
 #
-# That does not say yet that neighbours beat a model trained without them. For this
-# `examples/demo.py` in the repository compares such twins.
+# That does not say yet that neighbours beat a model trained without them. The demo in the
+# repository, `python -m examples.demo`, compares such twins.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -394,5 +394,5 @@ print("correct  ", test_y[:10])
 #   for each input.
 # * Read `help(nsl_keras.MetaNeighborhoodModel)`: it names every argument, and where in the
 #   paper it comes from.
-# * Run `examples/demo.py`, which trains such models side by side with
-#   plain ones, over several seeds.
+# * Run `python -m examples.demo` in the repository, which trains such models side by side
+#   with plain ones, over several seeds.

@@ -124,7 +124,7 @@ def test_backbones(backbone):
         features, head = model.layers
         assert parameters(features) == expected[backbone]
         assert isinstance(head, keras.layers.Dense) == method.dot_product
-        relus = [layer.name for layer in features.layers[-2:] if "re_lu" in layer.name]
+        relus = [x for x in features.layers[-2:] if isinstance(x, keras.layers.ReLU)]
         assert bool(relus) == (method.dot_product and backbone != "convnet4")
 
 
