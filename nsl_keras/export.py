@@ -16,7 +16,7 @@ from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 
 
-def saved_model(
+def save_model(
     model: keras.Model,
     folder: str | pathlib.Path,
     version: int = 1,
@@ -54,7 +54,7 @@ def saved_model(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.build((None, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = nsl_keras.export.saved_model(model, folder, input_shape=(8,))
+    ...     path = nsl_keras.export.save_model(model, folder, input_shape=(8,))
     ...     (path / "saved_model.pb").exists(), path.name
     (True, '1')
     """

@@ -24,7 +24,7 @@ def film_variables(name, layer):
         f"{name}.gamma": layer.scales,
         f"{name}.beta": layer.shifts,
         f"{name}.k": layer.keys,
-        f"{name}.temp": layer.learned_temperature,
+        f"{name}.temp": layer.learned_sharpness,
     }
 
 

@@ -28,7 +28,7 @@ def make_model():
 def exported(tmp_path_factory):
     """A model, and what its files hold."""
     model, folder = make_model(), tmp_path_factory.mktemp("exported") / "model"
-    path = export.saved_model(
+    path = export.save_model(
         model, folder, version=3, signatures={"features": model.features}
     )
     assert path == folder / "3"
@@ -64,7 +64,7 @@ def test_bad_examples_stay_alone(exported):
 
 def test_plain_keras_models_export_too(tmp_path):
     model = nsl_keras.backbones.convnet4((8, 8, 1), filters=(4, 4, 4, 4))
-    path = export.saved_model(model, tmp_path)
+    path = export.save_model(model, tmp_path)
     assert set(tf.saved_model.load(str(path)).signatures) == {"serve", "serving_default"}
 
 
@@ -72,17 +72,17 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "mine").write_text("kept")
     with pytest.raises(ValueError, match=r"must not hold version 1 yet.*nothing is overwr"):
-        export.saved_model(make_model(), tmp_path)
+        export.save_model(make_model(), tmp_path)
     assert [p.name for p in (tmp_path / "1").iterdir()] == ["mine"]
 
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="`version` must be a positive integer"):
-        export.saved_model(make_model(), tmp_path, version=0)
+        export.save_model(make_model(), tmp_path, version=0)
     unbuilt = nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3))
     with pytest.raises(ValueError, match="`model` must be built before export"):
-        export.saved_model(unbuilt, tmp_path)
+        export.save_model(unbuilt, tmp_path)
     unbuilt.build((None, 4))
     with pytest.raises(ValueError, match="`input_shape` must be given"):
-        export.saved_model(unbuilt, tmp_path)
+        export.save_model(unbuilt, tmp_path)
     assert not list(tmp_path.iterdir())

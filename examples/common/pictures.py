@@ -29,16 +29,16 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
     for name, model in models.items():
         if not isinstance(model, MetaNeighborhoodModel):
             continue
-        figures[f"{name}_feature_map"] = visualize.feature_map(
+        figures[f"{name}_feature_map"] = visualize.plot_feature_map(
             model, train.images, train.labels, method="tsne", class_names=names
         )
-        figures[f"{name}_prototype_cosines"] = visualize.prototype_cosines(
+        figures[f"{name}_prototype_cosines"] = visualize.plot_prototype_cosines(
             model, test.images, test.labels
         )
-        figures[f"{name}_entries"] = visualize.learned_neighbors(
+        figures[f"{name}_entries"] = visualize.plot_learned_neighbors(
             model, test.images, class_names=names
         )
-        figures[f"{name}_adaptation"] = visualize.adaptation(
+        figures[f"{name}_adaptation"] = visualize.plot_adaptation(
             model,
             test.images[most_changed(model, test)],
             images=train.images,
@@ -57,7 +57,7 @@ def of_subcategories(
         data: The images with their fine labels.
     """
     return {
-        f"{name}_subcategories": visualize.subcategories(
+        f"{name}_subcategories": visualize.plot_subcategories(
             model if isinstance(model, MetaNeighborhoodModel) else model.layers[0],
             data.train.images[: 5 * SHOWN],
             data.train.labels[: 5 * SHOWN],

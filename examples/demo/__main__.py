@@ -284,10 +284,10 @@ def pictures(models: dict[str, keras.Model], found: data.ImageData) -> dict[str,
     """Pictures of what was learned, by name."""
     figures = {}
     if "static" in models:
-        figures["similarities"] = nsl_keras.visualize.similarities(models["static"])
+        figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
     for name in ("neighborhoods", "linear_neighborhoods"):
         if name in models:
-            figures[name] = nsl_keras.visualize.learned_neighbors(
+            figures[name] = nsl_keras.visualize.plot_learned_neighbors(
                 models[name],
                 found.train.images[:2000],
                 class_names=found.class_names,
@@ -310,7 +310,7 @@ def export_and_serve(
     """Writes the SavedModel with its card, and compares with a process serving it."""
     folder = output / "saved_models" / f"{FLAGS.dataset}_{record['method']}"
     version = FLAGS.version or next_version(folder)
-    path = nsl_keras.export.saved_model(
+    path = nsl_keras.export.save_model(
         model, folder, version, input_shape=found.test.images.shape[1:]
     )
     (path / "README.md").write_text(model_card(record, setting, found))

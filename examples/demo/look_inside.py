@@ -74,12 +74,16 @@ def main(arguments: list[str]) -> None:
     names = found.class_names
     model = with_neighbors(train_x, train_y)
     figures = {
-        "feature_map": visualize.feature_map(model, train_x, train_y, class_names=names),
-        "feature_map_tsne": visualize.feature_map(
+        "feature_map": visualize.plot_feature_map(
+            model, train_x, train_y, class_names=names
+        ),
+        "feature_map_tsne": visualize.plot_feature_map(
             model, train_x, train_y, method="tsne", class_names=names
         ),
-        "prototype_cosines": visualize.prototype_cosines(model, test.images, test.labels),
-        "adaptation": visualize.adaptation(
+        "prototype_cosines": visualize.plot_prototype_cosines(
+            model, test.images, test.labels
+        ),
+        "adaptation": visualize.plot_adaptation(
             model,
             test.images[pictures.most_changed(model, test)],
             images=train_x,
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> None:
     }
     # What neither of these models is told: which even, which odd digit it is.
     for name, of_kind in (("", with_neighbors), ("_without", without_neighbors)):
-        figures[f"subcategories{name}"] = visualize.subcategories(
+        figures[f"subcategories{name}"] = visualize.plot_subcategories(
             of_kind(train_x, train_y % 2),
             train_x,
             train_y,

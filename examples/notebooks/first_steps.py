@@ -157,7 +157,7 @@ convnet_history = convnet.fit(
 # ones.
 
 # %%
-nsl_keras.visualize.similarities(convnet)
+nsl_keras.visualize.plot_similarities(convnet)
 
 # %% [markdown]
 # Once trained, *M* can be multiplied into the kernel: `fold()` returns a plain
@@ -345,7 +345,7 @@ for entry, weight, value in zip(
 # has learned, on the right the training images most like it.
 
 # %%
-nsl_keras.visualize.learned_neighbors(
+nsl_keras.visualize.plot_learned_neighbors(
     model, train_x, class_names=[str(name) for name in digits.target_names]
 )
 
@@ -373,7 +373,7 @@ print("The reloaded model gives the same predictions.")
 # there is `unadapted`, the head as it is.
 
 # %%
-path = nsl_keras.export.saved_model(model, folder / "digits", version=1)
+path = nsl_keras.export.save_model(model, folder / "digits", version=1)
 print(sorted(file.name for file in path.iterdir()))
 
 served = tf.saved_model.load(path)

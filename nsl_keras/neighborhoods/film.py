@@ -11,7 +11,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods.cosine import unit_norm
+from nsl_keras.neighborhoods.key_metrics import Cosine
 
 _PLACES = ("all", "last", "before_head")
 
@@ -31,15 +31,15 @@ class InstanceFiLM(keras.layers.Layer):
 
     The mean `g` of an example's feature map over space looks up a dictionary of its own,
 
-        w = softmax_j(temperature * cos(g, k_j)),
+        w = softmax_j(sharpness * cos(g, k_j)),
 
     and the weights mix the scales `G` and shifts `B` of the entries. Both start at zero,
-    so that the layer starts as the identity. Place it behind a batch norm.
+    so that the layer starts as the identity. Place it after a batch norm.
 
     Args:
         dictionary_size: int, the number of entries.
-        temperature: float above 0, the start value of the learned factor in front of the
-            cosine.
+        sharpness: float above 0, the start value of the learned factor in front of the
+            cosine: an inverse temperature.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         key_initializer: Initializer of the keys; `None` is a normal distribution of
             standard deviation 0.05.
@@ -58,7 +58,7 @@ class InstanceFiLM(keras.layers.Layer):
         That of the input.
 
     Raises:
-        ValueError: If `dictionary_size` or `temperature` is not positive, or the number
+        ValueError: If `dictionary_size` or `sharpness` is not positive, or the number
             of channels is unknown at build.
 
     Example:
@@ -78,7 +78,7 @@ class InstanceFiLM(keras.layers.Layer):
     def __init__(
         self,
         dictionary_size: int = 10,
-        temperature: float = 5.0,
+        sharpness: float = 5.0,
         axis: int = -1,
         key_initializer: Any = None,
         **kwargs: Any,
@@ -87,7 +87,7 @@ class InstanceFiLM(keras.layers.Layer):
         self.dictionary_size = validation.positive_integer(
             dictionary_size, "dictionary_size"
         )
-        self.temperature = validation.positive_number(temperature, "temperature")
+        self.sharpness = validation.positive_number(sharpness, "sharpness")
         self.axis = validation.one_of(axis, (-1, 1), "axis")
         self.key_initializer = keras.initializers.get(
             key_initializer or keras.initializers.RandomNormal(stddev=0.05)
@@ -108,10 +108,10 @@ class InstanceFiLM(keras.layers.Layer):
         self.shifts = self.add_weight(
             name="shifts", shape=shape, initializer="zeros", autocast=False
         )
-        self.learned_temperature = self.add_weight(
-            name="temperature",
+        self.learned_sharpness = self.add_weight(
+            name="sharpness",
             shape=(),
-            initializer=keras.initializers.Constant(self.temperature),
+            initializer=keras.initializers.Constant(self.sharpness),
             autocast=False,
         )
 
@@ -122,12 +122,11 @@ class InstanceFiLM(keras.layers.Layer):
         queries = at_least_float32(inputs)
         if space:
             queries = _mean(queries, space, mask if self.axis < 0 else None)
-        keys = ops.convert_to_tensor(self.keys)
-        cosines = ops.matmul(unit_norm(queries), ops.transpose(unit_norm(keys)))
-        weights = ops.softmax(self.learned_temperature * cosines)
+        weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
         channels = inputs.shape[channel_axis]
         per_channel = [-1] + [1] * (rank - 1)
         per_channel[channel_axis] = channels
+        # Eq. (4), with scales that are added to 1.
         scale = ops.reshape(1 + ops.matmul(weights, self.scales), per_channel)
         shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
         return ops.cast(scale, inputs.dtype) * inputs + ops.cast(shift, inputs.dtype)
@@ -141,10 +140,17 @@ class InstanceFiLM(keras.layers.Layer):
         return {
             **super().get_config(),
             "dictionary_size": self.dictionary_size,
-            "temperature": self.temperature,
+            "sharpness": self.sharpness,
             "axis": self.axis,
             "key_initializer": keras.initializers.serialize(self.key_initializer),
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> InstanceFiLM:
+        if "temperature" in config:  # What older files call the sharpness.
+            config = {**config, "sharpness": config["temperature"]}
+            del config["temperature"]
+        return super().from_config(config)
 
 
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:

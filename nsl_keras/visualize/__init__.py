@@ -3,18 +3,19 @@
 Every function returns a matplotlib figure (install `nsl_keras[visualize]`); none shows it.
 """
 
-from nsl_keras.visualize.feature_maps import feature_map
-from nsl_keras.visualize.nearest_examples import learned_neighbors
-from nsl_keras.visualize.prototypes import prototype_cosines
-from nsl_keras.visualize.retrieval import subcategories
-from nsl_keras.visualize.similarity_matrices import similarities
-from nsl_keras.visualize.single_example import adaptation
+from nsl_keras.visualize.features import plot_feature_map, plot_prototype_cosines
+from nsl_keras.visualize.neighbors import (
+    plot_adaptation,
+    plot_learned_neighbors,
+    plot_subcategories,
+)
+from nsl_keras.visualize.similarities import plot_similarities
 
 __all__ = [
-    "adaptation",
-    "feature_map",
-    "learned_neighbors",
-    "prototype_cosines",
-    "similarities",
-    "subcategories",
+    "plot_adaptation",
+    "plot_feature_map",
+    "plot_learned_neighbors",
+    "plot_prototype_cosines",
+    "plot_similarities",
+    "plot_subcategories",
 ]

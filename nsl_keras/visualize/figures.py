@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+#: `matplotlib.figure.Figure` and `matplotlib.axes.Axes`. Matplotlib is optional, and
+#: imported when the first picture is drawn.
+Figure: TypeAlias = Any
+Axes: TypeAlias = Any
 
 #: Two colours that no kind of colour blindness confuses, and one for what is between.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"

@@ -405,7 +405,7 @@ def test_export(name, tmp_path):
     model = make(name, batch_normalization="support")
     expected = as_numpy(model(inputs))
     with pytest.raises(ValueError, match="three, and its own `export"):
-        nsl_keras.export.saved_model(model, tmp_path / "other")
+        nsl_keras.export.save_model(model, tmp_path / "other")
     model.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
     graph = served.signatures["serving_default"].graph.as_graph_def()

@@ -33,8 +33,8 @@ def test_modulates_each_example_by_itself():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`dictionary_size` must be a positive integer"):
         InstanceFiLM(0)
-    with pytest.raises(ValueError, match="`temperature` must be a finite number"):
-        InstanceFiLM(temperature=0)
+    with pytest.raises(ValueError, match="`sharpness` must be a finite number"):
+        InstanceFiLM(sharpness=0)
     with pytest.raises(ValueError, match="`axis` must be one of -1, 1"):
         InstanceFiLM(axis=2)
     with pytest.raises(ValueError, match="channel axis of the input must be known"):

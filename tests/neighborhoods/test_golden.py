@@ -153,7 +153,7 @@ def test_film(dtype):
         "gamma": (layer.scales, golden["w.gamma"]),
         "beta": (layer.shifts, golden["w.beta"]),
         "k": (layer.keys, golden["w.k"].T),
-        "temp": (layer.learned_temperature, golden["w.temp"]),
+        "temp": (layer.learned_sharpness, golden["w.temp"]),
     }
     for variable, value in variables.values():
         variable.assign(value)

@@ -31,7 +31,7 @@ def vectors_of(model, metric):
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_principal_plane(metric, tmp_path):
     model = model_of(metric)
-    figure = visualize.feature_map(model, X, Y, class_names=["ant", "bee", "cat"])
+    figure = visualize.plot_feature_map(model, X, Y, class_names=["ant", "bee", "cat"])
     check_saved(figure, tmp_path)
     (axis,) = figure.axes
     examples, keys, *_ = axis.collections
@@ -52,7 +52,7 @@ def test_principal_plane(metric, tmp_path):
 
 def test_colours_are_classes():
     model = model_of()
-    (axis,) = visualize.feature_map(model, X, Y).figure.axes
+    (axis,) = visualize.plot_feature_map(model, X, Y).figure.axes
     examples, keys, *_ = axis.collections
     values = ops.convert_to_numpy(model.dictionary.values)
     kinds = values.argmax(axis=1)
@@ -69,7 +69,7 @@ def test_one_hot_labels_and_many_classes():
     model = model_of(classes=12)
     labels = np.arange(40) % 12
     drawn = [
-        visualize.feature_map(model, X, each).axes[0]
+        visualize.plot_feature_map(model, X, each).axes[0]
         for each in (labels, np.eye(12)[labels])
     ]
     one, other = (
@@ -84,7 +84,7 @@ def test_neighbor_embedding(tmp_path, one_thread):
     # Two far groups of examples stay two groups.
     features = np.concatenate([X[:20] + 8, X[20:] - 8])
     groups = np.repeat([0, 1], 20)
-    figure = visualize.feature_map(model, features, groups, method="tsne")
+    figure = visualize.plot_feature_map(model, features, groups, method="tsne")
     check_saved(figure, tmp_path)
     places = offsets(figure.axes[0].collections[0])
     assert places.shape == (40, 2)
@@ -92,14 +92,14 @@ def test_neighbor_embedding(tmp_path, one_thread):
     nearest = np.linalg.norm(places[:, None] - centers, axis=-1).argmin(axis=1)
     np.testing.assert_array_equal(nearest, groups)
     assert len(offsets(figure.axes[0].collections[1])) == 12
-    again = visualize.feature_map(model, features, groups, method="tsne")
+    again = visualize.plot_feature_map(model, features, groups, method="tsne")
     np.testing.assert_array_equal(places, offsets(again.axes[0].collections[0]))
 
 
 def test_error_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(ImportError, match=r'`method="tsne"` needs scikit-learn'):
-        visualize.feature_map(model_of(), X, Y, method="tsne")
+        visualize.plot_feature_map(model_of(), X, Y, method="tsne")
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_error_without_scikit_learn(monkeypatch):
 )
 def test_errors(x, y, options, message):
     with pytest.raises(ValueError, match=message):
-        visualize.feature_map(model_of(), x, y, **options)
+        visualize.plot_feature_map(model_of(), x, y, **options)

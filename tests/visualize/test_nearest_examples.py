@@ -28,7 +28,7 @@ def model():
 
 
 def test_learned_neighbors(model, tmp_path):
-    figure = visualize.learned_neighbors(model, IMAGES, [4, 0], nearest=5)
+    figure = visualize.plot_learned_neighbors(model, IMAGES, [4, 0], nearest=5)
     check_saved(figure, tmp_path)
     assert len(figure.axes) == 2 * (1 + 5)
     dictionary = model.dictionary
@@ -49,7 +49,7 @@ def test_learned_neighbors(model, tmp_path):
 
 
 def test_learned_neighbors_take_an_entry_for_each_class(model):
-    figure = visualize.learned_neighbors(model, IMAGES, nearest=2, class_names="abc")
+    figure = visualize.plot_learned_neighbors(model, IMAGES, nearest=2, class_names="abc")
     labels = [
         label.get_text() for axis in figure.axes[::3] for label in axis.get_xticklabels()
     ]
@@ -67,17 +67,17 @@ def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
     )
     images = RNG.integers(0, 256, size=(7, 8, 8, 3)).astype("uint8")
     model.build(images.shape)
-    figure = visualize.learned_neighbors(model, images, [1], nearest=7)
+    figure = visualize.plot_learned_neighbors(model, images, [1], nearest=7)
     check_saved(figure, tmp_path)
     drawn = np.asarray(figure.axes[1].images[0].get_array())
     # Matplotlib clips what is above 1: compare with the images, not with the range.
     assert any(np.allclose(drawn, image / 255) for image in images)
     standardised = (images / 127.5 - 1).astype("float32")
-    figure = visualize.learned_neighbors(model, standardised, [1], nearest=7)
+    figure = visualize.plot_learned_neighbors(model, standardised, [1], nearest=7)
     drawn = np.asarray(figure.axes[1].images[0].get_array())
     whole = (standardised - standardised.min()) / np.ptp(standardised)
     assert any(np.allclose(drawn, image, atol=1e-6) for image in whole)
-    figure = visualize.learned_neighbors(model, 0 * standardised - 1, [1], nearest=7)
+    figure = visualize.plot_learned_neighbors(model, 0 * standardised - 1, [1], nearest=7)
     assert np.all(np.asarray(figure.axes[1].images[0].get_array()) == 0)
 
 
@@ -99,7 +99,7 @@ def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
 )
 def test_errors_of_learned_neighbors(options, message, model):
     with pytest.raises(ValueError, match=message):
-        visualize.learned_neighbors(model, IMAGES, **options)
+        visualize.plot_learned_neighbors(model, IMAGES, **options)
 
 
 def test_error_of_a_regression():
@@ -107,4 +107,4 @@ def test_error_of_a_regression():
         None, keras.layers.Dense(2), dictionary=4, task="regression"
     )
     with pytest.raises(ValueError, match=r"`model` must be a classifier.*'regression'"):
-        visualize.learned_neighbors(regression, IMAGES)
+        visualize.plot_learned_neighbors(regression, IMAGES)

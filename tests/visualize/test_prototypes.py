@@ -21,7 +21,7 @@ Y = RNG.integers(0, 3, size=30)
 )
 def test_points(make_head, tmp_path):
     model = small_model(make_head())
-    figure = visualize.prototype_cosines(model, X, Y)
+    figure = visualize.plot_prototype_cosines(model, X, Y)
     check_saved(figure, tmp_path)
     z = ops.convert_to_numpy(model.features(ops.convert_to_tensor(X)))
     kernel = ops.convert_to_numpy(model.head.kernel.value)
@@ -49,7 +49,7 @@ def test_points(make_head, tmp_path):
 def test_a_rate_of_almost_zero_leaves_the_points_on_the_diagonal():
     model = small_model(nsl_keras.layers.CosineDense(3))
     model.neighborhood.rate.raw_rates[0].assign(1e-9)
-    figure = visualize.prototype_cosines(model, X, Y)
+    figure = visualize.plot_prototype_cosines(model, X, Y)
     places = np.concatenate([offsets(drawn) for drawn in figure.axes[0].collections])
     np.testing.assert_allclose(places[:, 0], places[:, 1], atol=1e-6)
 
@@ -57,10 +57,10 @@ def test_a_rate_of_almost_zero_leaves_the_points_on_the_diagonal():
 def test_errors():
     head = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match=r"one CosineDense or Dense layer.*Sequential"):
-        visualize.prototype_cosines(small_model(head), X, Y)
+        visualize.plot_prototype_cosines(small_model(head), X, Y)
     model = small_model(keras.layers.Dense(3))
     with pytest.raises(ValueError, match="`y` must hold classes 0 to 2"):
-        visualize.prototype_cosines(model, X, Y + 1)
+        visualize.plot_prototype_cosines(model, X, Y + 1)
     regression = small_model(keras.layers.Dense(3), task="regression")
     with pytest.raises(ValueError, match=r"`model` must be a classifier"):
-        visualize.prototype_cosines(regression, X, Y)
+        visualize.plot_prototype_cosines(regression, X, Y)

@@ -46,7 +46,7 @@ def model(request):
 
 
 def test_images_frames_and_accuracy(model, tmp_path):
-    figure = visualize.subcategories(
+    figure = visualize.plot_subcategories(
         model, IMAGES, LABELS, QUERIES, QUERY_LABELS, nearest=4, rows=[2, 7, 0]
     )
     check_saved(figure, tmp_path)
@@ -79,7 +79,7 @@ def test_images_frames_and_accuracy(model, tmp_path):
 
 def test_the_first_query_of_each_label_is_drawn():
     labels = np.array([2, 2, 0, 1, 0])
-    figure = visualize.subcategories(
+    figure = visualize.plot_subcategories(
         backbone(), IMAGES, LABELS, QUERIES[:5], labels, nearest=2, class_names="abcd"
     )
     drawn = [axis.get_ylabel() for axis in figure.axes[::3]]
@@ -87,7 +87,7 @@ def test_the_first_query_of_each_label_is_drawn():
 
 
 def test_an_image_finds_itself():
-    figure = visualize.subcategories(
+    figure = visualize.plot_subcategories(
         backbone(), IMAGES, LABELS, IMAGES, LABELS, nearest=1, rows=[0]
     )
     assert "100.0 % of 30 queries" in figure.get_suptitle()
@@ -114,4 +114,4 @@ def test_errors(changes, message):
         **changes,
     }
     with pytest.raises(ValueError, match=message):
-        visualize.subcategories(backbone(), **arguments)
+        visualize.plot_subcategories(backbone(), **arguments)

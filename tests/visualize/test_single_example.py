@@ -27,7 +27,7 @@ def softmax(logits):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_numbers(task, tmp_path):
     model = small_model(keras.layers.Dense(3), task=task)
-    figure = visualize.adaptation(model, X[3], k=4, class_names=["ant", "bee", "cat"])
+    figure = visualize.plot_adaptation(model, X[3], k=4, class_names=["ant", "bee", "cat"])
     check_saved(figure, tmp_path)
     top, bars, each, whole, others = figure.axes
     before, after = outputs_of(model, X[3])
@@ -71,7 +71,7 @@ def test_images(tmp_path):
     )
     model.build(images.shape)
     model.dictionary.keys.assign(RNG.normal(size=(9, 5)))
-    figure = visualize.adaptation(model, images[5], k=3, images=images)
+    figure = visualize.plot_adaptation(model, images[5], k=3, images=images)
     check_saved(figure, tmp_path)
     titled = {axis.get_title(): axis for axis in figure.axes}
     drawn = np.asarray(titled["example"].images[0].get_array())
@@ -90,8 +90,8 @@ def test_images(tmp_path):
 def test_errors():
     model = small_model(keras.layers.Dense(3))
     with pytest.raises(ValueError, match=r"`k` must be at most `num_neighbors`.*k=13"):
-        visualize.adaptation(model, X[0], k=13)
+        visualize.plot_adaptation(model, X[0], k=13)
     with pytest.raises(ValueError, match=r"`k` must be a positive integer"):
-        visualize.adaptation(model, X[0], k=0)
+        visualize.plot_adaptation(model, X[0], k=0)
     with pytest.raises(ValueError, match=r"`class_names` must hold 3 names"):
-        visualize.adaptation(model, X[0], class_names="ab")
+        visualize.plot_adaptation(model, X[0], class_names="ab")

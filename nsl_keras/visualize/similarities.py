@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,13 +10,10 @@ from keras import ops
 
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.visualize.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nsl_keras.visualize.figures import Figure, new_figure
 
 
-def similarities(model: keras.Model) -> Figure:
+def plot_similarities(model: keras.Model) -> Figure:
     """Draws what was learned of every similarity in a model: `M`, and kernel shapes.
 
     A diagonal similarity is drawn as the mask it puts on the kernel's taps, any other
@@ -39,7 +36,7 @@ def similarities(model: keras.Model) -> Figure:
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.convnet4(
     ...     (8, 8, 1), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
-    >>> len(nsl_keras.visualize.similarities(model).axes) >= 4
+    >>> len(nsl_keras.visualize.plot_similarities(model).axes) >= 4
     True
 
     Reference:

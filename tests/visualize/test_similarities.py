@@ -43,7 +43,7 @@ def test_similarities(tmp_path):
         keras.layers.Conv2D(4, 3),
         convolution(predictor="sphere", name="moving"),
     )
-    figure = visualize.similarities(model)
+    figure = visualize.plot_similarities(model)
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
     # One panel a static layer, and the colour bar.
@@ -71,7 +71,7 @@ def test_similarities(tmp_path):
 def test_similarities_of_nested_models():
     inner = keras.Sequential([keras.Input((6, 5, 4)), convolution(name="deep")])
     model = model_of(convolution(name="top"), keras.Sequential([inner]))
-    titles = list(panels_of(visualize.similarities(model)))
+    titles = list(panels_of(visualize.plot_similarities(model)))
     assert titles == ["top\nmask", "deep\nmask"]
 
 
@@ -80,7 +80,7 @@ def test_similarities_of_a_backbone(tmp_path):
         nsl_keras.layers.NeuralSimilarityConv2D, similarity="unconstrained"
     )
     model = nsl_keras.backbones.convnet4((8, 8, 1), 4, layer)
-    figure = visualize.similarities(model)
+    figure = visualize.plot_similarities(model)
     assert len(panels_of(figure)) == 4
     check_saved(figure, tmp_path)
 
@@ -92,7 +92,7 @@ def test_learned_kernel_shapes(tmp_path):
     )
     dynamic = model.get_layer("dynamic")
     dynamic.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
-    figure = visualize.similarities(model)
+    figure = visualize.plot_similarities(model)
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
     assert list(panels) == ["static\nmask", "static\nshape", "dynamic\nshape"]
@@ -107,7 +107,7 @@ def test_similarities_of_other_windows():
     outputs = nsl_keras.layers.NeuralSimilarityConv1D(8, 3, name="line")(outputs)
     outputs = keras.layers.Reshape((2, 2, 2, 2))(outputs)
     outputs = nsl_keras.layers.NeuralSimilarityConv3D(2, (2, 1, 2), name="volume")(outputs)
-    panels = panels_of(visualize.similarities(keras.Model(inputs, outputs)))
+    panels = panels_of(visualize.plot_similarities(keras.Model(inputs, outputs)))
     shapes = {title: image.get_array().shape for title, image in panels.items()}
     assert shapes == {
         "depthwise\nmask": (3, 3),
@@ -132,7 +132,7 @@ class OneNumber(similarities.Similarity):
 
 def test_similarities_of_an_own_kind_with_other_parameters():
     model = model_of(convolution(OneNumber(), name="scaled"))
-    (image,) = panels_of(visualize.similarities(model)).values()
+    (image,) = panels_of(visualize.plot_similarities(model)).values()
     value = ops.convert_to_numpy(model.layers[0].similarity_parameters)[0]
     drawn = np.asarray(image.get_array())
     # As the matrix it is, or as its diagonal on the taps.
@@ -151,16 +151,16 @@ def test_similarities_of_an_own_kind_with_other_parameters():
 def test_error_of_a_model_without_static_layers(layers):
     model = keras.Sequential([keras.Input((6, 5, 3)), *layers()], name="bare")
     with pytest.raises(ValueError, match=r"`model` must have static .*'bare'"):
-        visualize.similarities(model)
+        visualize.plot_similarities(model)
 
 
 def test_error_of_an_unbuilt_model():
     with pytest.raises(ValueError, match="built"):
-        visualize.similarities(keras.Sequential([convolution()]))
+        visualize.plot_similarities(keras.Sequential([convolution()]))
 
 
 def test_error_without_matplotlib(monkeypatch):
     # An entry of None makes the import fail as if nothing were installed.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"nsl_keras\[visualize\]"):
-        visualize.similarities(model_of(convolution()))
+        visualize.plot_similarities(model_of(convolution()))
