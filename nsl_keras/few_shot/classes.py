@@ -128,8 +128,8 @@ def disjoint(**parts: Any) -> None:
     >>> few_shot.disjoint(train=[0, 1, 2], validation=[3], test=[4, 4, 5])
     """
     classes = {name: np.unique(class_labels(part, name)) for name, part in parts.items()}
-    for (one, its), (other, theirs) in itertools.combinations(classes.items(), 2):
-        shared = np.intersect1d(its, theirs)
+    for one, other in itertools.combinations(classes, 2):
+        shared = np.intersect1d(classes[one], classes[other])
         if len(shared):
             raise ValueError(
                 f"`{one}` and `{other}` must have no class in common. "

@@ -14,6 +14,9 @@ from nsl_keras import validation
 from nsl_keras.backend import endless_dataset
 from nsl_keras.few_shot.classes import checked_images, listed
 
+#: A batch of more would not fit into any memory, nor end in any time.
+MOST_EPISODES = 1_000_000
+
 #: What `fit` takes: what a learner sees of an episode, and what it is asked.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -97,7 +100,7 @@ class EpisodeSampler:
         shots: int = 1,
         queries: int = 15,
         seed: int = 0,
-    ):
+    ) -> None:
         self.images, self.labels = checked_images(images, labels)
         self.ways = validation.positive_integer(ways, "ways")
         self.shots = validation.positive_integer(shots, "shots")
@@ -195,9 +198,9 @@ class EpisodeSampler:
             An `Episode` whose arrays have the episodes as their first axis.
 
         Raises:
-            ValueError: If `count` is not positive or `start` negative.
+            ValueError: If `count` is not between 1 and 1,000,000, or `start` negative.
         """
-        count = validation.positive_integer(count, "count")
+        count = number_of_episodes(count, "count")
         start = validation.non_negative_integer(start, "start")
         drawn = np.stack([self._draw(start + i) for i in range(count)])
         support, query = np.split(drawn, [self.shots], axis=2)
@@ -255,7 +258,8 @@ class EpisodeSampler:
                 `steps_per_epoch`.
 
         Raises:
-            ValueError: If a number is not positive or `start` negative.
+            ValueError: If a number is not positive, `batch_size` more than 1,000,000, or
+                `start` negative.
         """
         return _EpisodeBatches(self, batch_size, steps, start, fresh)
 
@@ -269,10 +273,24 @@ class EpisodeSampler:
             start: int, the number of the first episode.
 
         Raises:
-            ValueError: If `batch_size` is not positive or `start` negative.
+            ValueError: If `batch_size` is not between 1 and 1,000,000, or `start`
+                negative.
             RuntimeError: On another backend than TensorFlow.
         """
+        batch_size = number_of_episodes(batch_size, "batch_size")
+        start = validation.non_negative_integer(start, "start")
         return endless_dataset(lambda number: self._batch(number, batch_size, start))
+
+
+def number_of_episodes(value: Any, name: str) -> int:
+    """Returns `value` as an int of at least 1 and at most `MOST_EPISODES`."""
+    value = validation.positive_integer(value, name)
+    if value > MOST_EPISODES:
+        raise ValueError(
+            f"`{name}` must be at most {MOST_EPISODES} episodes: take more of them in "
+            f"parts. Received: {name}={value}"
+        )
+    return value
 
 
 def _image_and_label(example: Any) -> tuple[np.ndarray, Any]:
@@ -307,10 +325,10 @@ class _EpisodeBatches(keras.utils.PyDataset):
         steps: int,
         start: int,
         fresh: bool,
-    ):
+    ) -> None:
         super().__init__()
         self.sampler = sampler
-        self.batch_size = validation.positive_integer(batch_size, "batch_size")
+        self.batch_size = number_of_episodes(batch_size, "batch_size")
         self.steps = validation.positive_integer(steps, "steps")
         self.start = validation.non_negative_integer(start, "start")
         self.fresh = fresh

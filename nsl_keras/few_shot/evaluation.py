@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
+from nsl_keras.few_shot.episodes import Episode, EpisodeSampler, number_of_episodes
 from nsl_keras.training import NonFiniteLossError
 
 #: A model that scores `(support images, support labels, query images)`, or any callable
@@ -114,7 +114,7 @@ def evaluate(
             query_images)` of a batch of episodes to logits of shape `(batch, queries,
             ways)`, or any callable from a batched `Episode` to such logits.
         sampler: `EpisodeSampler` of the test classes.
-        episodes: int of at least 2, the number of episodes.
+        episodes: int from 2 to 1,000,000, the number of episodes.
         batch_size: int, the number of episodes given to the learner at once.
         start: int, the index of the first episode.
 
@@ -137,7 +137,7 @@ def evaluate(
     >>> print(few_shot.evaluate(guess, sampler, episodes=8))
     20.00 ± 0.00 % (8 episodes)
     """
-    episodes = validation.positive_integer(episodes, "episodes")
+    episodes = number_of_episodes(episodes, "episodes")
     if episodes < 2:
         raise ValueError(
             f"`episodes` must be at least 2, for an interval. Received: episodes={episodes}"

@@ -225,16 +225,16 @@ class MAML(EpisodicLearner):
         )
         self.first_order = bool(first_order)
         self.extra_steps = validation.non_negative_integer(extra_steps, "extra_steps")
-        self.test_inner_steps = (
-            None
-            if test_inner_steps is None
-            else validation.positive_integer(test_inner_steps, "test_inner_steps")
-        )
-        self.test_extra_steps = (
-            None
-            if test_extra_steps is None
-            else validation.non_negative_integer(test_extra_steps, "test_extra_steps")
-        )
+        self.test_inner_steps = test_inner_steps
+        if test_inner_steps is not None:
+            self.test_inner_steps = validation.positive_integer(
+                test_inner_steps, "test_inner_steps"
+            )
+        self.test_extra_steps = test_extra_steps
+        if test_extra_steps is not None:
+            self.test_extra_steps = validation.non_negative_integer(
+                test_extra_steps, "test_extra_steps"
+            )
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
@@ -378,7 +378,7 @@ class MAML(EpisodicLearner):
             for place, gradient in zip(places, gradients, strict=True):
                 if self.first_order:
                     gradient = ops.stop_gradient(gradient)
-                # Eq. (7) of Neural Similarity Learning, where it is a similarity's.
+                # Eq. (7), of a similarity M: M' = M - rate * dL/dM
                 values[place] = values[place] - rates[place] * gradient
         return values
 

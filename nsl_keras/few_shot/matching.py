@@ -137,7 +137,7 @@ class MatchingNet(MetricLearner):
             support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
         scores = self.scale_down(Cosine()(queries, support))
-        # Log-probabilities by class, without leaving the logarithm.
+        # Eq. (1), its logarithm: what attention gives to the images of each class.
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
         return ops.logsumexp(of_class, axis=2) - total

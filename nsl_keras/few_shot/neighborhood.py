@@ -48,7 +48,8 @@ class NeighborhoodLearner(MetricLearner):
             flattened.
         ways: int, the number of classes of an episode.
         head: `"cosine"` or `"dense"`.
-        metric: `"cosine"` or `"euclidean"` (minus the squared distance), of attention.
+        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
+            `nsl_keras.key_metrics.KeyMetric`, of attention.
         temperature: float above 0, of attention; not trained.
         inner_steps: int, the number of inner steps. With the cosine head, and with more
             than one step, every query has weights of its own: memory holds `features *
@@ -91,9 +92,9 @@ class NeighborhoodLearner(MetricLearner):
     [[2, 0, 1]]
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3), and
-        Section 2.3. The paper learns its dictionary and does not treat few-shot episodes:
-        the support set as dictionary, and the heads' starts, are this package's.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (1), (3)
+        and (5). The paper learns its dictionary and does not treat few-shot episodes: the
+        support set as dictionary, and the heads' starts, are this package's.
     """
 
     def __init__(
@@ -151,7 +152,9 @@ class NeighborhoodLearner(MetricLearner):
         training: bool | None,
     ) -> Tensor:
         support, queries = flattened(support), flattened(queries)
-        attention = ops.softmax(self.metric(queries, support) / self.temperature)
+        attention = ops.softmax(  # Eq. (5)
+            self.metric(queries, support) / self.temperature
+        )
         prototypes = class_means(unit_norm(support), membership)
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
@@ -168,6 +171,7 @@ class NeighborhoodLearner(MetricLearner):
                 self.inner_steps,
                 chunk_size=keys.shape[0],  # A support set is small.
             )
+            # Eq. (3)
             return inner_loop.outputs(Entries(keys, values), attention, queries)
 
         return ops.vectorized_map(

@@ -92,7 +92,8 @@ class NearestNeighbor(PretrainedLearner):
             flattened. Train it on images in the range that episodes have them in:
             `EpisodeSampler` divides uint8 images by 255.
         ways: int, the number of classes of an episode.
-        metric: `"cosine"` or `"euclidean"` (squared).
+        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
+            `nsl_keras.key_metrics.KeyMetric`.
         batch_normalization: `"moving"`, by which the backbone computes as it did when it
             was evaluated; or `"support"` or `"transductive"`, see `ProtoNet`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
@@ -172,7 +173,8 @@ class NearestCentroid(PretrainedLearner):
             flattened. Train it on images in the range that episodes have them in:
             `EpisodeSampler` divides uint8 images by 255.
         ways: int, the number of classes of an episode.
-        metric: `"cosine"` or `"euclidean"` (squared).
+        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
+            `nsl_keras.key_metrics.KeyMetric`.
         normalize: bool, whether features are brought to length 1 before their mean is
             taken.
         batch_normalization: `"moving"`, by which the backbone computes as it did when it

@@ -37,7 +37,8 @@ class ProtoNet(MetricLearner):
         ways: int, the number of classes of an episode. It has no weights: a second
             learner with the same backbone can have another number, as in the paper,
             which trains with more ways than it tests with.
-        metric: `"euclidean"` (squared) or `"cosine"`.
+        metric: `"euclidean"` (minus the squared distance), `"cosine"` or a
+            `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0, what distances or cosines are divided by. Cosines
             want one well below 1, such as 0.1.
         learn_temperature: bool, whether the temperature is trained, by its logarithm.
@@ -121,7 +122,8 @@ class ProtoNet(MetricLearner):
         queries: Tensor,
         training: bool | None,
     ) -> Tensor:
-        prototypes = class_means(flattened(support), membership)
+        prototypes = class_means(flattened(support), membership)  # Eq. (1)
+        # Eq. (2), without the softmax, which is the loss's.
         return self.scale_down(self.metric(flattened(queries), prototypes))
 
     def get_config(self) -> dict[str, Any]:

@@ -182,19 +182,16 @@ class RelationNet(MetricLearner):
         sets = [self._pairs(sums, queries)]
         if self.batch_normalization == "support" and self.pairs_to_scores.by_episode:
             sets.insert(0, self._pairs(sums, support))
-        found = self.pairs_to_scores.outputs(sets, training)[-1]
+        found = self.pairs_to_scores.outputs(sets, training)[-1]  # Eq. (1)
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
 
     def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
         """Each map joined to each class, of shape `(batch, maps * ways, ...)`."""
         batch, count = ops.shape(maps)[:2]
         shape = (batch, count, self.ways, *maps.shape[2:])
+        pairs = [sums[:, None], maps[:, :, None]]
         joined = ops.concatenate(
-            [
-                ops.broadcast_to(sums[:, None], shape),
-                ops.broadcast_to(maps[:, :, None], shape),
-            ],
-            axis=3 + self.channel_axis,
+            [ops.broadcast_to(each, shape) for each in pairs], axis=3 + self.channel_axis
         )
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
@@ -250,4 +247,4 @@ class RelationLoss(keras.losses.Loss):
         if len(y_true.shape) == len(scores.shape):
             y_true = ops.squeeze(y_true, -1)
         labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
-        return ops.mean(ops.square(scores - labels), axis=-1)
+        return ops.mean(ops.square(scores - labels), axis=-1)  # Eq. (2)

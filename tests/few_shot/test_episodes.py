@@ -48,7 +48,7 @@ def test_shapes_and_dtypes():
 @pytest.mark.parametrize("names", [False, True])
 def test_images_stand_class_by_class_and_none_twice(names):
     images, labels = numbered_images()
-    given = np.array([f"class {label}" for label in labels]) if names else labels
+    given = [f"class {label}" for label in labels] if names else labels[:, None]
     sampler = few_shot.EpisodeSampler(images, given, ways=4, shots=3, queries=5)
     for index in range(20):
         episode = sampler.episode(index)
@@ -108,14 +108,6 @@ def test_floats_keep_their_values():
     assert np.isin(drawn, images.astype("float32")).all()
 
 
-def test_labels_in_a_column():
-    images, labels = numbered_images()
-    column = few_shot.EpisodeSampler(images, labels[:, None], queries=2)
-    assert same(
-        column.episode(0), few_shot.EpisodeSampler(images, labels, queries=2).episode(0)
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -160,7 +152,7 @@ def test_bad_images():
         few_shot.EpisodeSampler(images.astype("int64"), labels)
 
 
-@pytest.mark.parametrize("labels", [np.eye(84), np.zeros(84), np.zeros((2, 42), int)])
+@pytest.mark.parametrize("labels", [np.zeros(84), np.zeros((2, 42), int)])
 def test_bad_labels(labels):
     with pytest.raises(ValueError, match="`labels` must be class numbers or names"):
         few_shot.EpisodeSampler(numbered_images()[0], labels)
@@ -249,7 +241,12 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((0, 1), "batch_size"), ((1, 0), "steps"), ((1, 1, -1), "start")],
+    [
+        ((0, 1), "batch_size"),
+        ((2**40, 1), "batch_size"),
+        ((1, 0), "steps"),
+        ((1, 1, -1), "start"),
+    ],
 )
 def test_bad_batches(arguments, name):
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
@@ -258,7 +255,8 @@ def test_bad_batches(arguments, name):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"), [((0,), "count"), ((2, -1), "start"), ((2, 1.0), "start")]
+    ("arguments", "name"),
+    [((0,), "count"), ((10**30,), "count"), ((2, -1), "start"), ((2, 1.0), "start")],
 )
 def test_bad_counts_of_episodes(arguments, name):
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
@@ -283,19 +281,10 @@ def test_dataset_is_the_same_as_batches():
 
 
 @tensorflow_only
-def test_dataset_trains_a_model():
-    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    history = learner().fit(
-        sampler.dataset(4), steps_per_epoch=5, epochs=2, shuffle=False, verbose=0
-    )
-    assert history.history["accuracy"][-1] == 1.0
-
-
-@tensorflow_only
 def test_bad_dataset():
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(ValueError, match="`count` must be"):
-        sampler.dataset(0)
+    with pytest.raises(ValueError, match="`batch_size` must be at most 1000000 episodes"):
+        sampler.dataset(2**40)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has tf.data")
@@ -315,15 +304,6 @@ def test_from_dataset(pairs):
     sampler = few_shot.EpisodeSampler.from_dataset(examples, 3, 2, 4, seed=6)
     expected = few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=6)
     assert same(sampler.episode(0), expected.episode(0))
-
-
-def test_from_a_tensorflow_dataset():
-    tf = pytest.importorskip("tensorflow")
-    images, labels = numbered_images(dtype="uint8")
-    dataset = tf.data.Dataset.from_tensor_slices({"image": images, "label": labels})
-    sampler = few_shot.EpisodeSampler.from_dataset(dataset, queries=2)
-    np.testing.assert_array_equal(sampler.images, images)
-    np.testing.assert_array_equal(sampler.labels, labels)
 
 
 def test_from_a_bad_dataset():

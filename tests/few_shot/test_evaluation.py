@@ -47,13 +47,13 @@ class Nearest(keras.Model):
         return -ops.sum(ops.square(flat[1][:, :, None] - means[:, None]), axis=-1)
 
 
-@pytest.mark.parametrize("wrong", [0, 3, 12])
-def test_fraction_of_right_queries(sampler, wrong):
-    result = evaluate(knowing(wrong), sampler, episodes=5, batch_size=5)
-    np.testing.assert_allclose(result.accuracies, np.full(5, 1 - wrong / 12))
-    assert result.mean == pytest.approx(1 - wrong / 12)
-    assert result.half_width == pytest.approx(0)
-    assert result.batch_normalization is None
+def test_fraction_of_right_queries(sampler):
+    for wrong in (0, 3, 12):
+        result = evaluate(knowing(wrong), sampler, episodes=5, batch_size=5)
+        np.testing.assert_allclose(result.accuracies, np.full(5, 1 - wrong / 12))
+        assert result.mean == pytest.approx(1 - wrong / 12)
+        assert result.half_width == pytest.approx(0)
+        assert result.batch_normalization is None
 
 
 def test_each_episode_counts_once_however_they_are_batched(sampler):
@@ -150,7 +150,7 @@ def test_the_policy_is_the_one_that_was_followed(sampler):
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("episodes", 0), ("episodes", 1), ("batch_size", 0), ("start", -1)],
+    [("episodes", 1), ("episodes", 10**30), ("batch_size", 0), ("start", -1)],
 )
 def test_bad_arguments(sampler, argument, value):
     with pytest.raises(ValueError, match=f"`{argument}` must be"):

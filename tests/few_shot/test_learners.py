@@ -40,7 +40,6 @@ LEARNERS = {
     "nearest_centroid": few_shot.NearestCentroid,
     "nearest_neighbor": few_shot.NearestNeighbor,
 }
-TRAINED = [name for name in LEARNERS if not name.startswith("nearest")]
 
 
 def make(name, **options):
@@ -51,16 +50,21 @@ def as_numpy(tensor):
     return ops.convert_to_numpy(tensor)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_keras_file(name, tmp_path):
-    model = make(name, batch_normalization="support")
-    inputs, _ = data.episodes(shape=IMAGE)
-    expected = as_numpy(model(inputs))
-    assert (
-        expected.shape
-        == (2, data.QUERIES, data.WAYS)
-        == model.compute_output_shape([each.shape for each in inputs])
-    )
+@pytest.fixture(name="built", scope="module", params=LEARNERS)
+def _built(request):
+    """A learner by its name, its batch norms by the support set."""
+    keras.utils.set_random_seed(0)
+    model = make(request.param, batch_normalization="support")
+    inputs, _ = data.episodes(batch=3, shape=IMAGE)
+    return request.param, model, as_numpy(model(inputs))
+
+
+def test_keras_file(built, tmp_path):
+    _, model, expected = built
+    inputs, _ = data.episodes(batch=3, shape=IMAGE)
+    shapes = [each.shape for each in inputs]
+    assert expected.shape == (3, data.QUERIES, data.WAYS)
+    assert expected.shape == model.compute_output_shape(shapes)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(again(inputs), expected)
@@ -71,35 +75,20 @@ def test_keras_file(name, tmp_path):
     }
 
 
-# The one left out reads the support set as a sequence.
-@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"matching_context"}))
-def test_order_of_the_support_does_not_matter(name):
-    model = make(name)
-    (support, labels, queries), _ = data.episodes(shape=IMAGE)
-    expected = model((support, labels, queries))
-    order = np.array([3, 0, 5, 1, 4, 2])
-    found = model((support[:, order], labels[:, order], queries))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-# The backbone's part, which has the policy, is that of all learners.
-@pytest.mark.parametrize(
-    ("name", "policy"), [*((name, "support") for name in LEARNERS), ("proto", "moving")]
-)
-def test_episodes_and_queries_do_not_touch_each_other(name, policy):
-    model = make(name, batch_normalization=policy)
+def test_episodes_queries_and_the_order_of_the_support_do_not_matter(built):
+    name, model, expected = built
     (support, labels, queries), _ = data.episodes(batch=3, shape=IMAGE)
-    expected = as_numpy(model((support, labels, queries)))
     assert np.ptp(expected) > 0
-    found = model((support[1:2], labels[1:2], queries[1:2, :1]))
+    order = np.array([3, 0, 5, 1, 4, 2])
+    if name == "matching_context":  # It reads the support set as a sequence.
+        order = np.sort(order)
+    found = model((support[1:2, order], labels[1:2, order], queries[1:2, :1]))
     np.testing.assert_allclose(found, expected[1:2, :1], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_weight_gets_a_finite_gradient(name):
-    model = make(name, batch_normalization="support")
+def test_every_weight_gets_a_finite_gradient(built):
+    _, model, _ = built
     inputs, labels = data.episodes(shape=IMAGE)
-    model(inputs)
     variables = model.trainable_variables
 
     def loss():
@@ -108,7 +97,7 @@ def test_every_weight_gets_a_finite_gradient(name):
     for variable, gradient in zip(variables, gradients(loss, [], variables), strict=True):
         gradient = as_numpy(gradient)
         assert np.all(np.isfinite(gradient)), variable.path
-        # A bias in front of a batch norm has none; one in front of the features none
+        # A bias followed by a batch norm has none; one right before the features none
         # where distances alone count.
         if variable.name != "bias":
             assert np.any(gradient != 0), variable.path
@@ -123,14 +112,11 @@ def test_fit_and_predict(name, policy):
     model.compile("adam", data.cross_entropy(), metrics=["accuracy"], jit_compile=False)
     history = model.fit(inputs, labels, batch_size=4, epochs=2, verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
-    np.testing.assert_allclose(
-        model.predict(inputs, batch_size=4, verbose=0),
-        as_numpy(model(inputs)),
-        rtol=1e-3,
-        atol=1e-4,
-    )
+    found = model.predict(inputs, batch_size=4, verbose=0)
+    np.testing.assert_allclose(found, as_numpy(model(inputs)), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["matching", "relation", "neighborhood_dense"])
 def test_compiled(name):
     model = make(name, batch_normalization="support")
@@ -143,7 +129,14 @@ def test_compiled(name):
         assert np.isfinite(model.train_on_batch(inputs, labels))
 
 
-@pytest.mark.parametrize("name", ["proto", "matching", "neighborhood_cosine"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "proto",
+        pytest.param("matching", marks=pytest.mark.long),
+        pytest.param("neighborhood_cosine", marks=pytest.mark.long),
+    ],
+)
 def test_training_helps(name):
     """Two of six inputs tell the classes apart; the backbone learns which."""
     keras.utils.set_random_seed(1)
@@ -236,18 +229,14 @@ def test_mixed_precision():
     assert error < 0.02 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("wrong", [-1, data.WAYS])
-def test_labels_outside_the_classes(wrong):
+def test_labels_that_are_not_the_classes():
     (support, labels, queries), _ = data.episodes()
-    labels = labels.copy()
-    labels[1, 0] = wrong
     model = few_shot.ProtoNet(data.identity(), data.WAYS)
-    with pytest.raises(ValueError, match="`support_labels` must be the classes 0 to 2"):
-        model((support, labels, queries))
-
-
-def test_a_class_without_an_image():
-    (support, labels, queries), _ = data.episodes()
+    for wrong in (-1, data.WAYS):
+        bad = labels.copy()
+        bad[1, 0] = wrong
+        with pytest.raises(ValueError, match="`support_labels` must be the classes 0 to 2"):
+            model((support, bad, queries))
     model = few_shot.ProtoNet(data.identity(), data.WAYS + 1)
     with pytest.raises(ValueError, match=r"each of them present.*the labels \[0, 1, 2\]"):
         model((support, labels, queries))
@@ -261,7 +250,13 @@ def maml(backbone, ways, **options):
     return few_shot.MAML(network, inner_steps=1, **options)
 
 
-@pytest.mark.parametrize(("learner", "wrong"), [(LEARNERS["proto"], 0), (maml, data.WAYS)])
+@pytest.mark.parametrize(
+    ("learner", "wrong"),
+    [
+        (LEARNERS["proto"], 0),
+        pytest.param(maml, data.WAYS, marks=pytest.mark.long),
+    ],
+)
 def test_wrong_labels_do_not_go_unseen_in_compiled_code(learner, wrong):
     """Without a check the episode's logits, and no others, are NaN; `fit` stops."""
     inputs, labels = data.episodes(batch=2)
@@ -329,15 +324,10 @@ def test_bad_arrays_are_found_before_the_first_step():
         model.predict(inputs[:2])
 
 
-@pytest.mark.parametrize("learner", [few_shot.ProtoNet, maml])
-@pytest.mark.parametrize(
-    "loss",
-    ["sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy()],
-)
-def test_losses_of_probabilities_are_refused(learner, loss):
-    model = learner(data.identity(), data.WAYS)
+def test_losses_of_probabilities_are_refused():
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
     with pytest.raises(ValueError, match="`loss` must take logits"):
-        model.compile("adam", loss)
+        model.compile("adam", "sparse_categorical_crossentropy")
 
 
 def test_a_compiled_learner_goes_on_from_its_file(tmp_path):
@@ -352,6 +342,13 @@ def test_a_compiled_learner_goes_on_from_its_file(tmp_path):
         each.fit(inputs, labels, verbose=0)
     for one, two in zip(model.weights, again.weights, strict=True):
         np.testing.assert_allclose(as_numpy(one), as_numpy(two), atol=1e-6)
+
+
+def test_files_of_version_0_1_call_the_metric_a_distance():
+    config = few_shot.ProtoNet(data.identity(), data.WAYS, "cosine").get_config()
+    config["distance"] = config.pop("metric")
+    again = few_shot.ProtoNet.from_config(config)
+    assert again.get_config()["metric"] == "cosine"
 
 
 def test_weights_of_episodes_and_of_queries():
@@ -396,7 +393,9 @@ def test_unfrozen_batch_norms_follow_the_policy(name, tmp_path):
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="SavedModels are TensorFlow's")
-@pytest.mark.parametrize("name", ["proto", "relation"])
+@pytest.mark.parametrize(
+    "name", ["proto", pytest.param("relation", marks=pytest.mark.long)]
+)
 def test_export(name, tmp_path):
     """Nothing is checked in what is served: wrong labels give NaN, and no error."""
     import tensorflow as tf
@@ -418,7 +417,6 @@ def test_export(name, tmp_path):
     assert np.all(np.isnan(served.serve(tuple(inputs))))
 
 
-@pytest.mark.parametrize("learner", [few_shot.ProtoNet, few_shot.NearestNeighbor])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -429,9 +427,9 @@ def test_export(name, tmp_path):
         (lambda s, y, q: (s[:1], y[:1], q), "as many support sets as query sets"),
     ],
 )
-def test_shapes_that_do_not_fit(learner, change, message):
+def test_shapes_that_do_not_fit(change, message):
     inputs, _ = data.episodes()
-    model = learner(data.identity(), data.WAYS)
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
     with pytest.raises(ValueError, match=message):
         model(change(*inputs))
     model(inputs)
@@ -451,6 +449,29 @@ def test_backbones_that_do_not_serve():
     sequences = keras.Model(unknown, keras.layers.Identity()(unknown))
     with pytest.raises(ValueError, match="must have a known shape"):
         few_shot.ProtoNet(sequences).build([(2, 6, None, 2), (2, 6), (2, 4, None, 2)])
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [few_shot.ProtoNet, few_shot.NearestCentroid, few_shot.NearestNeighbor],
+)
+def test_metrics_may_be_objects(learner):
+    inputs, _ = data.episodes()
+    named, given = (
+        learner(data.identity(), data.WAYS, metric)
+        for metric in ("euclidean", nsl_keras.key_metrics.Euclidean())
+    )
+    np.testing.assert_array_equal(given(inputs), named(inputs))
+    assert given.get_config()["metric"] == "euclidean"
+
+
+def test_euclidean_distances_far_from_zero():
+    """In float32, where the squares of the features would cancel."""
+    (support, labels, queries), _ = data.episodes()
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    expected = as_numpy(model((support, labels, queries)))
+    found = model((support + 1000, labels, queries + 1000))
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

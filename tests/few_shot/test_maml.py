@@ -1,6 +1,7 @@
 """MAML: outer gradients, policies, steps, checks, and `fit` around it."""
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -198,9 +199,17 @@ def written_out(steps, first_order, dtype):
     )
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
-@pytest.mark.parametrize("first_order", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 5])
+#: Steps, first order and mode of the cases that run always.
+SHORT = [(1, False, "eager"), (2, False, "graph"), (2, True, "graph"), (1, False, "jit")]
+
+
+@pytest.mark.parametrize(
+    ("steps", "first_order", "mode"),
+    [
+        pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+        for case in itertools.product((1, 2, 5), (False, True), ("eager", "graph", "jit"))
+    ],
+)
 def test_outer_gradients_equal_those_written_out(steps, first_order, mode):
     if BACKEND == "jax" and mode == "graph":
         pytest.skip("JAX has no graphs.")
@@ -221,7 +230,12 @@ def test_outer_gradients_equal_those_written_out(steps, first_order, mode):
 
 @tensorflow_only
 @pytest.mark.parametrize(
-    ("steps", "policy"), [(1, "transductive"), (2, "moving"), (5, "support")]
+    ("steps", "policy"),
+    [
+        (1, "transductive"),
+        pytest.param(2, "moving", marks=pytest.mark.long),
+        pytest.param(5, "support", marks=pytest.mark.long),
+    ],
 )
 def test_outer_gradients_equal_finite_differences(steps, policy):
     import tensorflow as tf
@@ -328,7 +342,9 @@ def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
     inputs, labels = episodes(12)
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
     model = compiled(MAML(network(), inner_steps=1, **learned))
-    history = model.fit(inputs, labels, batch_size=5, epochs=8, verbose=0).history
+    with pytest.raises(ValueError, match="must be built before its rates exist"):
+        _ = model.inner_learning_rates
+    history = model.fit(inputs, labels, batch_size=5, epochs=4, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     norm = model.model.get_layer("norm")
     np.testing.assert_array_equal(numbers(norm.moving_mean), 0)
@@ -338,23 +354,31 @@ def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
     assert len(set(rates.values())) > 1
     apart = model.predict(inputs, batch_size=5, verbose=0)
     np.testing.assert_allclose(apart, numbers(model(inputs)), atol=1e-5)
+    for variable in model.trainable_variables:
+        if variable.name.startswith("inner_learning_rate"):
+            variable.assign(-0.2)
+    rates = model.inner_learning_rates.values()
+    np.testing.assert_allclose([float(rate) for rate in rates], 0.2, rtol=1e-6)
 
 
-def test_moving_statistics_follow_the_queries_in_training_alone():
+@pytest.mark.parametrize("make", [network, lambda: Subclassed()])
+def test_moving_statistics_follow_the_queries_in_training_alone(make):
     inputs, labels = episodes()
-    model = compiled(MAML(network(), inner_steps=1, batch_normalization="moving"))
+    model = MAML(make(), inner_steps=1, batch_normalization="moving")
+    compiled(model, run_eagerly=True)
     model.evaluate(inputs, labels, verbose=0)
-    norm = model.model.get_layer("norm")
+    convolution, norm = model.model.layers[:2]
     np.testing.assert_array_equal(numbers(norm.moving_mean), 0)
     model.inner_learning_rate = 1e-12  # The statistics are those of the network itself.
-    maps = numbers(model.model.get_layer("convolution")(inputs[2].reshape(-1, 6, 6, 1)))
+    maps = numbers(convolution(inputs[2].reshape(-1, 6, 6, 1)))
     model.fit(inputs, labels, batch_size=2, verbose=0)
     expected = 0.01 * maps.mean((0, 1, 2))
-    np.testing.assert_allclose(numbers(norm.moving_mean), expected, rtol=1e-4)
+    np.testing.assert_allclose(numbers(norm.moving_mean), expected, rtol=1e-3)
     expected = 0.99 + 0.01 * maps.var((0, 1, 2))
     np.testing.assert_allclose(numbers(norm.moving_variance), expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_fit_with_xla_equals_fit_without_and_stops_at_non_finite_losses():
     inputs, labels = episodes(2)
     plain = MAML(network(), inner_steps=1, batch_normalization="moving")
@@ -376,26 +400,16 @@ def test_accumulated_gradients_of_single_episodes_are_those_of_their_batch():
     inputs, labels = episodes(2)
     networks = [network(), network()]
     networks[1].set_weights(networks[0].get_weights())
+    before = networks[0].get_weights()
     for each, batch_size in zip(networks, (2, 1), strict=True):
         model = MAML(each, inner_steps=1, inner_learning_rate=0.1)
         accumulated = {} if batch_size == 2 else {"gradient_accumulation_steps": 2}
         optimizer = keras.optimizers.SGD(0.5, **accumulated)
         model.compile(optimizer, loss_of_logits(), run_eagerly=True)
-        before = each.get_weights()
         model.fit(inputs, labels, batch_size=batch_size, shuffle=False, verbose=0)
-        assert any(np.any(a != b) for a, b in zip(before, each.get_weights(), strict=True))
     for one, two in zip(*(each.get_weights() for each in networks), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
-
-
-def test_learned_rates_stay_non_negative():
-    model = built(network(), learning_rate_form="learned")
-    for variable in model.trainable_variables:
-        if variable.name.startswith("inner_learning_rate"):
-            variable.assign(-0.2)
-    assert all(
-        float(rate) == pytest.approx(0.2) for rate in (model.inner_learning_rates.values())
-    )
+    assert np.any(networks[0].get_weights()[-1] != before[-1])
 
 
 @keras.saving.register_keras_serializable("test_maml")
@@ -455,7 +469,7 @@ def test_export(tmp_path):
 
 
 def test_mixed_precision():
-    inputs, labels = episodes(4)
+    inputs, labels = episodes(2)
     full = built(network(), inner_steps=1, inner_learning_rate=0.1)
     keras.config.set_dtype_policy("mixed_bfloat16")
     mixed = built(network(), inner_steps=1, inner_learning_rate=0.1)
@@ -463,20 +477,23 @@ def test_mixed_precision():
     expected, found = numbers(full(inputs)), numbers(mixed(inputs))
     assert found.dtype == "float32"
     np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
-    compiled(mixed).fit(inputs, labels, verbose=0)
+    compiled(mixed, run_eagerly=True).fit(inputs, labels, verbose=0)
 
 
 @tensorflow_only
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_non_finite_inner_loss_names_step_and_episode(run_eagerly):
+@pytest.mark.parametrize("run", ["fit", "call"])
+def test_a_non_finite_inner_loss_names_step_and_episode(run):
     import tensorflow as tf
 
     inputs, labels = episodes(3)
     inputs[0][1] *= 1e25  # Finite; the second step is not.
     model = MAML(network(), inner_steps=2, batch_normalization="moving")
-    compiled(model, run_eagerly=run_eagerly)
+    compiled(model)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        model.fit(inputs, labels, batch_size=3, verbose=0)
+        if run == "fit":
+            model.fit(inputs, labels, batch_size=3, verbose=0)
+        else:
+            model(inputs)
     words = str(error.value).replace("\n", " ").replace("'", "")
     assert "The inner loss must be finite" in words
     found = words.replace("[", " ").replace("]", " ").split()
@@ -484,48 +501,18 @@ def test_a_non_finite_inner_loss_names_step_and_episode(run_eagerly):
     assert found[found.index("episode") + 1] == "1", words[:600]
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.batch
-
-
 def test_labels_must_be_the_models_ways():
+    """What all learners check is in `test_learners.py`."""
     (support, labels, queries), query_labels = episodes(3)
     model = compiled(MAML(network(), inner_steps=1))
-    message = r"classes 0 to 1, .*Received: the labels \[0, 1, 2\] in episode 1"
-    wrong = labels.copy()
-    wrong[1, 0] = 2
-    bad = (support, wrong, queries)
-    for run in (
-        lambda: model.fit(bad, query_labels),
-        lambda: model.fit(Batches((bad, query_labels))),
-        lambda: model.fit(
-            (support, labels, queries), query_labels, validation_data=(bad, query_labels)
-        ),
-        lambda: model.evaluate(bad, query_labels),
-        lambda: model.predict(bad),
-    ):
+    labels[1, 0] = 2
+    bad = (support, labels, queries)
+    message = (
+        r"as many as model .* has outputs.*Received: the labels \[0, 1, 2\] in episode 1"
+    )
+    for run in (lambda: model.fit(bad, query_labels), lambda: model(bad)):
         with pytest.raises(ValueError, match=message):
             run()
-    with pytest.raises(ValueError, match=r"Received: the labels \[0\] in episode 0"):
-        model.predict((support, 0 * labels, queries))
-    with pytest.raises(ValueError, match="`query_images` must be finite"):
-        model.predict((support, labels, np.nan * queries))
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        data = tf.data.Dataset.from_tensors((bad, query_labels))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="in episode"):
-            model.fit(data, shuffle=False, verbose=0)
-    with pytest.raises(ValueError, match=message):
-        model(bad)
 
 
 @pytest.mark.parametrize(
@@ -546,11 +533,6 @@ def test_arguments(argument, value):
         MAML(network(), **{argument: value})
 
 
-def test_rates_of_a_model_that_is_not_built():
-    with pytest.raises(ValueError, match="must be built before its rates exist"):
-        _ = MAML(network()).inner_learning_rates
-
-
 def test_extra_variables_are_checked_where_they_are_used():
     MAML(network(), extra_variables="similarity")
     with pytest.raises(ValueError, match="`extra_variables` must match"):
@@ -566,68 +548,38 @@ def test_models_and_inputs_of_another_kind():
     inputs, _ = episodes()
     with pytest.raises(ValueError, match="Inputs must be"):
         MAML(network()).build([each.shape for each in inputs[:2]])
-
-
-class Resized(keras.Model):
-    """Resizes in a `call` that cannot be walked."""
-
-    def __init__(self, interpolation):
-        super().__init__(name="resized")
-        self.first = layers.Conv2D(2, 3)
-        self.resize = layers.UpSampling2D(2, interpolation=interpolation, name="inside")
-        self.flatten = layers.Flatten()
-        self.head = layers.Dense(WAYS)
-
-    def call(self, inputs):
-        maps = self.first(inputs)
-        # Another path around the resizing hides what it loses.
-        paths = [self.flatten(maps), self.flatten(self.resize(maps))]
-        return self.head(ops.concatenate(paths, axis=-1))
-
-
-def resized(interpolation):
-    inputs = keras.Input((6, 6, 1))
-    maps = layers.Conv2D(2, 3)(inputs)
-    large = layers.UpSampling2D(2, interpolation=interpolation, name="enlarged")(maps)
-    both = layers.Concatenate()([layers.Flatten()(maps), layers.Flatten()(large)])
-    return keras.Model(inputs, layers.Dense(WAYS)(both))
-
-
-def nested(interpolation):
-    inputs = keras.Input((6, 6, 1))
-    return keras.Model(inputs, resized(interpolation)(layers.ReLU()(inputs)))
+    with pytest.raises(ValueError, match="must have its batch norms in its own graph"):
+        built(Subclassed())
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    ("make", "name"), [(resized, "enlarged"), (nested, "enlarged"), (Resized, "inside")]
-)
-def test_a_missing_second_gradient_names_the_layer(make, name):
-    with pytest.raises(ValueError, match=f"layer '{name}' of type"):
-        built(make("bilinear"))
-    built(make("bilinear"), first_order=True)
+def test_shapes_of_tensorflow(tmp_path):
+    import tensorflow as tf
+
     inputs, _ = episodes()
-    MAML(make("nearest"))(inputs)
+    model = MAML(network(), inner_steps=1)
+    model.build([tf.TensorShape((None, *each.shape[1:])) for each in inputs])
+    expected = numbers(model(inputs))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numbers(again(inputs)), expected, atol=1e-6)
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    "layer",
-    [layers.LayerNormalization, lambda name: layers.GroupNormalization(1, name=name)],
-)
-def test_an_inexact_second_gradient_names_the_layer(layer):
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layer(name="inner_norm"),
-            layers.Flatten(),
-            layers.Dense(2),
-        ]
-    )
-    shapes = [(None, 4, 6, 6, 2), (None, 4), (None, 6, 6, 6, 2)]
-    with pytest.raises(ValueError, match="layer 'inner_norm' of type"):
-        MAML(model).build(shapes)
-    MAML(model, first_order=True).build(shapes)
+def test_a_missing_second_gradient_names_the_layer():
+    def resized():
+        return keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.UpSampling2D(2, interpolation="bilinear", name="enlarged"),
+                layers.Flatten(),
+                layers.Dense(WAYS),
+            ]
+        )
+
+    with pytest.raises(ValueError, match=r"or pass first_order=True.*layer 'enlarged'"):
+        built(resized())
+    built(resized(), first_order=True)
 
 
 SCRIPT = """
@@ -675,6 +627,7 @@ for strategy in (
 """
 
 
+@pytest.mark.long
 @tensorflow_only
 def test_two_replicas_equal_one_device():
     result = subprocess.run(
@@ -691,5 +644,5 @@ def test_two_replicas_equal_one_device():
     assert one["accuracies"] == two["accuracies"] and len(one["accuracies"]) == 5
     for key, values in one["history"].items():
         np.testing.assert_allclose(values, two["history"][key], atol=1e-5)
-    for mine, theirs in zip(one["weights"], two["weights"], strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    for own, other in zip(one["weights"], two["weights"], strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
