@@ -22,7 +22,7 @@ WAYS = 5
 SHOTS = 5
 PIXELS = 32
 EPISODES = 2
-#: Which variables are adapted, and for how many epochs here.
+#: Which variables are adapted, and for how many steps here.
 CASES = {"classifier": 100, "similarity+classifier": 10}
 OURS = "Finetuner"
 LOOP = "a loop over fit"
@@ -36,13 +36,13 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     layer = nsl_keras.layers.NeuralSimilarityConv2D
     model = nsl_keras.backbones.cnn4((PIXELS, PIXELS, 3), WAYS, layer)
     episodes = random_episodes()
-    for variables, epochs in CASES.items():
-        finetuner = few_shot.Finetuner(model, WAYS, variables, epochs, new_classifier=False)
-        loop = LoopOverFit(model, variables, epochs)
-        compiled_once = LoopOverFit(model, variables, epochs, compile_once=True)
+    for variables, steps in CASES.items():
+        finetuner = few_shot.Finetuner(model, WAYS, variables, steps, new_classifier=False)
+        loop = LoopOverFit(model, variables, steps)
+        compiled_once = LoopOverFit(model, variables, steps, compile_once=True)
         yield measure.Comparison(
             f"{variables}, {EPISODES} episodes of {WAYS} ways and {SHOTS} shots, "
-            f"CNN-4, {PIXELS}x{PIXELS}, {epochs} epochs",
+            f"CNN-4, {PIXELS}x{PIXELS}, {steps} steps",
             {
                 LOOP: step(loop, episodes),
                 COMPILED_ONCE: step(compiled_once, episodes),
@@ -68,7 +68,7 @@ class LoopOverFit:
     Args:
         model: A classifier of the episodes' ways.
         variables: The variables to adapt, as of `few_shot.Finetuner`.
-        epochs: Full batches in `fit`.
+        steps: Epochs of `fit`, of one full batch each.
         compile_once: Whether all episodes share one `compile`.
     """
 
@@ -76,7 +76,7 @@ class LoopOverFit:
         self,
         model: keras.Model,
         variables: str,
-        epochs: int,
+        steps: int,
         compile_once: bool = False,
     ) -> None:
         self.model = keras.models.clone_model(model)
@@ -87,7 +87,7 @@ class LoopOverFit:
         chosen = variables.split("+")
         for variable in self.model.trainable_variables:
             variable.trainable = variable.name in chosen or "classifier" in variable.path
-        self.epochs = epochs
+        self.steps = steps
         self.compile_once = compile_once
         self.compile()
         self.start = self.model.get_weights()
@@ -112,7 +112,7 @@ class LoopOverFit:
         else:
             self.compile()
         self.model.fit(
-            support, labels, batch_size=len(support), epochs=self.epochs, verbose=0
+            support, labels, batch_size=len(support), epochs=self.steps, verbose=0
         )
         self.model(support, training=True)
         return self.model.predict_on_batch(queries)

@@ -153,7 +153,10 @@ def write_picture(found: list[dict], path: pathlib.Path) -> None:
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots(2, len(DATA), sharex=True)
     for column, data in enumerate(DATA):
-        shown = [run for run in found if run["data"] == data and run["seed"] == 0]
+        curves = {
+            run["flow"]: run for run in found if (run["data"], run["seed"]) == (data, 0)
+        }
+        shown = [curves[flow] for flow in FLOWS]
         for row, measure in enumerate(("nuclear_norm", "effective_rank")):
             axis = axes[row, column]
             for run in shown:
