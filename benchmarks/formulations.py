@@ -7,6 +7,7 @@ authors' are written from the description of their computation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -50,8 +51,9 @@ def own(similarity: str) -> Formulation:
         return dynamic_convolution(
             inputs,
             kernel,
-            parameters,
-            nsl_keras.similarities.get(similarity),
+            functools.partial(
+                nsl_keras.similarities.get(similarity).compare_windows, parameters
+            ),
             strides=(1, 1),
             padding="same",
             dilation_rate=(1, 1),

@@ -8,17 +8,16 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
+    NeuralSimilarityDepthwiseConv2D,
 )
 from nsl_keras.similarity.dense import NeuralSimilarityDense
-from nsl_keras.similarity.depthwise import NeuralSimilarityDepthwiseConv2D
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.recurrent import (
     NeuralSimilarityGRUCell,
     NeuralSimilarityLSTMCell,
     NeuralSimilaritySimpleRNNCell,
 )
-from nsl_keras.similarity.sphere import SphereConv2D
-from nsl_keras.similarity.sphere_dense import SphereDense
+from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
 __all__ = [
     "CosineDense",

@@ -1,13 +1,17 @@
 """Public predictors of dynamic similarities."""
 
-from nsl_keras.similarity.dense_predictor import DenseSimilarityPredictor
 from nsl_keras.similarity.predictors import (
+    DenseSimilarityPredictor,
     SharedSimilarityPredictor,
     SimilarityPredictor,
+    get,
+    register,
 )
 
 __all__ = [
     "DenseSimilarityPredictor",
     "SharedSimilarityPredictor",
     "SimilarityPredictor",
+    "get",
+    "register",
 ]

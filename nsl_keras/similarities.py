@@ -9,6 +9,7 @@ from nsl_keras.similarity.matrices import (
     Symmetric,
     Unconstrained,
     get,
+    register,
     serialize,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "Symmetric",
     "Unconstrained",
     "get",
+    "register",
     "serialize",
 ]

@@ -23,8 +23,9 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
+    NeuralSimilarityDepthwiseConv2D,
+    SimilarityConvolution,
 )
-from nsl_keras.similarity.depthwise import NeuralSimilarityDepthwiseConv2D
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import (
     KINDS,
@@ -32,14 +33,13 @@ from nsl_keras.similarity.predictors import (
     SimilarityPredictor,
 )
 from nsl_keras.similarity.recurrent import SimilarityCell
-from nsl_keras.similarity.similarity_window import SimilarityWindow
 
 Layer: TypeAlias = keras.layers.Layer
 Shape: TypeAlias = tuple[int | None, ...]
 
 #: Layers of just these types are converted. A class derived from one of them may compute
 #: something else.
-_CONVERTIBLE: dict[type[Layer], type[SimilarityWindow]] = {
+_CONVERTIBLE: dict[type[Layer], type[SimilarityConvolution]] = {
     keras.layers.Conv1D: NeuralSimilarityConv1D,
     keras.layers.Conv2D: NeuralSimilarityConv2D,
     keras.layers.Conv3D: NeuralSimilarityConv3D,
@@ -513,7 +513,7 @@ def _as_shift(
         one entry in `M`, or if the shift would depend on sizes that are not known, or that
         differ.
     """
-    if not isinstance(layer, SimilarityWindow):
+    if not isinstance(layer, SimilarityConvolution):
         return None
     if not isinstance(layer.similarity, matrices.Sparse) or layer.similarity.nonzeros != 1:
         return None

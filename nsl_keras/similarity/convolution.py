@@ -1,122 +1,109 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
 Static `M` is a weight and folds into the kernel; dynamic `M` is predicted from the input,
-one matrix per output position, or one per example. The three public layers differ in the
-number of their spatial axes alone.
+one matrix per output position, or one per example. The layers are Keras's own, with another
+`call`.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.convolution_base import Convolution
-from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
-from nsl_keras.similarity.similarity_window import SimilarityWindow
+from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity.dynamic_convolution import (
+    add_bias_and_activate,
+    convolve,
+    convolve_depthwise,
+    dynamic_convolution,
+    dynamic_depthwise_convolution,
+)
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
-class NeuralSimilarityConvolution(SimilarityWindow, Convolution):
-    """Private base: the neural similarity convolution of `rank` spatial axes."""
+class SimilarityConvolution(NeuralSimilarity):
+    """Private mixin, in front of one of Keras's convolutions."""
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | tuple[int, ...],
-        strides: int | tuple[int, ...] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | tuple[int, ...] = 1,
-        groups: int = 1,
-        activation: Any = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        similarity: Any = "diagonal",
-        similarity_initializer: Any = "identity",
-        similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
-        predictor: Any = None,
-        learn_shape: bool = False,
-        shape_threshold: float = 0.5,
-        kernel_trainable: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        Convolution.__init__(
-            self,
-            filters,
-            kernel_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            dilation_rate=dilation_rate,
-            groups=groups,
-            activation=activation,
-            use_bias=use_bias,
-            kernel_initializer=kernel_initializer,
-            bias_initializer=bias_initializer,
-            kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer,
-            activity_regularizer=activity_regularizer,
-            kernel_constraint=kernel_constraint,
-            bias_constraint=bias_constraint,
-            **kwargs,
-        )
-        if predictor is not None and self.groups != 1:
+    # The two ways to compute, which the depthwise layer replaces.
+    _static: Callable[[Any, Tensor, Tensor], Tensor] = staticmethod(convolve)
+    _dynamic: Callable[..., Tensor] = staticmethod(dynamic_convolution)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.predictor is not None and getattr(self, "groups", 1) != 1:
             raise ValueError(
                 "`groups` must be 1 with a predictor. "
-                f"Received: groups={groups}, predictor={predictor!r}"
+                f"Received: groups={self.groups}, predictor={self.predictor!r}"
             )
-        self._store_similarity(
-            similarity=similarity,
-            similarity_initializer=similarity_initializer,
-            similarity_regularizer=similarity_regularizer,
-            similarity_constraint=similarity_constraint,
-            predictor=predictor,
-            learn_shape=learn_shape,
-            shape_threshold=shape_threshold,
-            kernel_trainable=kernel_trainable,
-        )
 
-    def _predictor_kernel_regularizer(self) -> Any:
-        return self.kernel_regularizer
+    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
+        return predictors.get(predictor, kernel_regularizer=self.kernel_regularizer)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        Convolution.build(self, input_shape)
-        self._build_similarity(self.kernel_size, self.kernel.shape[-2])
-        self._build_predictor(input_shape)
+    @property
+    def taps(self) -> int:
+        """Number of taps `T`, the product of `kernel_size`."""
+        return math.prod(self.kernel_size)
+
+    def _kernel_grid(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[tuple[int, ...], int]:
+        del input_shape
+        return tuple(self.kernel_size), self.kernel.shape[-2]
+
+    def _prediction_shapes(
+        self, input_shape: tuple[int | None, ...], outputs: int
+    ) -> list[tuple[int | None, ...]]:
+        at_positions = list(self.compute_output_shape(input_shape))
+        at_positions[self.channel_axis] = outputs
+        return [tuple(at_positions), (input_shape[0], outputs)]
+
+    def equivalent(self, kernel: Tensor) -> Tensor:
+        taps = ops.reshape(kernel, (-1, *kernel.shape[-2:]))
+        if self.learn_shape:
+            taps = self._trained_shape()[:, None, None] * taps  # Eq. (4)
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        equivalent = self._structure.equivalent_kernel(parameters, taps)
+        return ops.reshape(equivalent, kernel.shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
+        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
+        kernel = ops.convert_to_tensor(self.kernel)
         if self.predictor is None:
-            outputs = self.convolve(inputs, self.equivalent_kernel)
-        else:
-            outputs = self._compare_at_positions(inputs, self._predict(inputs, training))
-        return self.add_bias_and_activate(outputs)
-
-    def _compare(self, inputs: Tensor, kernel: Tensor, parameters: Tensor) -> Tensor:
-        return dynamic_convolution(
-            inputs,
+            outputs = self._static(self, inputs, self.equivalent(kernel))
+            return add_bias_and_activate(self, outputs)
+        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
+        adapted = inputs if self.adaptation is None else self.adaptation(inputs)
+        prediction = self.predictor(adapted, training=training)
+        if len(prediction.shape) == 2:
+            # One `M` an example, for all positions.
+            shape = (ops.shape(prediction)[0], *[1] * self.rank, prediction.shape[1])
+            prediction = ops.reshape(prediction, shape)
+        elif self.channel_axis == 1:
+            prediction = ops.moveaxis(prediction, 1, -1)
+        parameters = matrices.around(self._identity, prediction, self.compute_dtype)
+        if self.learn_shape:
+            shape = (*self.kernel_size, 1, 1)
+            kernel = ops.reshape(self._trained_shape(), shape) * kernel  # Eq. (4)
+        outputs = self._dynamic(
+            ops.moveaxis(inputs, self.channel_axis, -1),
             kernel,
-            parameters,
-            self._structure,
+            functools.partial(self._structure.compare_windows, parameters),
             strides=self.strides,
             padding=self.padding,
             dilation_rate=self.dilation_rate,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._similarity_config()}
+        outputs = ops.moveaxis(outputs, -1, self.channel_axis)
+        return add_bias_and_activate(self, outputs)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
+class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     The temporal twin of `NeuralSimilarityConv2D`: for taps `t, u`, channels `c`, filters
@@ -128,25 +115,7 @@ class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
     returns one. A causal layer's predictor is causal too.
 
     Args:
-        filters: int, the number of output channels.
-        kernel_size: int or tuple of 1 int, the length of the kernel.
-        strides: int or tuple of 1 int, the stride.
-        padding: `"valid"`, `"same"`, or `"causal"`: zeros before the input alone, so that
-            no output depends on later inputs.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`.
-        dilation_rate: int or tuple of 1 int, the dilation; not with a stride above 1.
-        groups: int, the number of groups the channels are split into; 1 with a predictor.
-        activation: Activation function, `None` for none.
-        use_bias: bool, whether to add a bias.
-        kernel_initializer: Initializer of the kernel.
-        bias_initializer: Initializer of the bias.
-        kernel_regularizer: Regularizer of the kernel, and of the kernels of a predictor
-            given by name.
-        bias_regularizer: Regularizer of the bias.
-        activity_regularizer: Regularizer of the output.
-        kernel_constraint: Constraint on the kernel.
-        bias_constraint: Constraint on the bias.
+        Those of `keras.layers.Conv1D`, and:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
             `nsl_keras.similarities.Similarity`.
@@ -156,18 +125,18 @@ class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
         similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
             makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
-            that maps the input to the parameters of `M`, either at every output position
-            or one set per example: a `SimilarityPredictor` with this layer's geometry
-            (the way to other widths, or batch norm momenta), a
-            `SharedSimilarityPredictor`, or your own.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
+            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
+            a layer that maps the input to the parameters of `M`, either at every output
+            position or one set per example: a `SimilarityPredictor` (the way to other
+            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
+            with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
             Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
             `learned_shape` returns `D`.
         shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
             starting at 1, must exceed for the tap to live.
         kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Tensor of rank 3.
@@ -183,8 +152,9 @@ class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
     Raises:
         ValueError: For arguments outside the ranges above, for `groups` above 1, static
             similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for an input of the wrong rank or channel count, or smaller
-            than the kernel, or a predictor with another output shape, at build.
+            at construction; for a predictor with another geometry or output shape, at
+            build; for what `keras.layers.Conv1D` refuses; for LoRA and quantized
+            policies.
 
     Example:
 
@@ -201,12 +171,9 @@ class NeuralSimilarityConv1D(NeuralSimilarityConvolution):
         paper treats images; one axis is this package's extension.
     """
 
-    rank = 1
-    plain = keras.layers.Conv1D
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
+class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -223,24 +190,7 @@ class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
     taps are read one by one.
 
     Args:
-        filters: int, the number of output channels.
-        kernel_size: int or tuple of 2 ints, height and width of the kernel.
-        strides: int or tuple of 2 ints, the strides.
-        padding: `"valid"` or `"same"`.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`.
-        dilation_rate: int or tuple of 2 ints, the dilation; not with strides above 1.
-        groups: int, the number of groups the channels are split into; 1 with a predictor.
-        activation: Activation function, `None` for none.
-        use_bias: bool, whether to add a bias.
-        kernel_initializer: Initializer of the kernel.
-        bias_initializer: Initializer of the bias.
-        kernel_regularizer: Regularizer of the kernel, and of the kernels of a predictor
-            given by name.
-        bias_regularizer: Regularizer of the bias.
-        activity_regularizer: Regularizer of the output.
-        kernel_constraint: Constraint on the kernel.
-        bias_constraint: Constraint on the bias.
+        Those of `keras.layers.Conv2D`, and:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
             `nsl_keras.similarities.Similarity`.
@@ -250,18 +200,18 @@ class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
         similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
             makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
-            that maps the input to the parameters of `M`, either at every output position
-            or one set per example: a `SimilarityPredictor` with this layer's geometry
-            (the way to other widths, or batch norm momenta), a
-            `SharedSimilarityPredictor`, or your own.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
+            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
+            a layer that maps the input to the parameters of `M`, either at every output
+            position or one set per example: a `SimilarityPredictor` (the way to other
+            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
+            with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
             Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
             `learned_shape` returns `D`.
         shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
             starting at 1, must exceed for the tap to live.
         kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Tensor of rank 4.
@@ -278,8 +228,9 @@ class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
     Raises:
         ValueError: For arguments outside the ranges above, for `groups` above 1, static
             similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for an input of the wrong rank or channel count, or smaller
-            than the kernel, or a predictor with another output shape, at build.
+            at construction; for a predictor with another geometry or output shape, at
+            build; for what `keras.layers.Conv2D` refuses; for LoRA and quantized
+            policies.
 
     Example:
 
@@ -305,12 +256,9 @@ class NeuralSimilarityConv2D(NeuralSimilarityConvolution):
         paper's Appendix A, the unconstrained dynamic similarity adds the identity.
     """
 
-    rank = 2
-    plain = keras.layers.Conv2D
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
+class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
     The volumetric twin of `NeuralSimilarityConv2D`: for taps `t, u` (row-major over depth,
@@ -323,24 +271,7 @@ class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
     at every position.
 
     Args:
-        filters: int, the number of output channels.
-        kernel_size: int or tuple of 3 ints, depth, height and width of the kernel.
-        strides: int or tuple of 3 ints, the strides.
-        padding: `"valid"` or `"same"`.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`.
-        dilation_rate: int or tuple of 3 ints, the dilation; not with strides above 1.
-        groups: int, the number of groups the channels are split into; 1 with a predictor.
-        activation: Activation function, `None` for none.
-        use_bias: bool, whether to add a bias.
-        kernel_initializer: Initializer of the kernel.
-        bias_initializer: Initializer of the bias.
-        kernel_regularizer: Regularizer of the kernel, and of the kernels of a predictor
-            given by name.
-        bias_regularizer: Regularizer of the bias.
-        activity_regularizer: Regularizer of the output.
-        kernel_constraint: Constraint on the kernel.
-        bias_constraint: Constraint on the bias.
+        Those of `keras.layers.Conv3D`, and:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
             `nsl_keras.similarities.Similarity`.
@@ -350,18 +281,18 @@ class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
         similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
             makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a layer
-            that maps the input to the parameters of `M`, either at every output position
-            or one set per example: a `SimilarityPredictor` with this layer's geometry
-            (the way to other widths, or batch norm momenta), a
-            `SharedSimilarityPredictor`, or your own.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
+            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
+            a layer that maps the input to the parameters of `M`, either at every output
+            position or one set per example: a `SimilarityPredictor` (the way to other
+            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
+            with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
             Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
             `learned_shape` returns `D`.
         shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
             starting at 1, must exceed for the tap to live.
         kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Tensor of rank 5.
@@ -378,8 +309,9 @@ class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
     Raises:
         ValueError: For arguments outside the ranges above, for `groups` above 1, static
             similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for an input of the wrong rank or channel count, or smaller
-            than the kernel, or a predictor with another output shape, at build.
+            at construction; for a predictor with another geometry or output shape, at
+            build; for what `keras.layers.Conv3D` refuses; for LoRA and quantized
+            policies.
 
     Example:
 
@@ -394,5 +326,82 @@ class NeuralSimilarityConv3D(NeuralSimilarityConvolution):
         paper treats images; three axes are this package's extension.
     """
 
-    rank = 3
-    plain = keras.layers.Conv3D
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.DepthwiseConv2D):
+    """2D depthwise convolution with a learned or predicted bilinear similarity.
+
+    Every input channel is convolved on its own, and all of them share one `M`. For taps
+    `t, u`, input channels `c` and the `m`-th filter of a channel, at output position `p`,
+
+        y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
+
+    With default initializers the static layer equals `keras.layers.DepthwiseConv2D`, and
+    `fold()` returns one; with a predictor, `M(p)` is the identity plus what the predictor
+    sees in the input at `p`.
+
+    Args:
+        Those of `keras.layers.DepthwiseConv2D`, and:
+        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, or a
+            `nsl_keras.similarities.Similarity` whose `M` all channels share.
+        similarity_initializer: Initializer of the static matrix `M`, called with its
+            shape `(T, T)`; each kind of similarity takes its parameters from it.
+        similarity_regularizer: Regularizer of the static similarity's parameters.
+        similarity_constraint: Constraint on the static similarity's parameters.
+        predictor: `None` for static, or a predictor as for `NeuralSimilarityConv2D`; given
+            by name it is regularized as the kernel is.
+        learn_shape: bool, whether to learn which taps the kernel has, as in
+            `NeuralSimilarityConv2D`.
+        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
+            starting at 1, must exceed for the tap to live.
+        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+
+    Call arguments:
+        inputs: Tensor of rank 4.
+        training: bool, passed to the predictor (batch norm).
+
+    Input shape:
+        `(batch, height, width, channels)` with `data_format="channels_last"`,
+        `(batch, channels, height, width)` with `"channels_first"`.
+
+    Output shape:
+        `(batch, new_height, new_width, channels * depth_multiplier)` or
+        `(batch, channels * depth_multiplier, new_height, new_width)`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above, for `similarity="full"` (it
+            would mix the channels), for static similarity arguments or a static kind with
+            a predictor, at construction; for a predictor with another geometry or output
+            shape, at build; for what `keras.layers.DepthwiseConv2D` refuses; for quantized
+            policies.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D(3, padding="same")
+    >>> tuple(layer(keras.ops.ones((2, 8, 8, 4))).shape)
+    (2, 8, 8, 4)
+    >>> type(layer.fold()).__name__
+    'DepthwiseConv2D'
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
+        paper treats full convolutions; with blocks shared by all channels (Eq. 2) its
+        similarity carries over to depthwise ones as it is.
+    """
+
+    _static = staticmethod(convolve_depthwise)
+    _dynamic = staticmethod(dynamic_depthwise_convolution)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not self.similarity.shared_by_channels:
+            raise ValueError(
+                "`similarity` must be shared by all channels in a depthwise convolution. "
+                f"Received: similarity={type(self.similarity).__name__!r}"
+            )
+
+    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
+        return predictors.get(predictor, kernel_regularizer=self.depthwise_regularizer)

@@ -1,25 +1,66 @@
-"""Convolutions whose similarity differs from position to position: `W^T M(p) x_p`.
+"""Convolutions as functions: with one kernel, and with a similarity at every position.
 
-Pure functions, channels last. The similarity says how `M(p)` compares a kernel with the
-input under it; the padding, striding and weighing are the same for all of them.
+One rule for both: position `p` and tap `u` of a strided, dilated convolution read the input
+at `p * stride + u * dilation - padding`, the padding as TensorFlow's "same" splits it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import geometry
-from nsl_keras.similarity.matrices import Diagonal, Similarity
+
+
+def convolve(layer: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
+    """Returns the plain convolution of a Keras layer's geometry with another kernel."""
+    padding = layer.padding
+    if padding == "causal":
+        padding = "valid"
+        widths = [[0, 0], [0, 0], [0, 0]]
+        before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
+        widths[1 if layer.data_format == "channels_last" else 2] = [before, 0]
+        inputs = ops.pad(inputs, widths)
+    return ops.conv(
+        inputs,
+        ops.cast(kernel, inputs.dtype),
+        strides=layer.strides,
+        padding=padding,
+        data_format=layer.data_format,
+        dilation_rate=layer.dilation_rate,
+    )
+
+
+def convolve_depthwise(layer: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
+    """As `convolve`, for a depthwise layer."""
+    return ops.depthwise_conv(
+        inputs,
+        ops.cast(kernel, inputs.dtype),
+        strides=layer.strides,
+        padding=layer.padding,
+        data_format=layer.data_format,
+        dilation_rate=layer.dilation_rate,
+    )
+
+
+def add_bias_and_activate(layer: Any, outputs: Tensor) -> Tensor:
+    """Returns `activation(outputs + bias)`, as a Keras convolution ends."""
+    if layer.bias is not None:
+        shape = [1] * len(outputs.shape)
+        shape[1 if layer.data_format == "channels_first" else -1] = -1
+        # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds the
+        # bias along the width where that equals the number of filters (Keras 3.15).
+        outputs = outputs + ops.reshape(ops.cast(layer.bias, outputs.dtype), shape)
+    return outputs if layer.activation is None else layer.activation(outputs)
 
 
 def dynamic_convolution(
     inputs: Tensor,
     kernel: Tensor,
-    parameters: Tensor,
-    similarity: Similarity,
+    compare_windows: Callable[[list[Tensor]], list[Tensor]],
     *,
     strides: Sequence[int],
     padding: str,
@@ -30,9 +71,8 @@ def dynamic_convolution(
     Args:
         inputs: Tensor of shape `(batch, *spatial, channels)`.
         kernel: Tensor of shape `(*kernel_size, channels, filters)`.
-        parameters: Parameters of `M`, of shape `(batch, *positions, *parameter_shape)`;
-            the axes of the positions may all be 1, for one `M` per example.
-        similarity: The `Similarity` that the parameters belong to.
+        compare_windows: Callable that returns `M(p) x_p` from a list of the input under
+            each tap, as `Similarity.compare_windows` does.
         strides: Strides along each spatial axis.
         padding: `"valid"`, `"same"`, or `"causal"` along one axis.
         dilation_rate: Dilation along each spatial axis.
@@ -41,21 +81,21 @@ def dynamic_convolution(
         Tensor of shape `(batch, *positions, filters)`, of the inputs' dtype.
     """
     *kernel_size, _, filters = kernel.shape
-    windows = geometry.windows(inputs, kernel_size, strides, padding, dilation_rate)
-    compared = _compared(windows, parameters, similarity)
+    patches = windows(inputs, kernel_size, strides, padding, dilation_rate)
+    # Eq. (3): `M(p) x_p`, and then `W^T` of it.
+    compared = compare_windows(patches)
     weights = ops.cast(ops.reshape(kernel, (-1, filters)), inputs.dtype)
     outputs = [
         ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)
         for part, weight in zip(compared, ops.split(weights, len(compared)), strict=True)
     ]
-    return ops.reshape(sum(outputs), (*ops.shape(windows[0])[:-1], filters))
+    return ops.reshape(sum(outputs), (*ops.shape(patches[0])[:-1], filters))
 
 
 def dynamic_depthwise_convolution(
     inputs: Tensor,
     kernel: Tensor,
-    parameters: Tensor,
-    similarity: Similarity,
+    compare_windows: Callable[[list[Tensor]], list[Tensor]],
     *,
     strides: Sequence[int],
     padding: str,
@@ -69,33 +109,84 @@ def dynamic_depthwise_convolution(
     `keras.layers.DepthwiseConv2D`: `c * multiplier + m`.
     """
     *kernel_size, channels, multiplier = kernel.shape
-    windows = geometry.windows(inputs, kernel_size, strides, padding, dilation_rate)
-    compared = [
+    patches = windows(inputs, kernel_size, strides, padding, dilation_rate)
+    # Eq. (3), with a kernel that leaves the channels apart.
+    compared = compare_windows(patches)
+    rows = [
         row
-        for part in _compared(windows, parameters, similarity)
+        for part in compared
         for row in ops.split(part, part.shape[-1] // channels, axis=-1)
     ]
     weights = ops.cast(ops.reshape(kernel, (-1, channels, multiplier)), inputs.dtype)
     outputs = [
-        sum(row * weights[tap, :, number] for tap, row in enumerate(compared))
+        sum(row * weights[tap, :, number] for tap, row in enumerate(rows))
         for number in range(multiplier)
     ]
-    shape = (*ops.shape(windows[0])[:-1], channels * multiplier)
+    shape = (*ops.shape(patches[0])[:-1], channels * multiplier)
     return ops.reshape(ops.stack(outputs, axis=-1), shape)
 
 
-def _compared(
-    windows: list[Tensor], parameters: Tensor, similarity: Similarity
+def windows(
+    inputs: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    dilation_rate: Sequence[int],
 ) -> list[Tensor]:
-    """Returns `M(p) x_p`, of shape `(batch, *positions, taps * channels)`, in parts.
+    """Returns the input under every tap, as shifted copies.
 
-    The parts follow one another along the last axis.
+    Args:
+        inputs: Tensor of shape `(batch, *spatial, channels)`.
+        kernel_size: Taps along each spatial axis.
+        strides: Strides along each spatial axis.
+        padding: `"valid"`, `"same"` or `"causal"` (zeros before, none after).
+        dilation_rate: Dilation along each spatial axis.
+
+    Returns:
+        A tensor of shape `(batch, *positions, channels)` for every tap, row-major.
     """
-    parameters = ops.cast(parameters, windows[0].dtype)
-    if type(similarity).compare is Diagonal.compare:
-        # Each tap's mask on its own: nothing has to be gathered in one large tensor.
-        masks = ops.split(parameters, len(windows), axis=-1)
-        return [mask * window for mask, window in zip(masks, windows, strict=True)]
-    compared = similarity.compare(parameters, ops.stack(windows, axis=-2))
-    *positions, taps, channels = ops.shape(compared)
-    return [ops.reshape(compared, (*positions, taps * channels))]
+    # A static size where there is one; a scalar tensor of a graph where there is not.
+    batch, *sizes, channels = ops.shape(inputs)
+    lengths, extents, paddings = [], [], []
+    for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
+        maximum: Any = max if isinstance(size, int) else ops.maximum
+        reach = (k - 1) * d
+        # The number of output positions.
+        length = (size - reach - 1) // s + 1 if padding == "valid" else -(-size // s)
+        needed = maximum((length - 1) * s + reach + 1 - size, 0)
+        before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
+        extent = s * (length + reach // s)
+        lengths.append(length)
+        extents.append(extent)
+        paddings.append([before, maximum(extent - before - size, 0)])
+    # Every s-th pixel: one of the s phases of an axis, each at the step of the positions.
+    phases: dict[tuple[int, ...], Tensor]
+    phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
+    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
+        phases = {
+            (*place, number): phase
+            for place, tensor in phases.items()
+            for number, phase in enumerate(
+                [tensor] if stride == 1 else _phases(tensor, axis, stride, extent)
+            )
+        }
+    shifted = []
+    for tap in itertools.product(*(range(k) for k in kernel_size)):
+        offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
+        place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
+        start = [o // s for o, s in zip(offsets, strides, strict=True)]
+        # Not by indexing: without XLA, TensorFlow's gradient of it is several times
+        # slower on a CPU than that of a slice, which is a padding.
+        shifted.append(
+            ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
+        )
+    return shifted
+
+
+def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
+    """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
+    shape = list(ops.shape(tensor))
+    shape[axis] = extent
+    cropped = ops.slice(tensor, (0,) * len(shape), shape)
+    shape[axis : axis + 1] = [extent // stride, stride]
+    return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)

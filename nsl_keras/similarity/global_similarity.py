@@ -14,8 +14,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.predictors import small_normal
-from nsl_keras.similarity.sphere import SphereConv2D
-from nsl_keras.similarity.sphere_dense import SphereDense
+from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
 STATIC = ("diagonal", "unconstrained")
 SIMILARITIES = (*STATIC, "predicted_mask", "attention", "softmax_attention")

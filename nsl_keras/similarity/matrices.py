@@ -11,7 +11,8 @@ import abc
 import copy
 import itertools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -33,7 +34,9 @@ class Similarity(abc.ABC):
       `(..., *parameter_shape)`.
 
     A dynamic layer adds the predictor's output to the parameters of the identity, so
-    that a predictor of zeros is the plain convolution.
+    that a predictor of zeros is the plain convolution. `equivalent_kernel`,
+    `compare_windows` and `compare_rows` follow from `matrix`, and may be overridden with
+    faster ways; `register` gives the structure a name.
 
     Two class attributes narrow the use: `static_only`, for structures that no predictor
     can give, and `shared_by_channels`, whether `M` is one block for all channels. Where it
@@ -43,7 +46,7 @@ class Similarity(abc.ABC):
 
     >>> import keras
     >>> import nsl_keras
-    >>> @keras.saving.register_keras_serializable("doctest")
+    >>> @nsl_keras.similarities.register("scaled")
     ... class Scaled(nsl_keras.similarities.Similarity):
     ...     def parameter_shape(self, taps):
     ...         return (1,)
@@ -51,7 +54,7 @@ class Similarity(abc.ABC):
     ...         return matrix[:1, 0]
     ...     def matrix(self, parameters):
     ...         return parameters[..., None] * keras.ops.eye(9)
-    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=Scaled())
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity="scaled")
     >>> tuple(layer(keras.ops.ones((1, 8, 8, 2))).shape)
     (1, 6, 6, 4)
 
@@ -89,14 +92,27 @@ class Similarity(abc.ABC):
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
+        # Eq. (2): `W^T M x = (M^T W)^T x`, one block `M` for all channels.
         return ops.einsum("tu,tco->uco", self.matrix(parameters), kernel)
 
-    def compare(self, parameters: Tensor, patches: Tensor) -> Tensor:
-        """Returns `M x`, of shape `(..., taps, channels)`, for patches of that shape."""
-        return ops.matmul(self.matrix(parameters), patches)
+    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+        """Returns `M(p) x_p` at every output position of a convolution.
+
+        Args:
+            parameters: Tensor of shape `(batch, *positions, *parameter_shape)`.
+            windows: The input under each of the taps, of shape
+                `(batch, *positions, channels)`.
+
+        Returns:
+            `M(p) x_p`, tap after tap along the last axis, in one part or several.
+        """
+        patches = ops.stack(windows, axis=-2)
+        compared = ops.matmul(self.matrix(parameters), patches)
+        *positions, taps, channels = ops.shape(compared)
+        return [ops.reshape(compared, (*positions, taps * channels))]
 
     def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
-        """Returns `M x` for the vectors in rows `(..., taps)`: `compare`, transposed."""
+        """Returns `M x` for the vectors `x` in rows `(..., taps)`."""
         return ops.matmul(rows, ops.swapaxes(self.matrix(parameters), -1, -2))
 
     def get_config(self) -> dict[str, Any]:
@@ -109,6 +125,49 @@ class Similarity(abc.ABC):
         return cls(**config)
 
 
+_BY_NAME: dict[str, type[Similarity]] = {}
+
+_Class = TypeVar("_Class", bound=type[Similarity])
+
+
+def register(name: str) -> Callable[[_Class], _Class]:
+    """Returns a class decorator that gives a `Similarity` a name.
+
+    Layers then take the name as `similarity=`, and models with it load from files where
+    the class has been registered too. Called without arguments, the class is what the name
+    stands for.
+
+    Args:
+        name: The name.
+
+    Raises:
+        ValueError: If the name is one of the package's own.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> @nsl_keras.similarities.register("half_diagonal")
+    ... class HalfDiagonal(nsl_keras.similarities.Diagonal):
+    ...     pass
+    >>> type(nsl_keras.similarities.get("half_diagonal")).__name__
+    'HalfDiagonal'
+    """
+    if getattr(_BY_NAME.get(name), "__module__", None) == __name__:
+        raise ValueError(
+            f"`name` must not be that of one of the package's similarities. "
+            f"Received: name={name!r}"
+        )
+
+    def decorate(similarity: _Class) -> _Class:
+        _BY_NAME[name] = similarity
+        if keras.saving.get_registered_name(similarity) == similarity.__name__:
+            keras.saving.register_keras_serializable()(similarity)
+        return similarity
+
+    return decorate
+
+
+@register("diagonal")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Diagonal(Similarity):
     """Diagonal neural similarity (DNS): `M = diag(m)`, one weight per tap.
@@ -146,15 +205,18 @@ class Diagonal(Similarity):
         return parameters[..., None] * ops.eye(taps, dtype=parameters.dtype)
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
-        return parameters[:, None, None] * kernel
+        return parameters[:, None, None] * kernel  # Eq. (2), `M` being diagonal.
 
-    def compare(self, parameters: Tensor, patches: Tensor) -> Tensor:
-        return parameters[..., None] * patches
+    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+        # Each tap's mask on its own: nothing has to be gathered in one large tensor.
+        masks = ops.split(parameters, len(windows), axis=-1)
+        return [mask * window for mask, window in zip(masks, windows, strict=True)]
 
     def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
         return parameters[..., None, :] * rows
 
 
+@register("unconstrained")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Unconstrained(Similarity):
     """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
@@ -182,6 +244,7 @@ class Unconstrained(Similarity):
         return parameters
 
 
+@register("symmetric")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Symmetric(Similarity):
     """Symmetric neural similarity: `M = (A + A^T) / 2` for any `T x T` matrix `A`.
@@ -213,6 +276,7 @@ class Symmetric(Similarity):
         return 0.5 * (parameters + ops.swapaxes(parameters, -1, -2))
 
 
+@register("positive_semidefinite")
 @keras.saving.register_keras_serializable("nsl_keras")
 class PositiveSemidefinite(Similarity):
     """Positive semidefinite neural similarity: `M = L L^T`, `L` lower triangular.
@@ -269,6 +333,7 @@ class PositiveSemidefinite(Similarity):
         return ops.matmul(factor, ops.swapaxes(factor, -1, -2))
 
 
+@register("sparse")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Sparse(Similarity):
     """Sparse neural similarity: `nonzeros` entries of `M` live, the others exactly zero.
@@ -349,6 +414,7 @@ def _entries_from_centre(kernel_size: tuple[int, ...]) -> np.ndarray:
     return np.argsort(distances.reshape(-1), kind="stable").astype("int32")
 
 
+@register("full")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Full(Similarity):
     """Full neural similarity: one `(c T) x (c T)` matrix `M`, not shared by the channels.
@@ -381,15 +447,11 @@ class Full(Similarity):
     def matrix(self, parameters: Tensor) -> Tensor:
         return parameters
 
-
-_BY_NAME: dict[str, type[Similarity]] = {
-    "diagonal": Diagonal,
-    "unconstrained": Unconstrained,
-    "symmetric": Symmetric,
-    "positive_semidefinite": PositiveSemidefinite,
-    "sparse": Sparse,
-    "full": Full,
-}
+    def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
+        taps, channels, filters = kernel.shape
+        by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
+        equivalent = ops.matmul(ops.transpose(parameters), by_channel)  # Eq. (1)
+        return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
 
 def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
@@ -397,8 +459,8 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
 
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
-            `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from `serialize`,
-            or a `Similarity`.
+            `"positive_semidefinite"`, `"sparse"`, `"full"`, a name of your own from
+            `register`, a dictionary from `serialize`, or a `Similarity`.
 
     Returns:
         A `Similarity`.
@@ -420,7 +482,7 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
         restored = keras.saving.deserialize_keras_object(identifier)
         if isinstance(restored, Similarity):
             return restored
-    known = ", ".join(repr(name) for name in _BY_NAME)
+    known = ", ".join(map(repr, _BY_NAME))
     raise ValueError(
         f"`similarity` must be one of {known}, or a "
         f"`nsl_keras.similarities.Similarity`. Received: similarity={identifier!r}"
@@ -446,3 +508,20 @@ def serialize(similarity: Similarity) -> str | dict[str, Any]:
         if type(similarity) is kind and similarity.get_config() == kind().get_config():
             return name
     return keras.saving.serialize_keras_object(similarity)
+
+
+def around(identity: np.ndarray, prediction: Tensor, dtype: str) -> Tensor:
+    """Returns the parameters of a predicted `M`: those of the identity, plus a prediction.
+
+    Args:
+        identity: Parameters of the identity.
+        prediction: Tensor of shape `(..., outputs)`; it is added in float32.
+        dtype: Dtype of the result.
+
+    Returns:
+        Tensor of shape `(..., *identity.shape)`.
+    """
+    wide = keras.backend.result_type(prediction.dtype, "float32")
+    shape = (*ops.shape(prediction)[:-1], *identity.shape)
+    residual = ops.cast(ops.reshape(prediction, shape), wide)
+    return ops.cast(residual + ops.cast(identity, wide), dtype)

@@ -1,7 +1,7 @@
-"""What every layer with a neural similarity shares: the matrix M and the kernel's shape.
+"""What every layer with a neural similarity adds to a Keras layer: `M`, kernel shape, fold.
 
-A layer stores a similarity, makes its weight or takes it from a predictor, and compares
-`W^T M x` with it. Kernels come and go here with their taps flattened: `(T, c, o)`.
+`NeuralSimilarity` is all of it for convolutions; `VectorSimilarity` cuts vectors into
+blocks besides, for dense layers and recurrent cells.
 """
 
 from __future__ import annotations
@@ -14,49 +14,58 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, outside_traces
+from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import matrices
+from nsl_keras.similarity.kernels import FloatKernel
 
 
-class NeuralSimilarity(keras.layers.Layer):
-    """Private base: similarity arguments, static `M`, dynamic `M`, learned kernel shape.
+class NeuralSimilarity(FloatKernel):
+    """Private mixin, in front of a Keras layer: `W^T M x` in place of `W^T x`.
 
-    A subclass calls `_store_similarity` in `__init__`, `_build_similarity` in `build`, and
-    adds `_similarity_config()` to its config. It has a `kernel` and a `bias`, and says with
-    `_plain_layer` what it folds to.
+    A subclass computes with the `equivalent` kernel where `M` is static, and where it is
+    dynamic compares with what `_predict` returns.
     """
 
-    def _store_similarity(
+    kernel: Any
+    bias: Any
+    predictor: Any
+
+    def __init__(
         self,
-        *,
-        similarity: Any,
-        similarity_initializer: Any,
-        similarity_regularizer: Any,
-        similarity_constraint: Any,
-        predictor: Any,
-        learn_shape: bool,
-        shape_threshold: float,
-        kernel_trainable: bool,
+        *args: Any,
+        similarity: Any = "diagonal",
+        similarity_initializer: Any = "identity",
+        similarity_regularizer: Any = None,
+        similarity_constraint: Any = None,
+        predictor: Any = None,
+        learn_shape: bool = False,
+        shape_threshold: float = 0.5,
+        kernel_trainable: bool = True,
+        **kwargs: Any,
     ) -> None:
-        """Validates and stores the arguments; call it last in `__init__`."""
+        super().__init__(*args, **kwargs)
         self.similarity = matrices.get(similarity)
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
-        self.learn_shape = bool(learn_shape)
+        self.learn_shape = validation.one_of(learn_shape, (False, True), "learn_shape")
         self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
-        self._kernel_trainable = bool(kernel_trainable)
-        self.predictor = self._resolve_predictor(predictor)
+        self._kernel_trainable = validation.one_of(
+            kernel_trainable, (False, True), "kernel_trainable"
+        )
+        self.predictor = self._get_predictor(predictor)
+        if self.predictor is not None:
+            self._check_dynamic()
 
-    def _resolve_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        if predictor is None:
-            return None
-        if isinstance(predictor, dict):
-            predictor = keras.saving.deserialize_keras_object(predictor)
+    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
+        """Returns a predictor from what the argument may be."""
+        raise NotImplementedError
+
+    def _check_dynamic(self) -> None:
         if self.similarity.static_only:
             raise ValueError(
                 f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
-                f"predictor. Received: predictor={predictor!r}"
+                f"predictor. Received: predictor={self.predictor!r}"
             )
         if self.similarity_regularizer or self.similarity_constraint:
             raise ValueError(
@@ -71,39 +80,16 @@ class NeuralSimilarity(keras.layers.Layer):
                 "'identity' with a predictor. Received: "
                 f"similarity_initializer={self.similarity_initializer}"
             )
-        if isinstance(predictor, keras.layers.Layer):
-            return predictor
-        kinds = self._predictor_kinds()
-        if not isinstance(predictor, str) or predictor not in kinds:
-            names = ", ".join(repr(kind) for kind in kinds)
-            raise ValueError(
-                f"`predictor` must be None, one of {names}, or a layer. "
-                f"Received: predictor={predictor!r}"
-            )
-        return self._make_predictor(predictor)
 
-    def _predictor_kinds(self) -> tuple[str, ...]:
-        """Returns the names of the predictors that the layer can make."""
-        raise NotImplementedError
-
-    def _make_predictor(self, kind: str) -> keras.layers.Layer:
-        """Returns a predictor of a kind, with the layer's own geometry."""
-        raise NotImplementedError
-
-    def _plain_layer(self) -> keras.layers.Layer:
-        """Returns the plain Keras layer that the static layer folds to, built."""
-        raise NotImplementedError
-
-    def _build_similarity(self, kernel_size: tuple[int, ...], channels: int) -> None:
-        """Makes the weights of `M` and of the kernel's shape.
-
-        Args:
-            kernel_size: Sizes along the axes that the taps are numbered over.
-            channels: Number of channels that a filter of the kernel reads.
-        """
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        kernel_size, channels = self._kernel_grid(input_shape)
         taps = math.prod(kernel_size)
         self._structure = self.similarity.for_kernel_size(kernel_size)
         self._matrix_size = taps if self._structure.shared_by_channels else taps * channels
+        self.similarity_parameters = None
+        self.shape_parameters = None
+        self.adaptation = None
         if self.predictor is None:
             self.similarity_parameters = self.add_weight(
                 name="similarity",
@@ -113,12 +99,19 @@ class NeuralSimilarity(keras.layers.Layer):
                 constraint=self.similarity_constraint,
                 autocast=False,
             )
-        self.shape_parameters = (
-            self.add_weight(name="shape", shape=(taps,), initializer="ones", autocast=False)
-            if self.learn_shape
-            else None
-        )
+        if self.learn_shape:
+            self.shape_parameters = self.add_weight(
+                name="shape", shape=(taps,), initializer="ones", autocast=False
+            )
+        if self.predictor is not None:
+            self._build_predictor(tuple(input_shape))
         self._apply_kernel_trainable()
+
+    def _kernel_grid(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[tuple[int, ...], int]:
+        """Returns the sizes of the grid of taps, and the channels that a filter reads."""
+        raise NotImplementedError
 
     def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         del shape  # That of the similarity's parameters, which is checked below.
@@ -126,10 +119,10 @@ class NeuralSimilarity(keras.layers.Layer):
         with outside_traces():
             # A similarity may have to look at the values, as a Cholesky factor does.
             matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=dtype))
-        return self._parameters_from(matrix)
+        return ops.cast(self._parameters_from(matrix), dtype)
 
-    def _parameters_from(self, matrix: Any) -> Tensor:
-        parameters = ops.cast(self._structure.parameters_from(matrix), self.variable_dtype)
+    def _parameters_from(self, matrix: np.ndarray) -> Tensor:
+        parameters = self._structure.parameters_from(matrix)
         expected = tuple(self._structure.parameter_shape(self._matrix_size))
         if tuple(parameters.shape) != expected:
             raise ValueError(
@@ -138,6 +131,34 @@ class NeuralSimilarity(keras.layers.Layer):
                 f"Received: shape {tuple(parameters.shape)} from {self.similarity!r}"
             )
         return parameters
+
+    def _build_predictor(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds what predicts `M`, and checks what comes out of it."""
+        with outside_traces():
+            identity = self._parameters_from(np.eye(self._matrix_size))
+            self._identity = np.asarray(ops.convert_to_numpy(identity))
+        shape = input_shape
+        if hasattr(self.predictor, "serve"):
+            self.adaptation = self.predictor.serve(self)
+        if self.adaptation is not None:
+            self.adaptation.build(shape)
+            shape = self.adaptation.compute_output_shape(shape)
+        if not self.predictor.built:
+            self.predictor.build(shape)
+        received = tuple(self.predictor.compute_output_shape(shape))
+        allowed = self._prediction_shapes(input_shape, self._identity.size)
+        if received not in allowed:
+            raise ValueError(
+                f"`predictor` must map the input shape {input_shape} to the parameters of "
+                f"`M`, of shape {' or '.join(map(str, allowed))}. "
+                f"Received: an output of shape {received}"
+            )
+
+    def _prediction_shapes(
+        self, input_shape: tuple[int | None, ...], outputs: int
+    ) -> list[tuple[int | None, ...]]:
+        """Returns the shapes that a prediction of so many parameters may have."""
+        raise NotImplementedError
 
     @property
     def kernel_trainable(self) -> bool:
@@ -148,7 +169,7 @@ class NeuralSimilarity(keras.layers.Layer):
 
     @kernel_trainable.setter
     def kernel_trainable(self, value: bool) -> None:
-        self._kernel_trainable = bool(value)
+        self._kernel_trainable = validation.one_of(value, (False, True), "kernel_trainable")
         if self.built:
             self._apply_kernel_trainable()
 
@@ -164,7 +185,7 @@ class NeuralSimilarity(keras.layers.Layer):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self._require_static("similarity_matrix")
+        self.require_static("similarity_matrix")
         return self._structure.matrix(ops.convert_to_tensor(self.similarity_parameters))
 
     @property
@@ -183,37 +204,14 @@ class NeuralSimilarity(keras.layers.Layer):
         kept = ops.convert_to_tensor(self.shape_parameters) > self.shape_threshold
         return ops.cast(kept, self.variable_dtype)
 
-    def _shaped(self, kernel: Tensor) -> Tensor:
-        """Returns a kernel `(T, c, o)` without the taps that `D` leaves out.
-
-        The forward and backward pass use the Boolean `d`; its gradient goes to the real
-        parameters as it is (straight-through).
-        """
-        if not self.learn_shape:
-            return kernel
+    def _trained_shape(self) -> Tensor:
+        """Returns the diagonal of `D`, whose gradient goes to the real parameters."""
         real = ops.convert_to_tensor(self.shape_parameters)
-        shape = self.learned_shape + (real - ops.stop_gradient(real))
-        return shape[:, None, None] * kernel
+        return self.learned_shape + (real - ops.stop_gradient(real))  # Eq. (5)
 
-    def _equivalent(self, kernel: Tensor) -> Tensor:
-        """Returns `W^[u,c,o] = sum_t W[t,c,o] d[t] M[t,u]` for a kernel `(T, c, o)`."""
-        kernel = self._shaped(kernel)
-        parameters = ops.convert_to_tensor(self.similarity_parameters)
-        if self._structure.shared_by_channels:
-            return self._structure.equivalent_kernel(parameters, kernel)
-        taps, channels, filters = kernel.shape
-        channels_first = ops.reshape(
-            ops.transpose(kernel, (1, 0, 2)), (channels * taps, 1, filters)
-        )
-        equivalent = self._structure.equivalent_kernel(parameters, channels_first)
-        return ops.transpose(ops.reshape(equivalent, (channels, taps, filters)), (1, 0, 2))
-
-    def _similarity_at(self, prediction: Tensor, dtype: str) -> Tensor:
-        """Returns the similarity's parameters from a prediction `(..., outputs)`."""
-        identity = self._parameters_from(np.eye(self._matrix_size))
-        shape = (*ops.shape(prediction)[:-1], *identity.shape)
-        residual = at_least_float32(ops.reshape(prediction, shape))
-        return ops.cast(residual + ops.cast(identity, residual.dtype), dtype)
+    def equivalent(self, kernel: Tensor) -> Tensor:
+        """Returns the kernel `M^T D W`, in the shape of `kernel`, for a static `M`."""
+        raise NotImplementedError
 
     @property
     def equivalent_kernel(self) -> Tensor:
@@ -222,17 +220,8 @@ class NeuralSimilarity(keras.layers.Layer):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self._require_static("equivalent_kernel")
-        kernel = ops.convert_to_tensor(self.kernel)
-        return self._unflatten(self._equivalent(self._flatten(kernel)))
-
-    def _flatten(self, kernel: Tensor) -> Tensor:
-        """Returns a kernel of the layer's shape as `(T, c, o)`."""
-        return ops.reshape(kernel, (-1, *kernel.shape[-2:]))
-
-    def _unflatten(self, kernel: Tensor) -> Tensor:
-        """Returns a kernel `(T, c, o)` in the layer's shape."""
-        return ops.reshape(kernel, self.kernel.shape)
+        self.require_static("equivalent_kernel")
+        return self.equivalent(ops.convert_to_tensor(self.kernel))
 
     def fold(self) -> keras.layers.Layer:
         """Returns a new plain Keras layer that computes the same.
@@ -242,15 +231,17 @@ class NeuralSimilarity(keras.layers.Layer):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self._require_static("fold")
-        plain = self._plain_layer()
-        plain.kernel.assign(self.equivalent_kernel)
+        self.require_static("fold")
+        plain = self.plain.from_config(self._plain_config())
+        plain.build(self.get_build_config()["input_shape"])
+        # Copies: on JAX the two would share buffers, which training gives away.
+        plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
         if self.bias is not None:
-            # A copy: on JAX the two would share a buffer, which training gives away.
-            plain.bias.assign(ops.convert_to_numpy(self.bias.value))
+            plain.bias.assign(ops.convert_to_numpy(self.bias))
         return plain
 
-    def _require_static(self, what: str) -> None:
+    def require_static(self, what: str) -> None:
+        """Raises unless `M` is static and the layer is built."""
         if self.predictor is not None:
             raise ValueError(
                 f"`{what}` needs a static similarity: layer {self.name!r} predicts its "
@@ -266,8 +257,12 @@ class NeuralSimilarity(keras.layers.Layer):
                 "its `build(input_shape)`, first."
             )
 
-    def _similarity_config(self) -> dict[str, Any]:
+    def _plain_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+    def get_config(self) -> dict[str, Any]:
         return {
+            **self._plain_config(),
             "similarity": matrices.serialize(self.similarity),
             "similarity_initializer": keras.initializers.serialize(
                 self.similarity_initializer
@@ -285,4 +280,81 @@ class NeuralSimilarity(keras.layers.Layer):
         }
 
     def _serialized_predictor(self) -> dict[str, Any] | None:
-        return keras.saving.serialize_keras_object(self.predictor)
+        config = keras.saving.serialize_keras_object(self.predictor)
+        if getattr(self.predictor, "serves_several", False):
+            # Keras's own key for objects that several configs share. It is set only from
+            # the second config on where the object stands inside a layer (Keras 3.15),
+            # and then a loaded model would have two of them.
+            config["shared_object_id"] = id(self.predictor)
+        return config
+
+
+class VectorSimilarity(NeuralSimilarity):
+    """Private mixin: a similarity along the last axis, in blocks of `block_size`.
+
+    Feature `block * T + t` of a vector is what tap `t` of channel `block` is in a
+    convolution.
+    """
+
+    def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
+        if block_size is not None:
+            block_size = validation.positive_integer(block_size, "block_size")
+        super().__init__(*args, **kwargs)
+        self.block_size = block_size
+        if not self.similarity.shared_by_channels:
+            raise ValueError(
+                "`similarity` must be shared by all blocks of a vector; 'unconstrained' "
+                "without `block_size` is the full matrix. "
+                f"Received: similarity={type(self.similarity).__name__!r}"
+            )
+
+    def _kernel_grid(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[tuple[int, ...], int]:
+        features = validation.known_axis(input_shape, -1, "last axis")
+        taps = self.block_size or features
+        if features % taps:
+            raise ValueError(
+                "`block_size` must divide the size of the vectors it cuts. "
+                f"Received: block_size={self.block_size}, {features} features"
+            )
+        return (taps,), features // taps
+
+    def _prediction_shapes(
+        self, input_shape: tuple[int | None, ...], outputs: int
+    ) -> list[tuple[int | None, ...]]:
+        return [(*input_shape[:-1], outputs)]
+
+    def parameters(self, vectors: Tensor, training: bool | None) -> Tensor:
+        """Returns the parameters of `M`: one set, or one a vector if it is dynamic."""
+        if self.predictor is None:
+            return ops.convert_to_tensor(self.similarity_parameters)
+        prediction = self.predictor(vectors, training=training)
+        return matrices.around(self._identity, prediction, self.compute_dtype)
+
+    def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
+        """Returns `D M v` for vectors `(..., features)`, in the compute dtype.
+
+        A static `M` is applied in its own float32, whatever the vectors' dtype.
+        """
+        vectors = ops.cast(vectors, parameters.dtype)
+        shape = ops.shape(vectors)
+        # A static `M` takes the blocks of all vectors in one product.
+        each = () if self.predictor is None else shape[:-1]
+        rows = ops.reshape(vectors, (*each, -1, self._matrix_size))
+        compared = self._structure.compare_rows(parameters, rows)  # Eq. (3), if dynamic.
+        if self.learn_shape:
+            compared = compared * ops.cast(self._trained_shape(), compared.dtype)  # Eq. (4)
+        return ops.cast(ops.reshape(compared, shape), self.compute_dtype)
+
+    def equivalent(self, kernel: Tensor) -> Tensor:
+        blocks = ops.reshape(kernel, (-1, self._matrix_size, kernel.shape[-1]))
+        taps = ops.swapaxes(blocks, 0, 1)
+        if self.learn_shape:
+            taps = self._trained_shape()[:, None, None] * taps  # Eq. (4)
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        equivalent = self._structure.equivalent_kernel(parameters, taps)
+        return ops.reshape(ops.swapaxes(equivalent, 0, 1), kernel.shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "block_size": self.block_size}

@@ -17,45 +17,38 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import matrices
-from nsl_keras.similarity.similarity_vector import SimilarityVector
+from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity.neural_similarity import VectorSimilarity
 
 #: The recurrent kernel's argument is that of the input kernel.
 SAME = "same"
 
 
-class CellSimilarity(SimilarityVector):
+class CellSimilarity(VectorSimilarity):
     """Private: the `M` of one kernel of a cell, which keeps the kernel itself."""
 
     kernel = None
     bias = None
-    # A cell is called once a time step: batch norms would mix the statistics of all steps,
-    # and update their moving averages from within a loop.
-    predictor_batch_normalization = False
 
     def __init__(
-        self,
-        *,
-        name: str,
-        dtype: Any,
-        similarity_initializer: Any = "identity",
-        similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
-        **arguments: Any,
+        self, *, predictor: Any, predictor_regularizer: Any, **kwargs: Any
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self._store_vector_similarity(
-            similarity_initializer=similarity_initializer,
-            similarity_regularizer=similarity_regularizer,
-            similarity_constraint=similarity_constraint,
-            learn_shape=False,
-            shape_threshold=0.5,
-            kernel_trainable=True,
-            **arguments,
-        )
+        if isinstance(predictor, str):
+            # A cell is called once a time step: batch norms would mix the statistics of
+            # all steps, and update their moving averages from within a loop.
+            predictor = predictors.get(
+                predictor,
+                predictors.DenseSimilarityPredictor,
+                batch_normalization=False,
+                kernel_regularizer=predictor_regularizer,
+            )
+        super().__init__(predictor=predictor, **kwargs)
+
+    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
+        return predictors.get(predictor)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self._build_vector_similarity(input_shape)
+        super().build(input_shape)
         if self.predictor is None or not self.predictor.trainable:
             return
         state = [variable.name for variable in self.predictor.non_trainable_variables]
@@ -70,13 +63,8 @@ class CellSimilarity(SimilarityVector):
         self, vectors: Tensor, training: bool | None
     ) -> Callable[[Tensor], Tensor]:
         """Returns the function `v -> M v`, with the static `M` or the one of `vectors`."""
-        parameters = self._parameters(vectors, training)
-        return lambda compared: self._compare(parameters, compared)
-
-    def equivalent(self, kernel: Tensor) -> Tensor:
-        """Returns `M^T W` for a kernel `(n, units)`."""
-        self._require_static("equivalent_kernel")
-        return self._unflatten(self._equivalent(self._flatten(kernel)))
+        parameters = self.parameters(vectors, training)
+        return lambda compared: self.compare(parameters, compared)
 
 
 class SimilarityCell(keras.layers.Layer):
@@ -264,7 +252,10 @@ class SimilarityCell(keras.layers.Layer):
                 f"`keras.layers.RNN` around cell {self.name!r} on data first."
             )
         kernel = ops.convert_to_tensor(getattr(self, name))
-        return kernel if part is None else part.equivalent(kernel)
+        if part is None:
+            return kernel
+        part.require_static("equivalent_kernel")
+        return part.equivalent(kernel)
 
     def fold(self) -> keras.layers.Layer:
         """Returns a new cell of Keras's own that computes the same.

@@ -1,86 +1,102 @@
-"""SphereConv: convolutions that compare by angle rather than by inner product."""
+"""SphereConv and SphereDense: layers that compare by angle rather than by inner product.
+
+The 1e-4 stands under each root, so that an all-zero input has the value zero and finite
+derivatives of every order. Norms and angles are taken in float32.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity import angles
-from nsl_keras.similarity.convolution_base import Convolution
+from nsl_keras.similarity.dynamic_convolution import add_bias_and_activate, convolve
+from nsl_keras.similarity.kernels import FloatKernel
+
+#: Added under each root, as the authors' code has it.
+NORM_EPSILON = 1e-4
+
+NORMALIZE = ("both", "input", "kernel")
+RESPONSES = ("cosine", "linear", "sigmoid", "learnable_sigmoid")
+
+#: The authors' rounded 2 / pi.
+LINEAR_SLOPE = 0.63662
+SIGMOID_CURVATURE = 0.3
+INITIAL_CURVATURE = 0.7
+SMALLEST_CURVATURE = 0.05
+
+#: Angles are taken of cosines this far from 1: the arc cosine has no derivative there.
+COSINE_MARGIN = 1e-6
 
 
-class SphereConvolution(Convolution):
-    """Private base: the hyperspherical convolution of `rank` spatial axes."""
+def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
+    """Returns `sqrt(sum(a^2) + 1e-4)` along `axis`, in float32."""
+    squares = ops.square(at_least_float32(tensor))
+    return ops.sqrt(ops.sum(squares, axis=axis, keepdims=keepdims) + NORM_EPSILON)
+
+
+def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
+    """Returns `g(cos)`.
+
+    Args:
+        cosine: Tensor of cosines, in float32.
+        response: One of `RESPONSES`.
+        curvature: The weight of `"learnable_sigmoid"`, in a shape that broadcasts with
+            `cosine`; `None` for the others.
+    """
+    if response == "cosine":
+        return cosine
+    cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
+    if response == "linear":
+        return 1 - LINEAR_SLOPE * ops.arccos(cosine)
+    # The authors' fractions of exponentials, as hyperbolic tangents: these cannot
+    # overflow, however small `k` is.
+    if curvature is None:
+        return ops.tanh(ops.arcsin(cosine) / (2 * SIGMOID_CURVATURE)) / math.tanh(
+            math.pi / (4 * SIGMOID_CURVATURE)
+        )
+    k = ops.abs(curvature) + SMALLEST_CURVATURE
+    return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(math.pi / (4 * k))
+
+
+class Sphere(FloatKernel):
+    """Private mixin, in front of a Keras layer: its products, divided by the norms."""
+
+    kernel: Any
+    bias: Any
 
     def __init__(
         self,
-        filters: int,
-        kernel_size: int | tuple[int, ...],
-        strides: int | tuple[int, ...] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | tuple[int, ...] = 1,
-        groups: int = 1,
-        normalize: str = "both",
-        activation: Any = None,
+        *args: Any,
         use_bias: bool = False,
+        normalize: str = "both",
         response: str = "cosine",
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            filters,
-            kernel_size,
-            strides=strides,
-            padding=padding,
-            data_format=data_format,
-            dilation_rate=dilation_rate,
-            groups=groups,
-            activation=activation,
-            use_bias=use_bias,
-            **kwargs,
-        )
-        self.normalize, self.response = angles.check(normalize, response)
+        super().__init__(*args, use_bias=use_bias, **kwargs)
+        self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
+        self.response = validation.one_of(response, RESPONSES, "response")
+        if response != "cosine" and normalize != "both":
+            raise ValueError(
+                "`normalize` must be 'both' where `response` is not 'cosine': an angle "
+                f"needs both norms. Received: normalize={normalize!r}, "
+                f"response={response!r}"
+            )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        self.curvature = angles.add_curvature(self, self.filters, self.response)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
-        kernel = ops.convert_to_tensor(self.kernel)
-        outputs = at_least_float32(self.convolve(inputs, kernel))
-        if self.normalize in ("both", "input"):
-            outputs = outputs / self._patch_norm(inputs)
-        if self.normalize in ("both", "kernel"):
-            norm = angles.norm(kernel, axis=tuple(range(self.rank + 1)))
-            outputs = outputs / self._one_a_filter(norm)
-        curvature = None if self.curvature is None else self._one_a_filter(self.curvature)
-        outputs = angles.respond(outputs, self.response, curvature)
-        return self.add_bias_and_activate(ops.cast(outputs, self.compute_dtype))
-
-    def _one_a_filter(self, values: Tensor) -> Tensor:
-        """Returns values of shape `(filters,)` so that they broadcast with the output."""
-        shape = [1] * (self.rank + 2)
-        shape[self.channel_axis] = self.filters
-        return ops.reshape(values, shape)
-
-    def _patch_norm(self, inputs: Tensor) -> Tensor:
-        """Norm of the patch under each output position, one channel a group."""
-        squares = ops.square(at_least_float32(inputs))
-        axis = self.channel_axis if self.channel_axis > 0 else self.rank + 1
-        shape = ops.shape(inputs)
-        width = shape[axis] // self.groups
-        grouped = ops.reshape(
-            squares, (*shape[:axis], self.groups, width, *shape[axis + 1 :])
-        )
-        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
-        norm = angles.root(self.convolve(ops.sum(grouped, axis=axis + 1), ones))
-        if self.groups > 1:
-            norm = ops.repeat(norm, self.filters // self.groups, axis=axis)
-        return norm
+        self.curvature = None
+        if self.response == "learnable_sigmoid":
+            self.curvature = self.add_weight(
+                name="curvature",
+                shape=self.kernel.shape[-1:],
+                initializer=keras.initializers.Constant(INITIAL_CURVATURE),
+                autocast=False,
+            )
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -90,8 +106,50 @@ class SphereConvolution(Convolution):
         }
 
 
+class SphereConvolution(Sphere):
+    """Private mixin, in front of one of Keras's convolutions."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        kernel = ops.convert_to_tensor(self.kernel)
+        wide = keras.backend.result_type(self.compute_dtype, "float32")
+        outputs = ops.cast(convolve(self, inputs, kernel), wide)
+        if self.normalize in ("both", "input"):
+            outputs = outputs / self._patch_norm(ops.cast(inputs, wide))
+        # What there is one of for each filter stands on the axis of the channels.
+        shape = [1] * len(outputs.shape)
+        shape[self.channel_axis] = -1
+        if self.normalize in ("both", "kernel"):
+            axes = tuple(range(self.rank + 1))
+            outputs = outputs / ops.reshape(norm(kernel, axes), shape)
+        if self.response != "cosine":
+            curvature = self.curvature
+            if curvature is not None:
+                curvature = ops.reshape(curvature, shape)
+            outputs = respond(outputs, self.response, curvature)
+        return add_bias_and_activate(self, ops.cast(outputs, self.compute_dtype))
+
+    def _patch_norm(self, inputs: Tensor) -> Tensor:
+        """Returns the norm of the patch under each output position, for each group."""
+        axis = self.channel_axis % (self.rank + 2)
+        before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
+        grouped = ops.reshape(ops.square(inputs), (*before, self.groups, -1, *after))
+        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=inputs.dtype)
+        squares = convolve(self, ops.sum(grouped, axis=axis + 1), ones)
+        norms = ops.sqrt(squares + NORM_EPSILON)
+        return (
+            ops.repeat(norms, self.filters // self.groups, axis)
+            if self.groups > 1
+            else norms
+        )
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv2D(SphereConvolution):
+class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
+    """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
     """2D hyperspherical convolution: compares kernel and input patch by their angle.
 
     At output position `p`, with the patch `x_p` under the kernel `W_o` of filter `o`,
@@ -110,31 +168,14 @@ class SphereConv2D(SphereConvolution):
     serves as predictor of the dynamic kind.
 
     Args:
-        filters: int, the number of output channels.
-        kernel_size: int or tuple of 2 ints, height and width of the kernel.
-        strides: int or tuple of 2 ints, the strides.
-        padding: `"valid"` or `"same"`, zeros on either side. The norm of a patch that
-            reaches over the border is that of its padded form.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`.
-        dilation_rate: int or tuple of 2 ints, the dilation; not with strides above 1.
-        groups: int, the number of groups the channels are split into; each has its own
-            patch norm.
-        normalize: `"both"`, `"input"` or `"kernel"`, the norms divided by.
-        activation: Activation function, `None` for none.
-        use_bias: bool, whether to add a bias; `False` keeps outputs of
-            `normalize="both"` in [-1, 1].
+        Those of `keras.layers.Conv2D`, and:
+        use_bias: bool, whether to add a bias, here `False` by default.
+        normalize: `"both"`, `"input"` or `"kernel"`, the norms divided by. The norm of a
+            patch that reaches over the border is that of its padded form; each group has
+            its own.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
             first need `normalize="both"`. Within 1e-6 of -1 and 1 a cosine counts as
             that far from them, with a gradient of zero.
-        kernel_initializer: Initializer of the kernel.
-        bias_initializer: Initializer of the bias.
-        kernel_regularizer: Regularizer of the kernel.
-        bias_regularizer: Regularizer of the bias.
-        activity_regularizer: Regularizer of the output.
-        kernel_constraint: Constraint on the kernel.
-        bias_constraint: Constraint on the bias.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -146,8 +187,8 @@ class SphereConv2D(SphereConvolution):
 
     Raises:
         ValueError: For arguments outside the ranges above, or that do not go together, at
-            construction; for an input of the wrong rank or channel count, or smaller than
-            the kernel, at build.
+            construction; for what `keras.layers.Conv2D` refuses; for LoRA and quantized
+            policies.
 
     Example:
 
@@ -165,18 +206,67 @@ class SphereConv2D(SphereConvolution):
         (0.63662 for 2 / pi, `k_o` starting at 0.7) are those of the authors' code.
     """
 
-    rank = 2
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv1D(SphereConvolution):
-    """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
-
-    rank = 1
-
-
-@keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv3D(SphereConvolution):
+class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
     """Private: the 3D twin of `SphereConv2D`, for predictors."""
 
-    rank = 3
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class SphereDense(Sphere, keras.layers.Dense):
+    """Dense hyperspherical layer: compares kernel columns and input by their angle.
+
+    With the column `W_o` of the kernel that belongs to output `o`,
+
+        cos[o] = <W_o, x> / (n(x) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
+        y[o] = g(cos[o]) + b[o]
+
+    with the norms that `normalize` asks for and the function `g` that `response` names,
+    as in `SphereConv2D`: on a 1x1 image the two layers are the same.
+
+    Args:
+        Those of `keras.layers.Dense`, and:
+        use_bias: bool, whether to add a bias, here `False` by default.
+        normalize: `"both"`, `"input"` or `"kernel"`, the norms divided by.
+        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
+            first need `normalize="both"`.
+
+    Input shape:
+        `(..., features)`.
+
+    Output shape:
+        `(..., units)`.
+
+    Raises:
+        ValueError: For arguments outside the ranges above, or that do not go together, at
+            construction; if the number of features is unknown, at build; for LoRA and
+            quantized policies.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.SphereDense(10, response="sigmoid")
+    >>> outputs = layer(keras.random.normal((4, 32), seed=0))
+    >>> tuple(outputs.shape), bool(keras.ops.max(keras.ops.abs(outputs)) <= 1)
+    ((4, 10), True)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1
+        ("hyperspherical fully-connected networks"). The responses are those of the
+        authors' convolutions.
+    """
+
+    def call(self, inputs: Tensor) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
+        kernel = ops.convert_to_tensor(self.kernel)
+        outputs = at_least_float32(ops.matmul(inputs, ops.cast(kernel, inputs.dtype)))
+        if self.normalize in ("both", "input"):
+            outputs = outputs / norm(inputs, axis=-1, keepdims=True)
+        if self.normalize in ("both", "kernel"):
+            outputs = outputs / norm(kernel, axis=0)
+        outputs = respond(outputs, self.response, self.curvature)
+        outputs = ops.cast(outputs, self.compute_dtype)
+        if self.bias is not None:
+            outputs = outputs + ops.cast(self.bias, outputs.dtype)
+        return outputs if self.activation is None else self.activation(outputs)

@@ -12,12 +12,13 @@ import keras
 from nsl_keras import rewiring
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.conversion import is_foldable, similarities_of
-from nsl_keras.similarity.convolution_base import Window
-from nsl_keras.similarity.dense_predictor import DenseSimilarityPredictor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.similarity.predictors import (
+    DenseSimilarityPredictor,
+    SharedSimilarityPredictor,
+    SimilarityPredictor,
+)
 from nsl_keras.similarity.recurrent import SimilarityCell
-from nsl_keras.similarity.similarity_vector import SimilarityVector
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -237,9 +238,8 @@ _CONVOLUTIONS = (
     keras.layers.Conv3D,
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
-    Window,
 )
-_DENSE = (keras.layers.Dense, SimilarityVector)
+_DENSE = (keras.layers.Dense,)
 _TRANSPOSED_CONVOLUTIONS = (
     keras.layers.Conv1DTranspose,
     keras.layers.Conv2DTranspose,

@@ -191,7 +191,7 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figu
     """
     require_classifier(model)
     head = model.head
-    if not isinstance(head, (CosineDense, keras.layers.Dense)):
+    if type(head) not in (CosineDense, keras.layers.Dense):
         raise ValueError(
             "`model` must have a head of one CosineDense or Dense layer, whose columns are "
             f"the classes' prototypes. Received: head {head.name!r}, a "

@@ -378,7 +378,7 @@ def test_predictors_of_ones_own(plain):
         add_similarity(plain, predictor=predictor, layers=["first"])
 
 
-@pytest.mark.parametrize("wrong", ["mlp", 3, keras.layers.Dense(3)])
+@pytest.mark.parametrize("wrong", ["other", 3, keras.layers.Dense(3)])
 def test_wrong_predictors(wrong, plain):
     with pytest.raises(ValueError, match="`predictor` must be"):
         add_similarity(plain, predictor=wrong)

@@ -7,7 +7,7 @@ from keras import ops
 
 from nsl_keras import similarities
 from nsl_keras.backend import gradients_of
-from nsl_keras.similarity import geometry
+from nsl_keras.similarity import dynamic_convolution as geometry
 from nsl_keras.similarity.dynamic_convolution import (
     dynamic_convolution,
     dynamic_depthwise_convolution,

@@ -6,7 +6,7 @@ import numpy_reference
 import pytest
 from keras import ops
 
-from nsl_keras.similarity import geometry
+from nsl_keras.similarity import dynamic_convolution as geometry
 
 CASES = [
     # size, kernel, strides, padding, dilation

@@ -430,7 +430,7 @@ def test_config():
             {"recurrent_similarity": None, "recurrent_predictor": "mlp"},
             "`recurrent_predictor` must be None where `recurrent_similarity` is None",
         ),
-        ({"predictor": "cnn"}, "`predictor` must be None, one of"),
+        ({"predictor": "other"}, "`predictor` must be None, one of"),
         ({"predictor": "mlp", "similarity_regularizer": "l1"}, "must be None with a"),
         ({"predictor": "mlp", "similarity": "sparse"}, "static and takes no predictor"),
     ],
