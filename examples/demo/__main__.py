@@ -36,71 +36,9 @@ from absl import app, flags, logging
 import nsl_keras
 from benchmarks import timing
 from examples.common import data, recipe, runs
-from examples.common.convolutions import convolutions
 from examples.demo import table
+from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What differs between data sets. Chosen on validation images (see --tune)."""
-
-    filters: tuple[int, int, int, int]
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    num_neighbors: int
-    temperature: float
-    linear_features: int
-    linear_num_neighbors: int
-    linear_temperature: float
-    augmentation: str
-
-    def recipe(self, examples: int) -> recipe.Recipe:
-        """The published one cuts the rate by 10 after three quarters of the training."""
-        steps = self.epochs * -(-examples // self.batch_size)
-        return recipe.Recipe(
-            steps,
-            (3 * steps // 4,),
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            augmentation=self.augmentation,
-            optimizer="adamw",
-            # In Keras; the published decay is 7.5e-5 a step at a rate of 1e-3.
-            weight_decay=0.075,
-        )
-
-
-SETTINGS = {
-    "digits": Setting(
-        filters=(16, 32, 64, 64),
-        epochs=20,
-        batch_size=64,
-        learning_rate=1e-2,
-        num_neighbors=200,
-        temperature=0.1,
-        linear_features=32,
-        linear_num_neighbors=1000,
-        linear_temperature=0.2,
-        augmentation="none",
-    ),
-    "mnist": Setting(
-        filters=(24, 96, 192, 192),
-        epochs=10,
-        batch_size=128,
-        learning_rate=1e-3,
-        num_neighbors=1000,
-        temperature=0.2,
-        linear_features=128,
-        linear_num_neighbors=1000,
-        linear_temperature=0.2,
-        augmentation="none",
-    ),
-}
-# More training, on shifted and mirrored images.
-SETTINGS["cifar10"] = dataclasses.replace(
-    SETTINGS["mnist"], epochs=30, augmentation="pad_crop_flip"
-)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")
@@ -137,62 +75,6 @@ def setting_from_flags() -> Setting:
     return dataclasses.replace(setting, **changes)
 
 
-def build_model(
-    name: str,
-    setting: Setting,
-    input_shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    synchronized: bool,
-) -> keras.Model:
-    """Returns one of `TITLES`, built: all end in a cosine classifier of logits."""
-    linear = name.startswith("linear")
-    if linear:
-        backbone = keras.Sequential(
-            [
-                keras.Input(input_shape),
-                keras.layers.Flatten(),
-                keras.layers.Dense(setting.linear_features),
-            ],
-            name="linear_features",
-        )
-    else:
-        backbone = nsl_keras.backbones.convnet4(
-            input_shape,
-            filters=setting.filters,
-            convolution=convolutions(
-                "diagonal" if name in ("static", "dynamic") else None,
-                "sphere" if name == "dynamic" else None,
-                synchronized=synchronized,
-            ),
-            synchronized=synchronized,
-        )
-        if name == "neighborhoods_film":
-            backbone = nsl_keras.convert.add_film(backbone)
-    head = nsl_keras.layers.CosineDense(classes, name="classifier")
-    if "neighborhoods" not in name:
-        return keras.Sequential([backbone, head], name=name)
-    model = nsl_keras.MetaNeighborhoodModel(
-        backbone,
-        head,
-        nsl_keras.layers.NeighborDictionary(
-            setting.linear_num_neighbors if linear else setting.num_neighbors,
-            temperature=setting.linear_temperature if linear else setting.temperature,
-            seed=seed,
-        ),
-        name=name,
-    )
-    model.build((None, *input_shape))
-    return model
-
-
-def compile_model(model: keras.Model, trained: recipe.Recipe) -> None:
-    # The authors do not decay a similarity: it would be drawn away from the identity.
-    similarities = [v for v in model.trainable_variables if v.name == "similarity"]
-    spared = recipe.spared_of(model) + similarities
-    recipe.compile_classifier(model, trained, spared, jit_compile=FLAGS.jit_compile)
-
-
 def train(
     name: str, setting: Setting, found: data.ImageData, seed: int, strategy: Any
 ) -> tuple[keras.Model, dict]:
@@ -208,7 +90,7 @@ def train(
             seed,
             synchronized=strategy.num_replicas_in_sync > 1,
         )
-        compile_model(model, trained)
+        compile_model(model, trained, FLAGS.jit_compile)
     options: dict[str, Any] = {
         "x": found.train.images,
         "y": found.train.labels,
