@@ -17,8 +17,8 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from nsl_keras import rewiring, validation
-from nsl_keras.similarity import matrices
+from nsl_keras import rewiring
+from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -27,11 +27,7 @@ from nsl_keras.similarity.convolution import (
     SimilarityConvolution,
 )
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.predictors import (
-    KINDS,
-    SharedSimilarityPredictor,
-    SimilarityPredictor,
-)
+from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarity.recurrent import SimilarityCell
 
 Layer: TypeAlias = keras.layers.Layer
@@ -76,14 +72,18 @@ def add_similarity(
             fewer non-zero entries than taps the outputs change, which is warned about.
         predictor: `None` for static similarities. For dynamic ones:
 
-            * `"sphere"`, `"full_sphere"` or `"cnn"`: each layer gets a predictor of its
-              own, whose last kernel starts at zero;
+            * `"sphere"`, `"full_sphere"`, `"cnn"`, or a name from
+              `nsl_keras.predictors.register`: each layer gets a predictor of its own,
+              whose last kernel starts at zero;
+            * a `nsl_keras.predictors.SimilarityPredictor`: each layer gets one like it.
+              What is left `None` in it follows the layer;
             * a `nsl_keras.predictors.SharedSimilarityPredictor`: one for all layers, whose
               kernels must have the same number of taps;
             * a function that takes a layer and returns its predictor.
 
-            The last two start at the model's outputs if their last kernel does start at
-            zero (`output_kernel_initializer="zeros"`); otherwise this is warned about.
+            Those that are no names start at the model's outputs if their last kernel
+            starts at zero (`output_kernel_initializer="zeros"`); otherwise this is warned
+            about.
         layers: Which convolutions to convert: a collection of names; a function that
             takes a layer and returns whether to; or `None` for all that have more than one
             tap. 1x1 convolutions, whose `M` is a single number, are converted only if they
@@ -137,9 +137,8 @@ def add_similarity(
     chosen = _choose(found, layers, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
     new_layers: dict[int, Layer] = {}
-    for layer, its_predictor in zip(
-        chosen, _make_predictors(predictor, similarity, chosen), strict=True
-    ):
+    made = _make_predictors(predictor, chosen)
+    for layer, its_predictor in zip(chosen, made, strict=True):
         new_layers[id(layer)] = _CONVERTIBLE[type(layer)].from_config(
             {
                 **layer.get_config(),
@@ -346,32 +345,44 @@ def _taps(layer: Layer) -> int:
     return math.prod(layer.kernel_size)
 
 
-def _make_predictors(
-    predictor: Any, similarity: matrices.Similarity, chosen: list[Layer]
-) -> list[Layer | None]:
+def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Layer | None]:
     """Returns a predictor for each layer: its own, the shared one, or `None`."""
-    if isinstance(predictor, str):
-        validation.one_of(predictor, KINDS, "predictor")
-        return [_own_predictor(layer, predictor, similarity) for layer in chosen]
     if isinstance(predictor, SharedSimilarityPredictor):
-        taps = math.prod(predictor.kernel_size)
+        taps = math.prod(predictor.kernel_size or chosen[0].kernel_size)
         others = [layer for layer in chosen if _taps(layer) != taps]
         if others:
             raise ValueError(
                 f"A shared `predictor` serves kernels of as many taps as its own, {taps}; "
                 f"choose such layers with `layers`. Received: {_names(others)}"
             )
-        made: list[Any] = [predictor] * len(chosen)
-    elif callable(predictor) and not isinstance(predictor, keras.layers.Layer):
-        made = [predictor(layer) for layer in chosen]
-    elif predictor is None:
-        return [None] * len(chosen)
-    else:
+    elif isinstance(predictor, keras.layers.Layer) and not isinstance(
+        predictor, SimilarityPredictor
+    ):
         raise ValueError(
-            "`predictor` must be None, 'sphere', 'full_sphere', 'cnn', a "
+            "`predictor` must be None, a name, a `SimilarityPredictor`, a "
             "`SharedSimilarityPredictor`, or a function that returns a layer's predictor; "
             f"another layer cannot serve several. Received: predictor={predictor!r}"
         )
+
+    def predictor_of(layer: Layer) -> Any:
+        if isinstance(predictor, SharedSimilarityPredictor):
+            return predictor
+        if isinstance(predictor, SimilarityPredictor):
+            config = {**predictor.get_config(), "dtype": layer.dtype_policy}
+            return type(predictor).from_config(config)
+        return predictor(layer) if callable(predictor) else predictor
+
+    made: list[Any] = [
+        predictors.get(
+            predictor_of(layer),
+            # With it the predictor starts at zero, before a batch norm too.
+            output_kernel_initializer="zeros",
+            kernel_regularizer=getattr(
+                layer, "kernel_regularizer", getattr(layer, "depthwise_regularizer", None)
+            ),
+        )
+        for layer in chosen
+    ]
     for each in dict.fromkeys(made):
         initializer = getattr(each, "output_kernel_initializer", None)
         if initializer and not isinstance(initializer, keras.initializers.Zeros):
@@ -382,27 +393,6 @@ def _make_predictors(
                 stacklevel=3,
             )
     return made
-
-
-def _own_predictor(
-    layer: Layer, kind: str, similarity: matrices.Similarity
-) -> SimilarityPredictor:
-    return SimilarityPredictor(
-        layer.kernel_size,
-        kind=kind,
-        similarity=similarity,
-        strides=layer.strides,
-        padding=layer.padding,
-        data_format=layer.data_format,
-        dilation_rate=layer.dilation_rate,
-        # With it the predictor starts at zero, before a batch norm too.
-        output_kernel_initializer="zeros",
-        kernel_regularizer=getattr(
-            layer, "kernel_regularizer", getattr(layer, "depthwise_regularizer", None)
-        ),
-        dtype=layer.dtype_policy,
-        name="predictor",
-    )
 
 
 def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) -> None:

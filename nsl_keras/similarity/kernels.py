@@ -17,13 +17,30 @@ from nsl_keras import validation
 _LEFT_OUT = ("lora_rank", "lora_alpha", "quantization_config")
 
 
-class FloatKernel(keras.layers.Layer):
-    """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
+def _signature(layer: type) -> inspect.Signature:
+    """Returns the arguments of Keras's class, followed by those that ours adds."""
+    own: dict[str, inspect.Parameter] = {}
+    for each in layer.__mro__:
+        if "__init__" not in vars(each):
+            continue
+        _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
+        if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+            break
+        added = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+        own = {**added, **own}
+    keras_parameters = {each.name: each for each in parameters}
+    options = [each for each in parameters if each.kind is each.VAR_KEYWORD]
+    inherited = [
+        each.replace(default=own[name].default) if name in own else each
+        for name, each in keras_parameters.items()
+        if each not in options and name not in _LEFT_OUT
+    ]
+    added_last = [each for name, each in own.items() if name not in keras_parameters]
+    return inspect.Signature([*inherited, *added_last, *options])
 
-    The kernel is kept out of Keras's autocast: what is computed from it is computed in
-    float32 and cast once. LoRA and quantization, which are made for the plain product with
-    the kernel, are refused by name.
-    """
+
+class StandsOnKeras(keras.layers.Layer):
+    """Private mixin, in front of a Keras layer: help shows the arguments of both."""
 
     #: The Keras layer that this one stands on.
     plain: ClassVar[type[keras.layers.Layer]]
@@ -31,8 +48,18 @@ class FloatKernel(keras.layers.Layer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.plain = next(each for each in cls.__mro__ if not issubclass(each, FloatKernel))
+        bases = (each for each in cls.__mro__ if not issubclass(each, StandsOnKeras))
+        cls.plain = next(bases)
         cls.__signature__ = _signature(cls)
+
+
+class FloatKernel(StandsOnKeras):
+    """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
+
+    The kernel is kept out of Keras's autocast: what is computed from it is computed in
+    float32 and cast once. LoRA and quantization, which are made for the plain product with
+    the kernel, are refused by name.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,25 +106,3 @@ class FloatKernel(keras.layers.Layer):
             f"`quantize` is not available: {type(self).__name__} cannot be quantized. "
             f"Received: mode={mode!r} for layer {self.name!r}"
         )
-
-
-def _signature(layer: type[FloatKernel]) -> inspect.Signature:
-    """Returns the arguments of Keras's class, followed by those that ours adds."""
-    own: dict[str, inspect.Parameter] = {}
-    for each in layer.__mro__:
-        if "__init__" not in vars(each):
-            continue
-        _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
-        if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-            break
-        added = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
-        own = {**added, **own}
-    keras_parameters = {each.name: each for each in parameters}
-    options = [each for each in parameters if each.kind is each.VAR_KEYWORD]
-    inherited = [
-        each.replace(default=own[name].default) if name in own else each
-        for name, each in keras_parameters.items()
-        if each not in options and name not in _LEFT_OUT
-    ]
-    added_last = [each for name, each in own.items() if name not in keras_parameters]
-    return inspect.Signature([*inherited, *added_last, *options])

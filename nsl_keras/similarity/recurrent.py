@@ -8,9 +8,9 @@ for the backward pass.
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 from keras import ops
@@ -18,6 +18,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity.kernels import StandsOnKeras
 from nsl_keras.similarity.neural_similarity import VectorSimilarity
 
 #: The recurrent kernel's argument is that of the input kernel.
@@ -30,22 +31,21 @@ class CellSimilarity(VectorSimilarity):
     kernel = None
     bias = None
 
-    def __init__(
-        self, *, predictor: Any, predictor_regularizer: Any, **kwargs: Any
-    ) -> None:
-        if isinstance(predictor, str):
-            # A cell is called once a time step: batch norms would mix the statistics of
-            # all steps, and update their moving averages from within a loop.
-            predictor = predictors.get(
-                predictor,
-                predictors.DenseSimilarityPredictor,
-                batch_normalization=False,
-                kernel_regularizer=predictor_regularizer,
-            )
-        super().__init__(predictor=predictor, **kwargs)
+    def __init__(self, *, kernel_regularizer: Any, **arguments: Any) -> None:
+        self.kernel_regularizer = kernel_regularizer
+        super().__init__(**arguments)
 
     def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        return predictors.get(predictor)
+        if not isinstance(predictor, str):
+            return predictors.get(predictor)
+        # A cell is called once a time step: batch norms would mix the statistics of all
+        # steps, and update their moving averages from within a loop.
+        return predictors.get(
+            predictor,
+            predictors.DenseSimilarityPredictor,
+            batch_normalization=False,
+            kernel_regularizer=self.kernel_regularizer,
+        )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -59,28 +59,13 @@ class CellSimilarity(VectorSimilarity):
                 f"Received: a predictor with the state {state}"
             )
 
-    def comparison(
-        self, vectors: Tensor, training: bool | None
-    ) -> Callable[[Tensor], Tensor]:
-        """Returns the function `v -> M v`, with the static `M` or the one of `vectors`."""
-        parameters = self.parameters(vectors, training)
-        return lambda compared: self.compare(parameters, compared)
+    def equivalent(self, kernel: Tensor) -> Tensor:
+        self.require_static("equivalent_kernel")
+        return super().equivalent(kernel)
 
 
-class SimilarityCell(keras.layers.Layer):
+class SimilarityCell(StandsOnKeras):
     """Private mixin, in front of one of Keras's recurrent cells."""
-
-    #: Keras's cell, which the static cell folds to.
-    plain: type[keras.layers.Layer]
-    __signature__: ClassVar[inspect.Signature]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        theirs = inspect.signature(cls.plain).parameters.values()
-        ours = inspect.signature(SimilarityCell.__init__).parameters.values()
-        added = [each for each in ours if each.kind is each.KEYWORD_ONLY]
-        *inherited, options = theirs
-        cls.__signature__ = inspect.Signature([*inherited, *added, options])
 
     def __init__(
         self,
@@ -118,10 +103,8 @@ class SimilarityCell(keras.layers.Layer):
                 "`similarity` and `recurrent_similarity` must not both be None. "
                 f"Received: similarity=None, recurrent_similarity={recurrent_similarity}"
             )
-        self.similarity = None if similarity is None else matrices.get(similarity)
-        self.recurrent_similarity = (
-            None if recurrent_similarity is None else matrices.get(recurrent_similarity)
-        )
+        self.similarity = _similarity_or_none(similarity)
+        self.recurrent_similarity = _similarity_or_none(recurrent_similarity)
         self.block_size = block_size
         self.recurrent_block_size = recurrent_block_size
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
@@ -129,43 +112,46 @@ class SimilarityCell(keras.layers.Layer):
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         # The static arguments reach the kernels with a static `M`. If there is none, they
         # reach all, which refuse them.
-        static = {
-            "similarity_initializer": self.similarity_initializer,
-            "similarity_regularizer": self.similarity_regularizer,
-            "similarity_constraint": self.similarity_constraint,
-        }
         pairs = (similarity, predictor), (recurrent_similarity, recurrent_predictor)
         all_dynamic = all(kind is None or given is not None for kind, given in pairs)
+        self.input_similarity = self._make_cell_similarity(
+            "",
+            predictor,
+            all_dynamic,
+            block_size=block_size,
+            kernel_regularizer=self.kernel_regularizer,
+        )
+        self.state_similarity = self._make_cell_similarity(
+            "recurrent_",
+            recurrent_predictor,
+            all_dynamic,
+            block_size=recurrent_block_size,
+            kernel_regularizer=self.recurrent_regularizer,
+        )
 
-        def cell_similarity(
-            prefix: str, kind: Any, block_size: Any, predictor: Any, regularizer: Any
-        ) -> CellSimilarity | None:
-            if kind is None and predictor is not None:
+    def _make_cell_similarity(
+        self, prefix: str, predictor: Any, all_dynamic: bool, **options: Any
+    ) -> CellSimilarity | None:
+        similarity = getattr(self, f"{prefix}similarity")
+        if similarity is None:
+            if predictor is not None:
                 raise ValueError(
                     f"`{prefix}predictor` must be None where `{prefix}similarity` is "
                     f"None. Received: {prefix}predictor={predictor!r}"
                 )
-            if kind is None:
-                return None
-            return CellSimilarity(
-                name=f"{prefix}similarity",
-                dtype=self.dtype_policy,
-                similarity=kind,
-                block_size=block_size,
-                predictor=predictor,
-                predictor_regularizer=regularizer,
-                **(static if predictor is None or all_dynamic else {}),
-            )
-
-        self.input_similarity = cell_similarity(
-            "", self.similarity, block_size, predictor, self.kernel_regularizer
-        )
-        self.state_similarity = cell_similarity(
-            "recurrent_",
-            self.recurrent_similarity,
-            recurrent_block_size,
-            recurrent_predictor,
-            self.recurrent_regularizer,
+            return None
+        if predictor is None or all_dynamic:
+            options |= {
+                "similarity_initializer": self.similarity_initializer,
+                "similarity_regularizer": self.similarity_regularizer,
+                "similarity_constraint": self.similarity_constraint,
+            }
+        return CellSimilarity(
+            similarity=similarity,
+            predictor=predictor,
+            dtype=self.dtype_policy,
+            name=f"{prefix}similarity",
+            **options,
         )
 
     @property
@@ -252,10 +238,7 @@ class SimilarityCell(keras.layers.Layer):
                 f"`keras.layers.RNN` around cell {self.name!r} on data first."
             )
         kernel = ops.convert_to_tensor(getattr(self, name))
-        if part is None:
-            return kernel
-        part.require_static("equivalent_kernel")
-        return part.equivalent(kernel)
+        return kernel if part is None else part.equivalent(kernel)
 
     def fold(self) -> keras.layers.Layer:
         """Returns a new cell of Keras's own that computes the same.
@@ -280,13 +263,10 @@ class SimilarityCell(keras.layers.Layer):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        def serialized(similarity: matrices.Similarity | None) -> Any:
-            return None if similarity is None else matrices.serialize(similarity)
-
         return {
             **super().get_config(),
-            "similarity": serialized(self.similarity),
-            "recurrent_similarity": serialized(self.recurrent_similarity),
+            "similarity": _serialize(self.similarity),
+            "recurrent_similarity": _serialize(self.recurrent_similarity),
             "block_size": self.block_size,
             "recurrent_block_size": self.recurrent_block_size,
             "similarity_initializer": keras.initializers.serialize(
@@ -303,6 +283,14 @@ class SimilarityCell(keras.layers.Layer):
                 self.recurrent_predictor
             ),
         }
+
+
+def _similarity_or_none(identifier: Any) -> matrices.Similarity | None:
+    return None if identifier is None else matrices.get(identifier)
+
+
+def _serialize(similarity: matrices.Similarity | None) -> Any:
+    return None if similarity is None else matrices.serialize(similarity)
 
 
 def _static_matrix(
@@ -322,7 +310,8 @@ def comparison(
     """Returns the function `v -> M v`, whose `M` is predicted from undropped vectors."""
     if similarity is None:
         return lambda compared: compared
-    return similarity.comparison(vectors, training)
+    parameters = similarity.parameters(vectors, training)
+    return functools.partial(similarity.compare, parameters)
 
 
 def gate_products(
@@ -395,8 +384,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         Neural Similarity Learning (Liu et al., NeurIPS 2019), as
         `NeuralSimilarityGRUCell`.
     """
-
-    plain = keras.layers.SimpleRNNCell
 
     def call(
         self, inputs: Tensor, states: Any, training: bool = False
@@ -498,8 +485,6 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         networks, and the authors released no code for them.
     """
 
-    plain = keras.layers.GRUCell
-
     def call(
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, Any]:
@@ -587,8 +572,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         Neural Similarity Learning (Liu et al., NeurIPS 2019), as
         `NeuralSimilarityGRUCell`.
     """
-
-    plain = keras.layers.LSTMCell
 
     def call(
         self, inputs: Tensor, states: Any, training: bool = False

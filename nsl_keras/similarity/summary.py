@@ -239,7 +239,6 @@ _CONVOLUTIONS = (
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
 )
-_DENSE = (keras.layers.Dense,)
 _TRANSPOSED_CONVOLUTIONS = (
     keras.layers.Conv1DTranspose,
     keras.layers.Conv2DTranspose,
@@ -274,7 +273,7 @@ def _count(call: rewiring.Call) -> tuple[float, float]:
     elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
         kernels = _size(layer.depthwise_kernel) + _size(layer.pointwise_kernel)
         plain, added = _product(_spatial(layer, outputs)) * kernels, 0
-    elif isinstance(layer, _DENSE):
+    elif isinstance(layer, keras.layers.Dense):
         vectors = _product(inputs[1:-1])
         plain, added = vectors * _size(layer.kernel), _of_similarity(layer, vectors)
     elif cells := _cells(layer):
@@ -321,7 +320,7 @@ def _of_similarity(layer: Any, positions: float) -> float:
     """Returns what `M` adds to a convolution or dense layer: nothing where it is static."""
     if getattr(layer, "predictor", None) is None:
         return 0
-    if isinstance(layer, _DENSE):
+    if isinstance(layer, keras.layers.Dense):
         return positions * _of_vectors(layer, layer.kernel)
     predictor = layer.predictor
     if not isinstance(predictor, SimilarityPredictor):

@@ -62,22 +62,23 @@ def graph_of(model):
 
 def convolutional():
     """A small network of several kinds of convolutions, with random weights."""
-    model = keras.Sequential(
-        [
-            keras.Input((8, 9, 3)),
-            keras.layers.Conv2D(6, 3, padding="same", strides=2, name="first"),
-            keras.layers.BatchNormalization(name="norm"),
-            keras.layers.ReLU(),
-            keras.layers.DepthwiseConv2D((3, 2), padding="same", name="depthwise"),
-            keras.layers.Conv2D(5, 1, activation="relu", name="pointwise"),
-            keras.layers.Conv2D(4, 2, use_bias=False, name="second"),
-            keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(3, name="classes"),
-        ],
+    model = stack(
+        keras.layers.Conv2D(6, 3, padding="same", strides=2, name="first"),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.ReLU(),
+        keras.layers.DepthwiseConv2D((3, 2), padding="same", name="depthwise"),
+        keras.layers.Conv2D(5, 1, activation="relu", name="pointwise"),
+        keras.layers.Conv2D(4, 2, use_bias=False, name="second"),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3, name="classes"),
         name="small",
     )
     randomize(model.weights)
     return model
+
+
+def stack(*parts, name=None):
+    return keras.Sequential([keras.Input((8, 9, 3)), *parts], name=name)
 
 
 @pytest.fixture(scope="module")
@@ -253,14 +254,11 @@ def test_layers_that_are_left_alone():
     class Own(keras.layers.Conv2D):
         pass
 
-    plain = keras.Sequential(
-        [
-            keras.Input((8, 9, 3)),
-            Own(4, 3, name="own"),
-            keras.layers.SeparableConv2D(4, 3, name="separable"),
-            keras.layers.Conv2DTranspose(4, 3, name="transposed"),
-            keras.layers.Conv2D(4, 3, name="plain"),
-        ]
+    plain = stack(
+        Own(4, 3, name="own"),
+        keras.layers.SeparableConv2D(4, 3, name="separable"),
+        keras.layers.Conv2DTranspose(4, 3, name="transposed"),
+        keras.layers.Conv2D(4, 3, name="plain"),
     )
     model = add_similarity(plain)
     assert converted(model) == ["plain"]
@@ -286,12 +284,9 @@ def test_layers_of_other_forms(plain):
 
 
 def test_grouped_convolutions():
-    plain = keras.Sequential(
-        [
-            keras.Input((8, 9, 3)),
-            keras.layers.Conv2D(4, 3, name="one_group"),
-            keras.layers.Conv2D(4, 3, groups=2, name="two_groups"),
-        ]
+    plain = stack(
+        keras.layers.Conv2D(4, 3, name="one_group"),
+        keras.layers.Conv2D(4, 3, groups=2, name="two_groups"),
     )
     static = add_similarity(plain, "unconstrained")
     assert converted(static) == ["one_group", "two_groups"]
@@ -352,33 +347,38 @@ def test_a_shared_predictor_serves_all_layers(plain):
     assert difference(plain, model, IMAGES) <= 1e-5
     with pytest.raises(ValueError, match=r"as many taps as its own, 9;.*'depthwise', 'sec"):
         add_similarity(plain, predictor=shared)
-    two = keras.Sequential(
-        [keras.Input((8, 9, 3)), keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 3)]
-    )
+    two = stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 3))
     model = add_similarity(two, predictor=shared)
     assert model.layers[0].predictor is model.layers[1].predictor is shared
 
 
 def test_predictors_of_ones_own(plain):
-    def predictor(layer, **options):
-        return predictors.SimilarityPredictor(
-            layer.kernel_size,
-            hidden_filters=2,
-            strides=layer.strides,
-            padding=layer.padding,
-            pooled=True,
-            **options,
-        )
+    def predictor(layer):
+        return "cnn" if layer.name == "depthwise" else pooled
 
-    zeros = {"output_kernel_initializer": "zeros"}
-    model = add_similarity(plain, predictor=lambda layer: predictor(layer, **zeros))
-    assert difference(plain, model, IMAGES) <= 1e-5
-    assert {layer.predictor.hidden_filters for layer in similarity_layers(model)} == {2}
+    pooled = predictors.SimilarityPredictor((3, 3), pooled=True)
     with pytest.warns(UserWarning, match="does not start at zero"):
-        add_similarity(plain, predictor=predictor, layers=["first"])
+        model = add_similarity(plain, predictor=predictor, layers=["first", "depthwise"])
+    assert model.get_layer("first").predictor is pooled
+    assert model.get_layer("depthwise").predictor.kind == "cnn"
 
 
-@pytest.mark.parametrize("wrong", ["other", 3, keras.layers.Dense(3)])
+def test_a_predictor_as_a_pattern(plain):
+    pattern = predictors.SimilarityPredictor(
+        kind="cnn", hidden_filters=2, output_kernel_initializer="zeros"
+    )
+    model = add_similarity(plain, "unconstrained", predictor=pattern)
+    assert difference(plain, model, IMAGES) <= 1e-5
+    made = [layer.predictor for layer in similarity_layers(model)]
+    assert [(each.kernel_size, each.hidden_filters) for each in made] == [
+        ((3, 3), 2),
+        ((3, 2), 2),
+        ((2, 2), 2),
+    ]
+    assert pattern.kernel_size is None and len({id(each) for each in made}) == 3
+
+
+@pytest.mark.parametrize("wrong", ["tree", 3, keras.layers.Dense(3)])
 def test_wrong_predictors(wrong, plain):
     with pytest.raises(ValueError, match="`predictor` must be"):
         add_similarity(plain, predictor=wrong)
@@ -498,13 +498,13 @@ def test_subclassed_models():
     for function in (add_similarity, fold):
         with pytest.raises(ValueError, match="functional or Sequential"):
             function(block)
-    model = keras.Sequential([keras.Input((8, 9, 3)), keras.layers.Conv2D(3, 3), block])
+    model = stack(keras.layers.Conv2D(3, 3), block)
     with pytest.raises(
         ValueError, match=r"subclassed model 'block'.*'Block', with 'hidden'"
     ):
         add_similarity(model)
     dense = Block(keras.layers.Dense(3))
-    model = keras.Sequential([keras.Input((8, 9, 3)), keras.layers.Conv2D(3, 3), dense])
+    model = stack(keras.layers.Conv2D(3, 3), dense)
     assert difference(model, add_similarity(model), IMAGES) == 0
 
 
@@ -550,20 +550,17 @@ def test_fold_of_a_plain_model_is_a_copy(plain):
 
 
 def test_fold_of_dense_and_dynamic_layers():
-    model = keras.Sequential(
-        [
-            keras.Input((8, 9, 3)),
-            layers.NeuralSimilarityConv2D(4, 3, name="static"),
-            layers.NeuralSimilarityDense(6, similarity="unconstrained", name="dense"),
-            layers.NeuralSimilarityConv2D(4, 3, predictor="sphere", name="dynamic"),
-            layers.NeuralSimilarityDense(6, predictor="sphere", name="dynamic_dense"),
-        ]
+    model = stack(
+        layers.NeuralSimilarityConv2D(4, 3, name="static"),
+        layers.NeuralSimilarityDense(6, similarity="unconstrained", name="dense"),
+        layers.NeuralSimilarityConv2D(4, 3, predictor="sphere", name="dynamic"),
+        layers.NeuralSimilarityDense(6, predictor="sphere", name="dynamic_dense"),
     )
     with pytest.raises(
         ValueError, match=r"static.*Received: 'dynamic', 'dynamic_dense' with a predictor"
     ):
         fold(model)
-    static = keras.Sequential([keras.Input((8, 9, 3)), *model.layers[:2]])
+    static = stack(*model.layers[:2])
     randomize(static.weights)
     folded = fold(static)
     assert classes_of(folded) == {keras.layers.Conv2D, keras.layers.Dense}
@@ -575,15 +572,12 @@ def test_fold_of_other_layers_of_the_package():
         def call(self, inputs, training=None):
             return 2 * super().call(inputs, training=training)
 
-    model = keras.Sequential(
-        [
-            keras.Input((8, 9, 3)),
-            layers.NeuralSimilarityConv2D(4, 3),
-            layers.SphereConv2D(4, 3, name="sphere"),
-            Own(4, 3, name="own"),
-            Block(layers.CosineDense(3)),
-            layers.CosineDense(2, name="classes"),
-        ]
+    model = stack(
+        layers.NeuralSimilarityConv2D(4, 3),
+        layers.SphereConv2D(4, 3, name="sphere"),
+        Own(4, 3, name="own"),
+        Block(layers.CosineDense(3)),
+        layers.CosineDense(2, name="classes"),
     )
     expected = (
         r"those with a static similarity.*Received: 'sphere' \(SphereConv2D\), "

@@ -17,7 +17,7 @@ from similarity_layers import (
 )
 
 from nsl_keras import layers, predictors
-from nsl_keras.similarity.recurrent import gate_products
+from nsl_keras.similarity.recurrent import comparison, gate_products
 
 BATCH, STEPS, FEATURES, UNITS = 5, 4, 6, 4
 SEQUENCES = np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES))
@@ -261,7 +261,7 @@ def test_gates_share_the_matrix_under_dropout(form, name):
     cell(x, states, training=True)
     x_masks, h_masks = cell.get_dropout_mask(x), cell.get_recurrent_dropout_mask(state)
     assert isinstance(x_masks, list) == (name != "simple_rnn")
-    compare = cell.input_similarity.comparison(x, True)
+    compare = comparison(cell.input_similarity, x, True)
     product = gate_products(x, x_masks, cell.kernel, compare)
     parts = ops.split(cell.kernel, cell.kernel.shape[1] // UNITS, axis=1)
     x_masks, h_masks = (m if isinstance(m, list) else [m] for m in (x_masks, h_masks))
@@ -430,7 +430,7 @@ def test_config():
             {"recurrent_similarity": None, "recurrent_predictor": "mlp"},
             "`recurrent_predictor` must be None where `recurrent_similarity` is None",
         ),
-        ({"predictor": "other"}, "`predictor` must be None, one of"),
+        ({"predictor": "tree"}, "`predictor` must be None, one of"),
         ({"predictor": "mlp", "similarity_regularizer": "l1"}, "must be None with a"),
         ({"predictor": "mlp", "similarity": "sparse"}, "static and takes no predictor"),
     ],
