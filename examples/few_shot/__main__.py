@@ -16,12 +16,14 @@ of training images and the same trials: with several --rates, each is tried for
 static network starts from the pretrained one, and then has as many images again. ProtoNet
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 
-Finished runs are kept in --output_dir/results/few_shot/ (those of several --rates in a
-folder that ends in _tuned) and not run again; an interrupted one goes on from its last
-saved state. With --output_dir=. they are those of the repository, of which `make results`
-makes the tables. Runs with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no
-TensorFlow is installed: write Omniglot to a file once with --write_data_file=omniglot.npz,
-and read it with --data_file.
+Finished runs are kept in --output_dir/results/few_shot/, those of several --rates in a
+folder that ends in _tuned, and are not run again. An interrupted run goes on from its last
+saved state. --output_dir=. adds to the results of this repository; `make results` makes
+their tables.
+
+It runs under TensorFlow and, where no TensorFlow is installed, under JAX
+(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
+with --write_data_file=images.npz, and read them with --data_file=images.npz.
 """
 
 from __future__ import annotations

@@ -13,14 +13,15 @@ models with a dictionary before adaptation too.
 examples/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
 mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
 
-Finished runs are kept in --output_dir/results/image_classification/ and not run again; an
-interrupted one goes on from its last saved state. With --output_dir=. they are those of
-the repository, of which `make results` makes the tables. Trained models are kept in
---model_dir; --figures draws those of the first seed, besides the training. With
---experiment=A.9 models are told coarse classes only.
-Runs with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no TensorFlow is installed:
-tensorflow-datasets needs TensorFlow, so write the images to a file once, where there is
-one, with --write_data_file=images.npz, and read them with --data_file=images.npz.
+Finished runs are kept in --output_dir/results/image_classification/ and are not run again.
+An interrupted run goes on from its last saved state. --output_dir=. adds to the results of
+this repository; `make results` makes their tables. Trained models are kept in --model_dir;
+--figures draws those of the first seed. With --experiment=A.9 models are told coarse
+classes only.
+
+It runs under TensorFlow and, where no TensorFlow is installed, under JAX
+(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
+with --write_data_file=images.npz, and read them with --data_file=images.npz.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ evaluated once, after the last step.
     python -m examples.neural_similarity --table=4 --method=cnn --method=static_dns \
         --dataset=cifar10 --train_size=10000 --steps=2000
 
-Finished runs are kept in --output_dir/results/neural_similarity/ and not run again; an
-interrupted one goes on from its last saved state. With --output_dir=. they are those of
-the repository, of which `make results` makes the tables.
-Runs with TensorFlow, and with JAX (KERAS_BACKEND=jax) where no TensorFlow is installed:
-tensorflow-datasets needs TensorFlow, so write the images to a file once, where there is
-one, with --write_data_file=images.npz, and read them with --data_file=images.npz.
+Finished runs are kept in --output_dir/results/neural_similarity/ and are not run again. An
+interrupted run goes on from its last saved state. --output_dir=. adds to the results of
+this repository; `make results` makes their tables.
+
+It runs under TensorFlow and, where no TensorFlow is installed, under JAX
+(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
+with --write_data_file=images.npz, and read them with --data_file=images.npz.
 """
 
 from __future__ import annotations
