@@ -47,8 +47,8 @@ class NeighborDictionary(keras.layers.Layer):
     Args:
         num_neighbors: int, the number of entries `S`.
         num_values: int, the length of a value (classes, or outputs of a regression).
-            `None` leaves it to the `MetaNeighborhoodHead` that uses the dictionary, whose
-            number of outputs it is.
+            `None` takes it from values that are given, or else from the
+            `MetaNeighborhoodHead` that uses the dictionary: its number of outputs.
         metric: `"cosine"`, `"euclidean"`, a name given by
             `nsl_keras.key_metrics.register`, or a `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0; small values look at few neighbours. Not trained, as
@@ -132,6 +132,8 @@ class NeighborDictionary(keras.layers.Layer):
             if isinstance(fixed_values, bool)
             else self._checked_values(fixed_values, "fixed_values").tolist()
         )
+        if isinstance(self.fixed_values, list):
+            self.num_values = len(self.fixed_values[0])
         self._check_fixed_values()
         self.dropout = validation.fraction(dropout, "dropout")
         self.dropout_scope = validation.one_of(

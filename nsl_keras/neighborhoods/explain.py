@@ -45,9 +45,9 @@ class Neighbors(NamedTuple):
             The integral over the path takes 8 points. It is exact where the outputs are a
             polynomial in the attention of degree 16 at most: one step on a `Dense` layer,
             and up to 16 steps of a regression on one. Elsewhere its error grows with rate
-            and steps: a single small step through smooth layers leaves rounding, three
-            steps at a rate of 0.9 some thousandths, ReLU layers a few percent. The sum
-            over all entries beside the change of the outputs tells.
+            and steps: at a rate of 0.05 it is rounding; three steps at 0.9 leave up to a
+            few percent of the change in smooth heads, and more through ReLU layers. To
+            see it, compare the sum over all entries with the change of the outputs.
     """
 
     indices: Any

@@ -1,6 +1,7 @@
 """`MetaNeighborhoodModel` in `fit`, `evaluate`, `predict` and on file."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -13,10 +14,12 @@ import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+FILES = pathlib.Path(__file__).parents[1] / "files"
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(48, 6)).astype("float32")
 Y = rng.integers(0, 3, size=48)
+TARGETS = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1).astype("float32")
 
 
 def make_backbone(**options):
@@ -34,89 +37,89 @@ def make_model(dictionary=None, **options):
     )
 
 
-def make_stock_model(**backbone_options):
-    """The same network as a functional model, trained by Keras's own step."""
-    backbone = make_backbone(**backbone_options)
-    outputs = MetaNeighborhoodHead(CosineDense(3), make_dictionary())(backbone.outputs[0])
-    return keras.Model(backbone.inputs[0], outputs)
+def make_regression(head=None, dictionary=None, **options):
+    head = head or keras.Sequential([keras.layers.Dense(16, "tanh"), keras.layers.Dense(2)])
+    dictionary = dictionary or NeighborDictionary(20, seed=0)
+    return nsl_keras.MetaNeighborhoodModel(
+        None, head, dictionary, task="regression", **options
+    )
 
 
 def make_twins(**backbone_options):
-    stock = make_stock_model(**backbone_options)
+    """A model, and the same network as a functional model, trained by Keras's own step."""
+    backbone = make_backbone(**backbone_options)
+    outputs = MetaNeighborhoodHead(CosineDense(3), make_dictionary())(backbone.outputs[0])
+    stock = keras.Model(backbone.inputs[0], outputs)
     model = nsl_keras.MetaNeighborhoodModel(
         make_backbone(**backbone_options), CosineDense(3), make_dictionary()
     )
     model.build((None, 6))
     rng = np.random.default_rng(1)
-    for mine, theirs in zip(
+    for ours, others in zip(
         sorted(model.trainable_variables, key=lambda v: (v.name, tuple(v.shape))),
         sorted(stock.trainable_variables, key=lambda v: (v.name, tuple(v.shape))),
         strict=True,
     ):
-        value = ops.convert_to_numpy(theirs.value) + 0.3 * rng.normal(size=mine.shape)
-        mine.assign(value)
-        theirs.assign(value)
+        value = ops.convert_to_numpy(others.value) + 0.3 * rng.normal(size=ours.shape)
+        ours.assign(value)
+        others.assign(value)
     return model, stock
 
 
-def check_same_training(model, stock, fit=None, make_optimizer=None):
+def check_same_training(model, stock, make_optimizer, **fit):
     histories = []
     for each in (model, stock):
-        optimizer = make_optimizer() if make_optimizer else keras.optimizers.SGD(0.5)
-        each.compile(optimizer=optimizer, loss=LOSS, metrics=["accuracy"])
-        arguments = {"epochs": 3, "batch_size": 16, "shuffle": False, "verbose": 0}
-        histories.append(each.fit(X, Y, **arguments, **(fit or {})).history)
+        each.compile(optimizer=make_optimizer(), loss=LOSS, metrics=["accuracy"])
+        arguments = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
+        histories.append(each.fit(X, Y, **arguments, **fit).history)
     for key in ("loss", "accuracy"):
         np.testing.assert_allclose(histories[0][key], histories[1][key], rtol=1e-4)
     np.testing.assert_allclose(model(X), stock(X), rtol=1e-3, atol=1e-4)
     return histories[0]
 
 
-SAMPLE_WEIGHT = {"sample_weight": np.linspace(0, 2, 48).astype("float32")}
-CLASS_WEIGHT = {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}
-VALIDATION = {"validation_split": 0.25}
+def scaled_and_clipped():
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1, use_ema=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("fit", "make_optimizer"),
     [
-        (VALIDATION, lambda: keras.optimizers.SGD(0.5)),
         (
-            SAMPLE_WEIGHT,
+            {
+                "validation_split": 0.25,
+                "sample_weight": np.linspace(0, 2, 48).astype("float32"),
+            },
             lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2),
         ),
-        (
-            CLASS_WEIGHT,
+        pytest.param(
+            {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
             lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipvalue=0.05),
+            marks=pytest.mark.long,
         ),
-        (
-            {},
-            lambda: keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1, use_ema=True)
-            ),
-        ),
+        pytest.param({}, scaled_and_clipped, marks=pytest.mark.long),
     ],
-    ids=["validation", "weights_accumulation", "weights_adamw", "loss_scale_clip_ema"],
+    ids=["validation_weights_accumulation", "class_weights_adamw", "loss_scale_clip_ema"],
 )
 def test_step_equals_that_of_keras(fit, make_optimizer):
-    """Options of `fit` and of optimizers act as in Keras."""
-    history = check_same_training(*make_twins(), fit, make_optimizer)
-    assert "unadapted_accuracy" in history
-    if "validation_split" in fit:
-        assert "val_unadapted_accuracy" in history
-
-
-def test_regularizers_and_added_losses_count():
+    """Options of `fit` and of optimizers act as in Keras; so do added losses."""
     twins = make_twins(kernel_regularizer="l2", activity_regularizer="l1")
     twins[0](X)
-    penalties = [float(loss) for loss in twins[0].losses]
-    assert len(penalties) == 2
-    assert min(penalties) > 1e-3
-    check_same_training(*twins)
+    assert min(float(loss) for loss in twins[0].losses) > 1e-3
+    history = check_same_training(*twins, make_optimizer, **fit)
+    assert "unadapted_accuracy" in history
+    assert ("val_unadapted_accuracy" in history) == ("validation_split" in fit)
 
 
 @pytest.mark.parametrize(
-    ("inner_loop", "jit_compile"), [("dual", False), ("dual", True), ("tape", False)]
+    ("inner_loop", "jit_compile"),
+    [
+        pytest.param("dual", True, marks=pytest.mark.long),
+        ("dual", False),
+        pytest.param("tape", False, marks=pytest.mark.long),
+    ],
 )
 def test_compiled_steps(inner_loop, jit_compile):
     model = make_model(make_dictionary(0.5, seed=0), inner_loop=inner_loop)
@@ -125,10 +128,10 @@ def test_compiled_steps(inner_loop, jit_compile):
     assert first[-1] < first[0]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX compiles a tape once")
 def test_compiled_tape_warns():
     model = make_model(inner_loop="tape")
-    model.build((None, 6))
     model.compile("sgd", LOSS, jit_compile=True)
     with pytest.warns(UserWarning, match="anew at every step"):
         model.train_on_batch(X[:4], Y[:4])
@@ -153,8 +156,11 @@ def test_metrics_before_adaptation():
         *("accuracy", "top2", "xent"),
         *("unadapted_accuracy", "unadapted_top2", "unadapted_xent"),
     }
-    for prefix, adapt in (("", True), ("unadapted_", False)):
-        logits = ops.convert_to_numpy(model(X, adapt=adapt))
+    both = model.predictions(X)
+    np.testing.assert_allclose(both.adapted, model(X), rtol=1e-5)
+    np.testing.assert_allclose(both.unadapted, model.head(model.backbone(X)), rtol=1e-5)
+    for prefix, logits in (("", both.adapted), ("unadapted_", both.unadapted)):
+        logits = ops.convert_to_numpy(logits)
         np.testing.assert_allclose(
             found[f"{prefix}accuracy"], np.mean(logits.argmax(axis=1) == Y), rtol=1e-5
         )
@@ -172,10 +178,9 @@ def test_one_hot_targets_and_recompilation():
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     for name in ("accuracy", "categorical_accuracy"):
         model.compile("sgd", loss, metrics=[name])
-        history = model.fit(X, one_hot, verbose=0).history
-        assert set(history) == {"loss", name, f"unadapted_{name}"}
-    predicted = model.predict(X, verbose=0).argmax(axis=1)
-    found = model.evaluate(X, one_hot, verbose=0, return_dict=True)
+        found = model.evaluate(X, one_hot, verbose=0, return_dict=True)
+        assert set(found) == {"loss", name, f"unadapted_{name}"}
+    predicted = ops.convert_to_numpy(model(X)).argmax(axis=1)
     np.testing.assert_allclose(
         found["categorical_accuracy"], np.mean(predicted == Y), rtol=1e-5
     )
@@ -184,8 +189,6 @@ def test_one_hot_targets_and_recompilation():
 def test_train_on_batch_and_data_sets():
     model = make_model()
     model.compile("sgd", LOSS, metrics=["accuracy"])
-    assert "unadapted_accuracy" in model.train_on_batch(X, Y, return_dict=True)
-    assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
     batches = [(X[:16], Y[:16]), (X[16:], Y[16:])]
 
     def generate():
@@ -194,70 +197,33 @@ def test_train_on_batch_and_data_sets():
 
     history = model.fit(generate(), steps_per_epoch=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"][0])
+    assert model.built
+    assert "unadapted_accuracy" in model.train_on_batch(X, Y, return_dict=True)
+    assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
 
 
-def test_no_backbone():
+def test_shapes_of_features():
     model = nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3), 5)
-    model.compile("sgd", LOSS)
-    model.fit(X, Y, verbose=0)
     assert model.predict(X, verbose=0).shape == (48, 3)
     with pytest.raises(ValueError, match="must be flattened or pooled"):
         nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3)).build((None, 4, 4, 3))
 
 
-def test_keras_file_keeps_everything(tmp_path):
-    model = make_model(inner_steps=2, learning_rate_form="diagonal")
-    model.compile("adam", LOSS, metrics=["accuracy"])
-    model.fit(X, Y, verbose=0)
-    expected = model.predict(X, verbose=0)
-    path = tmp_path / "model.keras"
-    model.save(path)
-    again = keras.saving.load_model(path)
-    np.testing.assert_array_equal(again.predict(X, verbose=0), expected)
-    assert normal_form(again.get_config()) == normal_form(model.get_config())
-    # Compiled again, with the optimizer's state: training goes on alike.
-    first, second = (
-        each.fit(X, Y, shuffle=False, verbose=0).history for each in (model, again)
-    )
-    assert set(first) == set(second)
-    np.testing.assert_allclose(first["loss"], second["loss"], rtol=0.2)
-    np.savez(tmp_path / "data.npz", x=X, expected=again.predict(X, verbose=0))
-    again.save(path)
-    script = (
-        "import sys, json, numpy as np, keras, nsl_keras\n"
-        "data = np.load(sys.argv[2])\n"
-        "model = keras.saving.load_model(sys.argv[1])\n"
-        "found = model.predict(data['x'], verbose=0)\n"
-        "print(json.dumps(float(np.abs(found - data['expected']).max())))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(path), str(tmp_path / "data.npz")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert json.loads(result.stdout.splitlines()[-1]) < 1e-6
-
-
-def test_neighbors_and_exempt_variables():
-    model = make_model()
-    with pytest.raises(ValueError, match="`decay_exempt_variables` needs a built model"):
-        _ = model.decay_exempt_variables
-    found = model.neighbors(X, k=3, batch_size=20)
-    assert found.indices.shape == found.weights.shape == (48, 3)
-    assert found.values.shape == (48, 3, 3)
-    assert np.all(np.diff(found.weights, axis=1) <= 0)
-    np.testing.assert_allclose(found.values.sum(axis=-1), 1, rtol=1e-5)
-    exempt = {v.path for v in model.decay_exempt_variables}
-    backbone = {v.path for v in model.backbone.trainable_variables}
-    assert exempt | backbone == {v.path for v in model.trainable_variables}
-    assert not exempt & backbone
+def test_attributes_are_the_parts_given():
+    backbone, head, dictionary = make_backbone(), CosineDense(3), make_dictionary()
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary, inner_steps=2)
+    assert model.backbone is backbone
+    assert model.head is head
+    assert model.dictionary is dictionary
+    assert (model.num_neighbors, model.inner_steps) == (10, 2)
+    assert [layer.name for layer in model.layers] == [backbone.name, "neighborhood"]
 
 
 def test_no_layer_is_left_behind():
     """An unbuilt sublayer would have Keras build the model anew in every `fit`."""
     model = make_model()
+    with pytest.raises(ValueError, match="`decay_exempt_variables` needs a built model"):
+        _ = model.decay_exempt_variables
     model.build((None, 6))
     stack, seen = [model], []
     while stack:
@@ -269,13 +235,10 @@ def test_no_layer_is_left_behind():
     names = [v.path for v in model.variables]
     assert len(names) == len(set(names))
     assert sum("seed_generator" in name for name in names) == 1
-
-
-def test_call_without_adaptation_is_head_of_backbone():
-    model = make_model()
-    plain = model.head(model.backbone(X))
-    np.testing.assert_allclose(model(X, adapt=False), plain, rtol=1e-6)
-    assert np.abs(ops.convert_to_numpy(model(X)) - plain).max() > 1e-6
+    exempt = {v.path for v in model.decay_exempt_variables}
+    backbone = {v.path for v in model.backbone.trainable_variables}
+    assert exempt | backbone == {v.path for v in model.trainable_variables}
+    assert not exempt & backbone
 
 
 def test_mixed_precision():
@@ -284,11 +247,70 @@ def test_mixed_precision():
     model.compile("adam", LOSS, metrics=["accuracy"])
     losses = model.fit(X, Y, epochs=8, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-    assert model.predict(X, verbose=0).dtype == "float32"
+    assert ops.convert_to_numpy(model(X)).dtype == "float32"
+
+
+# Files.
 
 
 def normal_form(config):
     return json.loads(json.dumps(config, default=str))
+
+
+def test_keras_file_keeps_everything(tmp_path):
+    model = make_model(inner_steps=2, learning_rate_form="diagonal")
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    model.fit(X, Y, verbose=0)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    again = keras.saving.load_model(path)
+    np.testing.assert_array_equal(again(X), model(X))
+    assert normal_form(again.get_config()) == normal_form(model.get_config())
+    # Compiled again, with the optimizer's state: training goes on alike.
+    first, second = (
+        each.fit(X, Y, shuffle=False, verbose=0).history for each in (model, again)
+    )
+    assert set(first) == set(second)
+    np.testing.assert_allclose(first["loss"], second["loss"], rtol=0.2)
+
+
+@pytest.mark.long
+def test_keras_file_in_a_fresh_process(tmp_path):
+    model = make_model()
+    model.build((None, 6))
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "data.npz", x=X, expected=model(X))
+    script = (
+        "import sys, json, numpy as np, keras, nsl_keras\n"
+        "data = np.load(sys.argv[2])\n"
+        "model = keras.saving.load_model(sys.argv[1])\n"
+        "found = model.predict(data['x'], verbose=0)\n"
+        "print(json.dumps(float(np.abs(found - data['expected']).max())))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "model.keras", tmp_path / "data.npz"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads(result.stdout.splitlines()[-1]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["model", "head"])
+def test_files_written_before_dictionaries_were_given(name):
+    """Written when the dictionary's arguments were the model's, by Keras 3.10."""
+    loaded = keras.saving.load_model(FILES / f"{name}.keras")
+    with np.load(FILES / "outputs.npz") as outputs:
+        found = loaded(outputs[f"{name}_inputs"])
+        np.testing.assert_allclose(found, outputs[name], rtol=1e-5, atol=1e-6)
+    if name == "model":
+        assert loaded.dictionary.metric.__class__.__name__ == "Euclidean"
+        assert (loaded.dictionary.dropout, loaded.dictionary.seed) == (0.25, 3)
+        assert loaded.backbone.layers[0].sharpness == 3.0
+
+
+# Checks of data and arguments.
 
 
 def spoiled(array, value):
@@ -297,36 +319,38 @@ def spoiled(array, value):
     return array
 
 
+MULTI_LABEL = (np.eye(3) + np.eye(3)[::-1])[Y]
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    model = make_model()
+    model.build((None, 6))
+    model.compile("sgd", LOSS)
+    return model
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
         (spoiled(X, np.nan), Y, "`x` must be finite. Received: 6 NaN"),
-        (spoiled(X, np.inf), Y, "`x` must be finite"),
-        (
-            X,
-            spoiled(Y, 3),
-            "`y` must hold classes 0 to 2. Received: 1 labels outside, .*5: 3",
-        ),
+        (X, spoiled(Y, 3), "`y` must hold classes 0 to 2. Received: 1 labels .*5: 3"),
         (X, spoiled(Y, -1), "`y` must hold classes 0 to 2"),
         (X, Y + 0.5, "`y` must hold classes 0 to 2"),
-        (X, (np.eye(3) + np.eye(3)[::-1])[Y], "multi-label targets are not supported"),
-        (ops.convert_to_tensor(spoiled(X, np.nan)), Y, "`x` must be finite"),
+        (X, MULTI_LABEL, "multi-label targets are not supported"),
         (X, np.eye(4)[Y], r"`y` must have shape \(n,\), \(n, 1\) or \(n, 3\)"),
     ],
 )
-def test_bad_arrays(x, y, message):
-    model = make_model()
-    model.compile("sgd", LOSS)
-    model.build((None, 6))
-    before = model.get_weights()
+def test_bad_arrays(classifier, x, y, message):
+    before = classifier.get_weights()
     for use in (
-        lambda: model.fit(x, y, verbose=0),
-        lambda: model.evaluate(x, y, verbose=0),
-        lambda: model.fit(X, Y, validation_data=(x, y), verbose=0),
+        lambda: classifier.fit(x, y, verbose=0),
+        lambda: classifier.evaluate(ops.convert_to_tensor(x), y, verbose=0),
+        lambda: classifier.fit(X, Y, validation_data=(x, y), verbose=0),
     ):
         with pytest.raises(ValueError, match=message):
             use()
-    for new, old in zip(model.get_weights(), before, strict=True):
+    for new, old in zip(classifier.get_weights(), before, strict=True):
         np.testing.assert_array_equal(new, old)  # Nothing was lost.
 
 
@@ -336,28 +360,30 @@ def test_bad_arrays(x, y, message):
     [
         (spoiled(X, np.nan), Y, "`x` must be finite"),
         (X, spoiled(Y, 3), "`y` must hold classes 0 to 2"),
-        (X, (np.eye(3) + np.eye(3)[::-1])[Y], "multi-label targets are not supported"),
+        (X, MULTI_LABEL, "multi-label targets are not supported"),
+        (X, spoiled(TARGETS, np.inf), "`y` must be finite"),
     ],
+    ids=["x", "class", "multi_label", "target"],
 )
 def test_bad_data_sets_in_graphs(x, y, message):
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-    model = make_model()
+    regression = y.shape[1:] == (2,)
+    model = make_regression() if regression else make_model()
     model.build((None, 6))
-    loss = LOSS if y.ndim == 1 else keras.losses.CategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
+    one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", "mse" if regression else LOSS if y.ndim == 1 else one_hot)
     before = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.fit(data, shuffle=False, verbose=0)
-    if np.isnan(x[:16]).any():
-        # Stopped in the first batch: nothing was lost.
-        for new, old in zip(model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(new, old)
+    for new, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(new, old)  # Stopped in the first batch.
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.evaluate(data, verbose=0)
 
 
+@pytest.mark.long
 def test_non_finite_loss_stops_compiled_training():
     batches = [(X[:16], Y[:16]), (spoiled(X[:16], np.nan), Y[:16])]
 
@@ -373,26 +399,86 @@ def test_non_finite_loss_stops_compiled_training():
         model.fit(generate(), steps_per_epoch=4, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        "sparse_categorical_crossentropy",
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.CategoricalCrossentropy(from_logits=False),
-    ],
-)
-def test_loss_of_probabilities_is_refused(loss):
-    with pytest.raises(ValueError, match="`loss` must take logits"):
-        make_model().compile("sgd", loss)
-
-
-def test_metric_of_probabilities_is_refused():
+def test_losses_and_metrics_of_probabilities_are_refused():
     model = make_model()
+    for loss in (
+        "sparse_categorical_crossentropy",
+        keras.losses.CategoricalCrossentropy(from_logits=False),
+    ):
+        with pytest.raises(ValueError, match="`loss` must take logits"):
+            model.compile("sgd", loss)
     model.compile("sgd", LOSS, metrics=["crossentropy"])
     with pytest.raises(ValueError, match="'crossentropy'"):
         model.fit(X, Y, verbose=0)
 
 
-def test_bad_backbone():
+def test_bad_arguments():
     with pytest.raises(ValueError, match="`backbone` must be a Keras layer"):
         nsl_keras.MetaNeighborhoodModel("resnet", CosineDense(3))
+    for x in ((row for row in X), None):
+        with pytest.raises(ValueError, match="`x` and `y` must be arrays"):
+            make_model().initialize_from(x, Y)
+
+
+# Regression.
+
+
+def test_a_regression_learns():
+    model = make_regression(
+        dictionary=NeighborDictionary(20, metric="euclidean", temperature=1.0, seed=0),
+        inner_learning_rate=0.1,
+    )
+    model.compile(keras.optimizers.Adam(0.02), "huber", metrics=["mae"])
+    history = model.fit(X, TARGETS, epochs=25, batch_size=16, verbose=0).history
+    assert set(history) == {"loss", "mae", "unadapted_mae"}
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    found = model.evaluate(X, TARGETS, verbose=0, return_dict=True)
+    for prefix, predicted in zip(("", "unadapted_"), model.predictions(X), strict=True):
+        errors = np.abs(ops.convert_to_numpy(predicted) - TARGETS)
+        np.testing.assert_allclose(found[f"{prefix}mae"], errors.mean(), rtol=1e-4)
+    assert found["mae"] != found["unadapted_mae"]
+
+
+def test_one_output_takes_vectors_and_may_be_squashed():
+    model = make_regression(keras.layers.Dense(1, "sigmoid"))
+    model.compile("sgd", "mse")
+    y = np.round(3 * TARGETS[:, 0]).astype("int64")
+    found = [model.evaluate(X, targets, verbose=0) for targets in (y, y[:, None])]
+    expected = np.mean((ops.convert_to_numpy(model(X))[:, 0] - y) ** 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_given_targets_are_kept(tmp_path):
+    given = np.linspace(-5, 5, 40).reshape(20, 2)
+    model = make_regression(dictionary=NeighborDictionary(20, fixed_values=given))
+    model.build((None, 6))
+    assert [v.name for v in model.dictionary.trainable_variables] == ["keys"]
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.dictionary.values, given, rtol=1e-6)
+    np.testing.assert_array_equal(again(X), model(X))
+    assert again.task == "regression"
+    too_wide = NeighborDictionary(20, fixed_values=np.zeros((20, 3)))
+    with pytest.raises(ValueError, match=r"`num_values` of a dictionary .*=3, a head .*=2"):
+        make_regression(dictionary=too_wide).build((None, 6))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (
+            TARGETS[:, 0],
+            r"`y` must have the shape of the head's outputs, \(n, 2\).*\(48,\)",
+        ),
+        (TARGETS[:, :1], r"`y` must have the shape of the head's outputs"),
+        (spoiled(TARGETS, np.nan), r"`y` must be finite.*\(5, 0\)"),
+        (TARGETS.astype("str"), "`y` must hold numbers"),
+    ],
+)
+def test_bad_targets(y, message):
+    model = make_regression()
+    model.compile("sgd", "mse")
+    for method in ("fit", "evaluate", "initialize_from"):
+        options = {} if method == "initialize_from" else {"verbose": 0}
+        with pytest.raises(ValueError, match=message):
+            getattr(model, method)(X, y, **options)

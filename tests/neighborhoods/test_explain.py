@@ -1,0 +1,150 @@
+"""What entries add to outputs: closed forms, sums, and the integral by other means."""
+
+import adapting_heads as heads
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import nsl_keras
+from nsl_keras.neighborhoods.inner_loop import Entries
+
+SMALL = {"inner_learning_rate": 0.05, "learning_rate_form": "fixed"}
+ENTRIES, OUTPUTS, BATCH = heads.ENTRIES, heads.OUTPUTS, heads.BATCH
+
+
+def neighbors_of(layer, k=ENTRIES):
+    found = layer.neighbors(heads.features(), k)
+    return type(found)(*(ops.convert_to_numpy(tensor) for tensor in found))
+
+
+def changes_of(layer):
+    """The changes of all entries, by entry number."""
+    found = neighbors_of(layer)
+    ordered = np.empty_like(found.output_changes)
+    ordered[np.arange(BATCH)[:, None], found.indices] = found.output_changes
+    return ordered
+
+
+def check_close(found, expected, tolerance):
+    tolerance = tolerance if heads.IS_TENSORFLOW else max(tolerance, 1e-5)
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def error_of_the_sum(layer):
+    z = heads.features()
+    change = ops.convert_to_numpy(layer.adapted_logits(z) - layer.head(z))
+    assert np.abs(change).max() > 0.01
+    return np.abs(neighbors_of(layer).output_changes.sum(axis=1) - change).max()
+
+
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_closed_form_of_a_dense_head(task, inner_loop):
+    layer = heads.build("linear", task=task, inner_loop=inner_loop)
+    keys, values, kernel, bias, weights = (
+        ops.convert_to_numpy(ops.convert_to_tensor(tensor))
+        for tensor in (
+            *(layer.dictionary.keys, layer.dictionary.values),
+            *layer.head.weights,
+            layer.dictionary.attention(heads.features()),
+        )
+    )
+    outputs = keys @ kernel + bias
+    if task == "classification":
+        gradients = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True) - values
+    else:
+        gradients = 2 * (outputs - values)
+    # An entry's own step on kernel and bias, seen from the example.
+    lever = weights * (ops.convert_to_numpy(heads.features()) @ keys.T + 1)
+    expected = -float(layer.rate.rates()[0]) * lever[..., None] * gradients
+    check_close(changes_of(layer), expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "tolerance"),
+    [
+        # Polynomials in the attention: exact.
+        (("linear",), {}, 1e-12),
+        (("linear",), {"task": "regression", "inner_steps": 3}, 1e-12),
+        # Small steps.
+        (("tanh", "cosine"), {"inner_steps": 3, **SMALL}, 1e-9),
+        (("relu", "linear"), SMALL, 1e-9),
+    ],
+    ids=str,
+)
+def test_changes_of_all_entries_sum_to_the_change(kinds, options, tolerance):
+    error = error_of_the_sum(heads.build(*kinds, **options))
+    assert error < (tolerance if heads.IS_TENSORFLOW else max(tolerance, 1e-5))
+
+
+def test_large_steps_leave_an_error_of_the_integral():
+    """What the docstring says of three steps at a rate of 0.9: percents of 2.2."""
+    options = {"inner_steps": 3, "inner_learning_rate": 0.9, "learning_rate_form": "fixed"}
+    assert 1e-3 < error_of_the_sum(heads.build("tanh", "cosine", **options)) < 0.1
+
+
+@pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="finite differences need float64")
+def test_changes_of_single_entries():
+    """The integral over a path of small steps, one entry's weight moved at a time."""
+    layer = heads.build("tanh", "cosine", inner_steps=2)
+    dictionary, z = layer.dictionary, ops.convert_to_numpy(heads.features())
+    attention = ops.convert_to_numpy(dictionary.attention(z))
+    # Axes: points of the path, entries, up or down, examples, entries.
+    points = (np.arange(60) + 0.5) / 60
+    moves = np.einsum("s,ej->esj", [1e-4, -1e-4], np.eye(ENTRIES))[None, :, :, None]
+    weights = (points[:, None, None, None, None] + moves) * attention
+    queries = np.broadcast_to(z, (*weights.shape[:-1], z.shape[-1]))
+    outputs = layer._finetuning.outputs(
+        Entries(ops.convert_to_tensor(dictionary.keys), dictionary.values),
+        ops.convert_to_tensor(weights.reshape(-1, ENTRIES)),
+        ops.convert_to_tensor(queries.reshape(-1, z.shape[-1])),
+    )
+    outputs = ops.convert_to_numpy(outputs).reshape(*weights.shape[:-1], OUTPUTS)
+    slopes = (outputs[:, :, 0] - outputs[:, :, 1]) / 2e-4
+    expected = slopes.mean(axis=0).swapaxes(0, 1)
+    check_close(changes_of(layer), expected, 2e-3 * np.abs(expected).max())
+
+
+def test_loops_and_chunks_change_nothing():
+    expected = neighbors_of(heads.build("cosine", inner_steps=2))
+    for options in ({"inner_loop": "tape"}, {"chunk_size": 3}):
+        found = neighbors_of(heads.build("cosine", inner_steps=2, **options))
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        check_close(found.output_changes, expected.output_changes, 1e-12)
+    few = neighbors_of(heads.build("cosine", inner_steps=2), k=2)
+    for some, all_of_them in zip(few, expected, strict=True):
+        check_close(some, all_of_them[:, :2], 1e-12)
+
+
+def test_entries_without_attention_change_nothing():
+    found = neighbors_of(heads.build("cosine", dictionary={"temperature": 1e-4}))
+    assert np.abs(found.output_changes[:, 0]).max() > 0.01
+    assert np.abs(found.output_changes[:, 1:]).max() < 1e-12
+
+
+def test_a_model_s_neighbors_in_batches():
+    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+    model = nsl_keras.MetaNeighborhoodModel(
+        backbone, keras.layers.Dense(3), 10, inner_learning_rate=0.5
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9, 6)).astype("float32")
+    model.build(x.shape)
+    model.dictionary.keys.assign(rng.normal(size=(10, 4)))
+    found = model.neighbors(x, k=10, batch_size=4)
+    assert found.indices.shape == found.weights.shape == (9, 10)
+    assert found.values.shape == found.output_changes.shape == (9, 10, 3)
+    assert np.all(np.diff(found.weights, axis=1) <= 0)
+    np.testing.assert_allclose(found.values.sum(axis=-1), 1, rtol=1e-5)
+    change = ops.convert_to_numpy(model(x) - model(x, adapt=False))
+    assert np.abs(change).max() > 0.01
+    np.testing.assert_allclose(found.output_changes.sum(axis=1), change, atol=1e-5)
+
+
+def test_bad_k():
+    with pytest.raises(ValueError, match="`k` must be at most `num_neighbors`"):
+        neighbors_of(heads.build("linear"), ENTRIES + 1)
+    with pytest.raises(ValueError, match="`k` must be a positive integer"):
+        neighbors_of(heads.build("linear"), 0)

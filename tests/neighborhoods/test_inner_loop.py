@@ -1,0 +1,155 @@
+"""The two inner loops agree: with each other, with finite differences, and by hand."""
+
+import adapting_heads as heads
+import keras
+import numpy as np
+import pytest
+from golden_files import gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from nsl_keras.layers import MetaNeighborhoodHead, NeighborDictionary
+from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, NestedTape
+
+needs_float64 = pytest.mark.skipif(
+    not heads.IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
+)
+
+
+def check_agreement(*kinds, tolerance=1e-9, **options):
+    """Outputs, weights, and all gradients of an outer loss."""
+    z = heads.features()
+    found = []
+    for inner_loop in ("dual", "tape"):
+        layer = heads.build(*kinds, inner_loop=inner_loop, **options)
+        assert layer.active_inner_loop == inner_loop
+
+        def loss(z, layer=layer):
+            return heads.outer_loss(layer, z)
+
+        outer = gradients(loss, [z], layer.trainable_variables)
+        found.append([layer.adapted_logits(z), *layer.adapted_weights(z), *outer])
+    heads.assert_close(*found, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options"),
+    [
+        (("cosine",), {"inner_steps": 3, "learning_rate_form": "diagonal"}),
+        (("cosine",), {"learning_rate_form": "fixed"}),
+        (("linear",), {"inner_steps": 2, "learning_rate_form": "diagonal"}),
+        (("tanh", "linear"), {}),
+        (("linear",), {"task": "regression"}),
+        (("tanh", "tanh", "linear"), {"task": "regression", "inner_steps": 2}),
+    ],
+    ids=str,
+)
+def test_dual_form_and_tape_agree(kinds, options):
+    check_agreement(*kinds, **options)
+
+
+@needs_float64
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    hidden=st.lists(st.sampled_from(["relu", "tanh", "gelu", "linear"]), max_size=3),
+    last=st.sampled_from(["linear", "cosine"]),
+    use_bias=st.booleans(),
+    steps=st.integers(1, 3),
+    metric=st.sampled_from(["cosine", "euclidean"]),
+    task=st.sampled_from(["classification", "regression"]),
+)
+def test_random_stacks_agree(hidden, last, use_bias, steps, metric, task):
+    check_agreement(
+        *hidden,
+        last,
+        use_bias=use_bias,
+        inner_steps=steps,
+        dictionary={"metric": metric},
+        task=task,
+    )
+
+
+@needs_float64
+@pytest.mark.parametrize(
+    ("kind", "task", "inner_loop"),
+    [
+        ("cosine", "classification", "dual"),
+        ("linear", "classification", "tape"),
+        ("linear", "regression", "dual"),
+    ],
+)
+def test_outer_gradients_against_finite_differences(kind, task, inner_loop):
+    """Values included: a fused inner loss would give a classifier's labels zeros."""
+    layer = heads.build(kind, inner_steps=2, task=task, inner_loop=inner_loop)
+    z, variables = heads.features(), layer.trainable_variables
+    found = gradients(lambda z: heads.outer_loss(layer, z), [z], variables)[1:]
+    rng = np.random.default_rng(5)
+    for variable, gradient in zip(variables, found, strict=True):
+        direction = rng.normal(size=variable.shape)
+        start = ops.convert_to_numpy(variable.value).copy()
+        losses = []
+        for sign in (1, -1):
+            variable.assign(start + sign * 1e-5 * direction)
+            losses.append(float(heads.outer_loss(layer, z)))
+        variable.assign(start)
+        expected = (losses[0] - losses[1]) / 2e-5
+        received = np.sum(ops.convert_to_numpy(gradient) * direction)
+        assert abs(expected) > 1e-7, f"{variable.path} has no influence"
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+def test_one_step_by_hand(inner_loop):
+    """A linear head: the gradient of the weighted squared error, written out."""
+    layer = heads.build(
+        "linear", task="regression", inner_learning_rate=0.1, inner_loop=inner_loop
+    )
+    layer.rate.raw_rates[0].assign(-0.1)  # A rate is its absolute value.
+    z = ops.convert_to_numpy(heads.features())
+    keys, values, kernel, bias, attention = (
+        ops.convert_to_numpy(ops.convert_to_tensor(tensor))
+        for tensor in (
+            *(layer.dictionary.keys, layer.dictionary.values),
+            *layer.head.weights,
+            layer.dictionary.attention(z),
+        )
+    )
+    errors = 2 * (keys @ kernel + bias - values)
+    expected = []
+    for weights, example in zip(attention, z, strict=True):
+        new_kernel = kernel - 0.1 * keys.T @ (weights[:, None] * errors)
+        expected.append(example @ new_kernel + bias - 0.1 * weights @ errors)
+    heads.assert_close([layer(z)], [np.array(expected)], 1e-9)
+
+
+def test_losses_by_hand():
+    values, outputs = np.array([[0.2, 0.8]]), np.array([[1.0, -1.0]])
+    tensors = [ops.convert_to_tensor(each) for each in (values, outputs)]
+    probabilities = np.exp(outputs) / np.exp(outputs).sum()
+    np.testing.assert_allclose(
+        LOSSES["classification"](*tensors), [-(values * np.log(probabilities)).sum()], 1e-5
+    )
+    np.testing.assert_allclose(LOSSES["regression"](*tensors), [0.8**2 + 1.8**2], 1e-5)
+
+
+def test_a_loop_of_ones_own():
+    """Loops need no head layer of ours, and no dictionary."""
+    layer = heads.build("linear", inner_steps=2)
+    z = heads.features()
+    loop = NestedTape(layer.head, layer.rate, steps=2)
+    dictionary = layer.dictionary
+    entries = Entries(ops.convert_to_tensor(dictionary.keys), dictionary.values)
+    found = loop.outputs(entries, dictionary.attention(z), z)
+    heads.assert_close([found], [layer.adapted_logits(z)], 1e-9)
+
+
+def test_the_tape_treats_any_head():
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(5)(inputs)
+    residual = keras.Model(inputs, keras.layers.Dense(3)(hidden + inputs))
+    layer = MetaNeighborhoodHead(residual, NeighborDictionary(4, dropout=0.0))
+    layer.build((None, 5))
+    assert layer.active_inner_loop == "tape"
+    assert tuple(layer(np.ones((2, 5), "float32")).shape) == (2, 3)

@@ -1,0 +1,93 @@
+"""Metrics against float64, far from zero too, and one of one's own by name."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import nsl_keras
+from nsl_keras import few_shot, key_metrics
+from nsl_keras.layers import CosineDense, NeighborDictionary
+
+RNG = np.random.default_rng(0)
+
+
+def exact_distances(queries, keys):
+    queries, keys = queries.astype("float64"), keys.astype("float64")
+    return -((queries[:, None] - keys) ** 2).sum(axis=-1)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_against_numpy(metric):
+    queries, keys = RNG.normal(size=(4, 5)), RNG.normal(size=(6, 5))
+    if metric == "cosine":
+        lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(keys, axis=1)
+        expected = queries @ keys.T / lengths
+    else:
+        expected = exact_distances(queries, keys)
+    found = key_metrics.get(metric)(queries.astype("float32"), keys)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    half = key_metrics.get(metric)(ops.cast(queries, "float16"), keys)
+    assert keras.backend.standardize_dtype(half.dtype) == "float32"
+
+
+def test_distances_far_from_zero():
+    """Years as keys: `2qk - q^2 - k^2` alone would give equal weights of 0.5."""
+    dictionary = NeighborDictionary(31, 2, metric="euclidean", temperature=0.2)
+    dictionary.build((None, 1))
+    dictionary.assign(keys=np.arange(1990.0, 2021.0)[:, None])
+    weights = ops.convert_to_numpy(dictionary.attention([[2003.4]]))[0]
+    np.testing.assert_allclose(weights[13:15], [0.731, 0.269], atol=2e-3)
+    queries = (50 + RNG.normal(size=(8, 256))).astype("float32")
+    keys = (50 + RNG.normal(size=(20, 256))).astype("float32")
+    found = key_metrics.Euclidean()(queries, keys)
+    np.testing.assert_allclose(found, exact_distances(queries, keys), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "learner", [few_shot.NearestNeighbor, few_shot.NearestCentroid, few_shot.ProtoNet]
+)
+def test_few_shot_learners_far_from_zero(learner):
+    """The query lies nearest the support image of class 1."""
+    backbone = keras.Sequential([keras.Input((1,)), keras.layers.Flatten()])
+    options = {"normalize": False} if learner is few_shot.NearestCentroid else {}
+    model = learner(backbone, ways=3, metric="euclidean", **options)
+    support = np.array([[[20030.0], [20030.4], [20031.0]]], "float32")
+    query = np.array([[[20030.3]]], "float32")
+    logits = ops.convert_to_numpy(model((support, np.array([[0, 1, 2]]), query)))[0, 0]
+    expected = exact_distances(query[0], support[0])[0]
+    np.testing.assert_allclose(logits - logits[1], expected - expected[1], rtol=1e-3)
+
+
+def test_a_metric_of_ones_own_by_name(tmp_path):
+    @key_metrics.register("test_scaled_product")
+    class ScaledProduct(key_metrics.KeyMetric):
+        def __init__(self, scale=1.0):
+            self.scale = scale
+
+        def call(self, queries, keys):
+            return self.scale * ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+
+        def get_config(self):
+            return {"scale": self.scale}
+
+    x = RNG.normal(size=(32, 4)).astype("float32")
+    for metric in ("test_scaled_product", ScaledProduct(0.5)):
+        dictionary = NeighborDictionary(8, metric=metric, temperature=2.0)
+        model = nsl_keras.MetaNeighborhoodModel(None, CosineDense(3), dictionary)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(x, np.arange(32) % 3, verbose=0)
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+        assert again.dictionary.metric.scale == model.dictionary.metric.scale
+        np.testing.assert_allclose(again(x), model(x), rtol=1e-6)
+
+
+def test_names():
+    assert key_metrics.serialize(key_metrics.get("euclidean")) == "euclidean"
+    metric = key_metrics.Cosine()
+    assert key_metrics.get(metric) is metric
+    with pytest.raises(ValueError, match="`metric` must be one of 'cosine', 'euclidean'"):
+        key_metrics.get("manhattan")
+    with pytest.raises(ValueError, match="`name` must not be taken by another metric"):
+        key_metrics.register("cosine")(key_metrics.Euclidean)
