@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # Each strategy in a process of its own: several in one can dead-lock.
 SCRIPT = """
 import json, sys
@@ -40,7 +42,7 @@ with strategy.scope():
         backbone, nsl_keras.layers.CosineDense(3),
         nsl_keras.layers.NeighborDictionary(12, dropout=0.0))
     model.compile(
-        keras.optimizers.SGD(0.01, momentum=0.9),
+        keras.optimizers.SGD(0.002, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"])
 losses = []
@@ -75,12 +77,13 @@ def largest_difference(first, second):
     return max(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.long
 def test_two_replicas_equal_one_device():
     one, two = train("none"), train("mirrored")
     assert len(one["losses"]) == 20
     assert largest_difference(one["losses"], two["losses"]) < 1e-5
-    for mine, theirs in zip(one["weights"], two["weights"], strict=True):
-        assert largest_difference(mine, theirs) < 1e-5
+    for weights, others in zip(one["weights"], two["weights"], strict=True):
+        assert largest_difference(weights, others) < 1e-5
     assert set(one["history"]) == {"loss", "accuracy", "unadapted_accuracy"}
     for part in ("history", "evaluation"):
         for key, value in one[part].items():

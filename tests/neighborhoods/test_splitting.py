@@ -34,7 +34,7 @@ def functional(*end):
 
 
 def nested(*end):
-    """As an application behind its preprocessing."""
+    """As an application after its preprocessing."""
     return keras.Sequential(
         [keras.Input((8, 8, 3)), layers.Rescaling(2.0), functional(*end)]
     )
@@ -62,9 +62,11 @@ ENDS = {
 @pytest.mark.parametrize(
     ("make", "end"),
     [
-        *((functional, end) for end in sorted(ENDS)),
-        *((sequential, end) for end in ("layer", "softmax")),
-        *((nested, end) for end in ("activation", "logits")),
+        (functional, "softmax"),
+        (functional, "cosine"),
+        (sequential, "layer"),
+        (nested, "activation"),
+        (nested, "logits"),
     ],
 )
 def test_predicts_what_the_source_predicts(make, end):
@@ -77,14 +79,12 @@ def test_predicts_what_the_source_predicts(make, end):
         logits = model(IMAGES, adapt=adapt)
         found = logits if end == "logits" else ops.softmax(logits)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    head = model.neighborhood.head
+    head = model.head
     assert type(head) is (CosineDense if end == "cosine" else layers.Dense)
     assert model.neighborhood.active_inner_loop == "dual"
     assert np.ptp(ops.convert_to_numpy(model(IMAGES))) > 1e-3
-    # The source is as it was, also after the new model is trained.
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, run_eagerly=True)
-    model.fit(IMAGES, np.arange(6) % 3, verbose=0)
+    # The source is as it was, whatever becomes of the new model.
+    model.set_weights([weight + 1 for weight in model.get_weights()])
     assert [layer.name for layer in source.layers] == names
     for new, old in zip(source.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(new, old)
@@ -101,6 +101,7 @@ def test_dropout_and_pooling_stay_in_the_backbone():
     assert model.backbone.output_shape == (None, 4)
 
 
+@pytest.mark.long
 def test_an_application_in_a_line(tmp_path):
     source = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=5)
     model = from_classifier(source, inner_learning_rate=1e-9)
@@ -116,10 +117,12 @@ def test_an_application_in_a_line(tmp_path):
 def test_options_and_frozen_backbones():
     source = sequential(layers.Dense(3, activation="softmax"))
     source.layers[0].trainable = False
-    model = from_classifier(source, metric="euclidean", inner_steps=2)
-    assert model.neighborhood.num_neighbors == 10
-    assert model.neighborhood.metric == "euclidean"
-    assert model.neighborhood.inner_steps == 2
+    dictionary = nsl_keras.layers.NeighborDictionary(7, metric="euclidean")
+    model = nsl_keras.MetaNeighborhoodModel.from_classifier(
+        source, dictionary, inner_steps=2
+    )
+    assert model.dictionary is dictionary
+    assert model.inner_steps == 2
     assert not model.backbone.layers[0].trainable
     assert source.layers[-1].activation is keras.activations.softmax
 
