@@ -6,6 +6,7 @@ mixes all positions, self-attention among its forms, before a convolution sees t
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -165,6 +166,12 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
 
     def _make_convolution(self, options: dict[str, Any]) -> keras.layers.Conv2D | None:
         if self.filters is None:
+            unknown = set(options) - set(inspect.signature(keras.layers.Conv2D).parameters)
+            if unknown:
+                raise ValueError(
+                    "Arguments must be those of the layer or of `keras.layers.Conv2D`. "
+                    f"Received: {', '.join(sorted(unknown))}"
+                )
             linear = keras.activations.linear
             unused = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": linear}
             given = {name: options.get(name, value) for name, value in unused.items()}

@@ -267,6 +267,7 @@ def test_bare_attention_does_not_overflow_in_half_precision():
         ({"kernel_size": 3}, r"`kernel_size`, .* without `filters`.*kernel_size=3"),
         ({"strides": 2}, r"`strides`.* without `filters`.*strides=2"),
         ({"activation": "relu"}, r"`activation` .* without `filters`.*relu"),
+        ({"similarty": "attention"}, r"Arguments must be .*Received: similarty"),
         ({"data_format": "last"}, r"`data_format` must be one of .*'last'"),
         (
             {"similarity": "attention", "similarity_initializer": "zeros"},
