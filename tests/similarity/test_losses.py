@@ -75,6 +75,7 @@ def test_label_outside_makes_its_loss_nan(label):
     assert np.isnan(ops.convert_to_numpy(losses)).tolist() == [False, True, False]
 
 
+@pytest.mark.long
 def test_training_and_files(tmp_path):
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
     model.compile(
