@@ -17,7 +17,7 @@ PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 # What the JAX backend is tested with: every layer, the golden numbers, and that folded
 # layers share no buffers, which only JAX gives away in training. (The suite
 # trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
-JAX_TESTS := tests/test_layers.py::test_layer tests/similarity/test_golden.py \
+JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/neighborhoods/test_golden.py
 # Prepared copies of real image sets, where there are any.

@@ -1,10 +1,10 @@
-"""`check_layer`: what every layer of the package must be able to do.
+"""`check_layer` and `check_compiled`: what every layer of the package must be able to do.
 
-Config and `.keras` round trips, symbolic against eager shapes, weight counts, a training
-step, mixed precision, XLA, both data formats, unknown sizes, and a SavedModel at several
-batch sizes. Under JAX, where nearly all time goes into XLA's compilation, the checks leave
-out what TensorFlow shows as well: each layer is called and traced, and trained once.
-`LayerCase` describes a layer; `layer_cases.CASES` lists them all.
+The first: config and `.keras` round trips, symbolic against eager shapes, weight counts,
+mixed precision, both data formats. The second: a training step through XLA, unknown sizes,
+and a SavedModel at several batch sizes. Under JAX, where nearly all time goes into XLA's
+compilation, the checks leave out what TensorFlow shows as well: each layer is called and
+traced, and trained once. `LayerCase` describes a layer; `layer_cases.CASES` lists them all.
 """
 
 import dataclasses
@@ -72,14 +72,18 @@ def as_numpy(tensor):
 
 
 def check_layer(case, folder):
-    """Runs all checks on one case; `folder` is an empty folder for files."""
+    """Runs the checks that need no compilation; `folder` is for files."""
     check_config(case)
     check_shapes_and_weights(case)
     check_mixed_precision(case)
-    check_jit_compile(case)
     check_data_formats(case)
-    check_unknown_sizes(case)
     check_keras_file(case, folder)
+
+
+def check_compiled(case, folder):
+    """Runs the checks of compiled layers and exported ones; `folder` is for files."""
+    check_jit_compile(case)
+    check_unknown_sizes(case)
     check_saved_model(case, folder)
 
 
@@ -226,7 +230,13 @@ def check_keras_file(case, folder):
     model.save(path)
     again = keras.saving.load_model(path)
     np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
-    # For the fresh process that loads the files of all layers together.
+
+
+def save_for_another_process(case, folder):
+    """Writes a `.keras` file, and beside it an input with its outputs."""
+    model = case.perturbed_model()
+    inputs = case.inputs()
+    model.save(folder / f"{case.name}.keras")
     np.savez(folder / f"{case.name}.npz", inputs=inputs, outputs=as_numpy(model(inputs)))
 
 

@@ -6,7 +6,15 @@ import sys
 
 import pytest
 from layer_cases import CASES
-from layer_harness import check_layer
+from layer_harness import check_compiled, check_layer, save_for_another_process
+
+#: The layers that `make test` compiles; `make test-long` takes the rest.
+QUICK = ("conv2d_static_diagonal", "conv2d_dynamic_sphere_diagonal")
+
+
+def long(case):
+    return pytest.param(case, marks=pytest.mark.long)
+
 
 LOAD_ALL = """
 import json, pathlib, sys
@@ -24,19 +32,26 @@ print(json.dumps(differences))
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("layers")
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_layer(case, folder):
-    check_layer(case, folder)
+def test_layer(case, tmp_path):
+    check_layer(case, tmp_path)
 
 
-def test_files_in_a_fresh_process(folder):
+@pytest.mark.parametrize(
+    "case",
+    [case if case.name in QUICK else long(case) for case in CASES],
+    ids=lambda case: case.name,
+)
+def test_compiled_layer(case, tmp_path):
+    check_compiled(case, tmp_path)
+
+
+@pytest.mark.long
+def test_files_in_a_fresh_process(tmp_path):
+    for case in CASES:
+        save_for_another_process(case, tmp_path)
     result = subprocess.run(
-        [sys.executable, "-c", LOAD_ALL, str(folder)],
+        [sys.executable, "-c", LOAD_ALL, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
