@@ -39,7 +39,7 @@ class SimilarityConvolution(NeuralSimilarity):
         if self.predictor is not None and getattr(self, "groups", 1) != 1:
             raise ValueError(
                 "`groups` must be 1 with a predictor. "
-                f"Received: groups={self.groups}, predictor={self.predictor!r}"
+                f"Received: groups={self.groups}, predictor={kwargs['predictor']!r}"
             )
 
     def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
@@ -72,12 +72,14 @@ class SimilarityConvolution(NeuralSimilarity):
         return ops.reshape(equivalent, kernel.shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        # Raises for inputs that are too small: TensorFlow's convolution returns what happens
+        # to lie in memory (2.21, CPU).
+        self.compute_output_shape(tuple(inputs.shape))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         if self.predictor is None:
             outputs = self._static(self, inputs, self.equivalent(kernel))
             return add_bias_and_activate(self, outputs)
-        self.compute_output_shape(inputs.shape)  # Raises for inputs that are too small.
         adapted = inputs if self.adaptation is None else self.adaptation(inputs)
         prediction = self.predictor(adapted, training=training)
         if len(prediction.shape) == 2:

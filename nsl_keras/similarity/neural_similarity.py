@@ -55,17 +55,17 @@ class NeuralSimilarity(FloatKernel):
         )
         self.predictor = self._get_predictor(predictor)
         if self.predictor is not None:
-            self._check_dynamic()
+            self._check_dynamic(predictor)
 
     def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
         """Returns a predictor from what the argument may be."""
         raise NotImplementedError
 
-    def _check_dynamic(self) -> None:
+    def _check_dynamic(self, predictor: Any) -> None:
         if self.similarity.static_only:
             raise ValueError(
                 f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
-                f"predictor. Received: predictor={self.predictor!r}"
+                f"predictor. Received: predictor={predictor!r}"
             )
         if self.similarity_regularizer or self.similarity_constraint:
             raise ValueError(

@@ -105,8 +105,8 @@ def _full_sphere(predictor: Predictor) -> list[keras.layers.Layer | None]:
     ]
 
 
-@register("cnn")
 @register("mlp")
+@register("cnn")
 def _plain(predictor: Predictor) -> list[keras.layers.Layer | None]:
     normalized = predictor.similarity.predictor_batch_normalization
     return [

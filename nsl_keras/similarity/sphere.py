@@ -110,6 +110,8 @@ class SphereConvolution(Sphere):
     """Private mixin, in front of one of Keras's convolutions."""
 
     def call(self, inputs: Tensor) -> Tensor:
+        self.compute_output_shape(tuple(inputs.shape))  # Raises if they are too small.
+        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         wide = keras.backend.result_type(self.compute_dtype, "float32")
         outputs = ops.cast(convolve(self, inputs, kernel), wide)

@@ -58,11 +58,7 @@ def test_get_and_serialize_by_name(name):
     assert type(similarity) is KINDS[name]
     assert similarities.serialize(similarity) == name
     assert similarities.get(similarity) is similarity
-
-
-@each_kind
-def test_get_from_the_form_in_which_keras_serializes_objects(name):
-    config = keras.saving.serialize_keras_object(KINDS[name]())
+    config = keras.saving.serialize_keras_object(similarity)
     assert config["registered_name"] == f"nsl_keras>{KINDS[name].__name__}"
     assert type(similarities.get(config)) is KINDS[name]
 
@@ -99,25 +95,9 @@ def test_subclass_of_a_known_kind_does_not_take_its_name():
 )
 def test_unknown_identifiers_name_the_known_ones(identifier):
     known = ", ".join(repr(name) for name in KINDS)
-    message = rf"`similarity` must be one of {known}, or a `.*Received: similarity="
+    message = rf"`similarity` must be one of {known}.*, or a `.*Received: similarity="
     with pytest.raises(ValueError, match=message):
         similarities.get(identifier)
-
-
-def test_base_class_cannot_be_instantiated():
-    with pytest.raises(TypeError, match="abstract"):
-        similarities.Similarity()
-
-
-@pytest.mark.parametrize("missing", ["parameter_shape", "parameters_from", "matrix"])
-def test_subclass_needs_all_three_methods(missing):
-    methods = {
-        name: getattr(similarities.Diagonal, name)
-        for name in ("parameter_shape", "parameters_from", "matrix")
-        if name != missing
-    }
-    with pytest.raises(TypeError, match=missing):
-        type("Partial", (similarities.Similarity,), methods)()
 
 
 # Parameters and matrices.
@@ -127,12 +107,8 @@ def test_subclass_needs_all_three_methods(missing):
     ("name", "taps", "shape", "filters", "normalized", "static_only"),
     [
         ("diagonal", 9, (9,), 64, True, False),
-        ("diagonal", 6, (6,), 64, True, False),
-        ("unconstrained", 9, (9, 9), 128, False, False),
         ("unconstrained", 1, (1, 1), 128, False, False),
         ("symmetric", 9, (9, 9), 128, False, False),
-        ("positive_semidefinite", 9, (45,), 128, False, False),
-        ("positive_semidefinite", 1, (1,), 128, False, False),
         ("positive_semidefinite", 27, (378,), 128, False, False),
         ("sparse", 9, (9, 9), 128, False, True),
         ("full", 18, (18, 18), 128, False, True),
@@ -204,15 +180,21 @@ def test_shortcuts_agree_with_the_general_way(name, dtype):
     shape = similarity.parameter_shape(6)
     parameters, kernel = random(*shape, dtype=dtype), random(6, 3, 4, dtype=dtype)
     per_position = random(2, 5, 4, *shape, dtype=dtype)
-    patches = random(2, 5, 4, 6, 3, dtype=dtype)
+    windows = [random(2, 5, 4, 3, dtype=dtype) for _ in range(6)]
+    rows = random(2, 5, 4, 3, 6, dtype=dtype)
     for method, arguments in (
         ("equivalent_kernel", (parameters, kernel)),
-        ("compare", (per_position, patches)),
-        ("compare", (per_position[:, :1, :1], patches)),
+        ("compare_windows", (per_position, windows)),
+        ("compare_windows", (per_position[:, :1, :1], windows)),
+        ("compare_rows", (per_position, rows)),
     ):
-        special = getattr(similarity, method)(*arguments)
-        general = getattr(matrices.Similarity, method)(similarity, *arguments)
-        assert tuple(special.shape) == tuple(arguments[1].shape)
+        special, general = (
+            ops.concatenate(each, axis=-1) if isinstance(each, list) else each
+            for each in (
+                getattr(similarity, method)(*arguments),
+                getattr(matrices.Similarity, method)(similarity, *arguments),
+            )
+        )
         assert_close(special, general, tolerance)
 
 
@@ -225,9 +207,42 @@ def test_rows_of_the_matrix_are_the_taps_of_the_kernel(name):
     matrix = to_matrix(similarity, parameters)
     expected = np.einsum("tco,tu,nuc->no", kernel, matrix, patches)
     equivalent = ops.convert_to_numpy(similarity.equivalent_kernel(parameters, kernel))
-    compared = ops.convert_to_numpy(similarity.compare(parameters, patches))
     assert_close(np.einsum("uco,nuc->no", equivalent, patches), expected, 1e-5)
-    assert_close(np.einsum("tco,ntc->no", kernel, compared), expected, 1e-5)
+    rows = ops.swapaxes(patches, 1, 2)
+    compared = ops.convert_to_numpy(similarity.compare_rows(parameters, rows))
+    assert_close(np.einsum("tco,nct->no", kernel, compared), expected, 1e-5)
+
+
+# Names of one's own.
+
+
+def test_a_name_of_ones_own(tmp_path):
+    @similarities.register("test_lazy")
+    class Lazy(similarities.Unconstrained):
+        """`M = (I + A) / 2`: half of the identity stays, whatever is learned."""
+
+        def parameters_from(self, matrix):
+            return 2 * matrix - np.eye(len(matrix))
+
+        def matrix(self, parameters):
+            taps = parameters.shape[-1]
+            return 0.5 * (parameters + ops.eye(taps, dtype=parameters.dtype))
+
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            NeuralSimilarityConv2D(4, 3, similarity="test_lazy"),
+            NeuralSimilarityConv2D(4, 3, similarity="test_lazy", predictor="cnn"),
+        ]
+    )
+    model.save(tmp_path / "lazy.keras")
+    loaded = keras.saving.load_model(tmp_path / "lazy.keras")
+    images = random(2, 8, 8, 2)
+    assert_equal(loaded(images), model(images))
+    assert [type(layer.similarity) for layer in loaded.layers] == [Lazy, Lazy]
+    assert similarities.serialize(Lazy()) == "test_lazy"
+    with pytest.raises(ValueError, match=r"`name` must not be .*name='diagonal'"):
+        similarities.register("diagonal")
 
 
 # Positive semidefinite.
@@ -251,18 +266,6 @@ def test_positive_semidefinite_has_no_negative_eigenvalue():
         eigenvalues = np.linalg.eigvalsh(ops.convert_to_numpy(matrix).astype("float64"))
         assert eigenvalues.min() > -1e-5 * eigenvalues.max()
         assert_equal(matrix, ops.transpose(matrix))
-
-
-def test_positive_semidefinite_stays_so_in_training():
-    layer = NeuralSimilarityConv2D(4, 3, similarity="positive_semidefinite")
-    model = keras.Sequential([layer])
-    model.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
-    inputs = RNG.normal(size=(8, 6, 6, 3)).astype("float32")
-    model.fit(inputs, -3 * RNG.normal(size=(8, 4, 4, 4)), epochs=5, verbose=0)
-    assert layer.count_params() == 9 * 3 * 4 + 4 + 45
-    matrix = ops.convert_to_numpy(layer.similarity_matrix).astype("float64")
-    assert np.max(np.abs(matrix - np.eye(9))) > 0.01
-    assert np.linalg.eigvalsh(matrix).min() > -1e-5
 
 
 GRAM = RNG.normal(size=(6, 3))
@@ -315,7 +318,7 @@ def sparse(nonzeros, kernel_size=(3, 3)):
     return similarities.Sparse(nonzeros).for_kernel_size(kernel_size)
 
 
-@pytest.mark.parametrize("nonzeros", [1, 2, 9, 40, 80, 81, None])
+@pytest.mark.parametrize("nonzeros", [1, 40, 81, None])
 def test_sparse_keeps_the_largest_entries_and_zeros_the_others(nonzeros):
     parameters = ops.convert_to_numpy(random(9, 9))
     matrix = ops.convert_to_numpy(sparse(nonzeros).matrix(parameters))
@@ -325,14 +328,6 @@ def test_sparse_keeps_the_largest_entries_and_zeros_the_others(nonzeros):
     np.testing.assert_array_equal(
         matrix, np.where(np.abs(parameters) >= smallest, parameters, 0.0)
     )
-
-
-def test_sparse_keeps_negative_entries_of_large_magnitude():
-    parameters = np.full((4, 4), 0.5, "float32")
-    parameters[1, 2] = -3.0
-    matrix = ops.convert_to_numpy(sparse(1, (4,)).matrix(parameters))
-    assert matrix[1, 2] == -3.0
-    assert np.count_nonzero(matrix) == 1
 
 
 @pytest.mark.parametrize(
@@ -353,7 +348,7 @@ def test_sparse_ties_by_their_distance():
     # A row of three taps: the centre with itself, then pairs of it with a neighbour.
     matrix = ops.convert_to_numpy(sparse(5, (3,)).matrix(np.ones((3, 3), "float32")))
     np.testing.assert_array_equal(matrix, [[0, 1, 0], [1, 1, 1], [0, 1, 0]])
-    # A larger entry is kept, however far it is; the ties are behind it.
+    # A larger entry is kept, however far it is; the ties come after it.
     parameters = np.ones((3, 3), "float32")
     parameters[2, 0] = -1.5
     matrix = ops.convert_to_numpy(sparse(2, (3,)).matrix(parameters))
@@ -375,15 +370,7 @@ def test_sparse_ties_in_a_compiled_layer():
 
 
 @pytest.mark.parametrize(
-    ("name", "nonzeros"),
-    [
-        ("conv1d", 3),
-        ("conv2d", 1),
-        ("conv2d", 3),
-        ("conv2d", None),
-        ("conv3d", 1),
-        ("depthwise_conv2d", None),
-    ],
+    ("name", "nonzeros"), [("conv1d", 3), ("conv2d", 1), ("depthwise_conv2d", None)]
 )
 def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
     """The straight-through gradient: dL/dM, also where an entry is masked."""
@@ -512,12 +499,6 @@ def test_full_matrix_of_shared_blocks_is_the_unconstrained_one():
     assert_close(full(inputs), shared(inputs), 1e-5)
 
 
-def test_error_of_a_full_similarity_in_a_depthwise_layer():
-    message = r"`similarity` must be shared by all channels in a depthwise .*'Full'"
-    with pytest.raises(ValueError, match=message):
-        FAMILY["depthwise_conv2d"].make(kernel_size=3, similarity="full")
-
-
 def test_names_in_the_tests_are_those_of_the_package():
     assert set(KINDS) <= set(SIMILARITIES)
-    assert list(KINDS) == list(matrices._BY_NAME)
+    assert set(KINDS) <= set(matrices._BY_NAME)
