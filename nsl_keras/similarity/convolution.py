@@ -72,8 +72,8 @@ class SimilarityConvolution(NeuralSimilarity):
         return ops.reshape(equivalent, kernel.shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        # Raises for inputs that are too small: TensorFlow's convolution returns what happens
-        # to lie in memory (2.21, CPU).
+        # Raises for inputs that are too small: of these TensorFlow's convolution makes what
+        # happens to lie in memory (2.21, on a CPU).
         self.compute_output_shape(tuple(inputs.shape))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
