@@ -66,6 +66,12 @@ class MAML(EpisodicLearner):
     moving statistics. All other layers run in inference mode, in training too: no
     dropout, no augmentation (augment the images that episodes are made of).
 
+    A Keras batch norm inside a layer or model with a `call` of its own is out of reach: it
+    is refused under the first two policies, and under `"moving"` the pass that moves the
+    statistics runs the whole model in training mode, as Keras does. Those of a functional
+    or Sequential model, models nested in it and this package's predictors are within
+    reach.
+
     Cost. An inner step is a forward and a backward pass over the support set, through
     both of which the outer gradient goes back once more. Training holds the activations
     of all inner steps of all episodes of a batch, so memory grows linearly with the number

@@ -308,7 +308,7 @@ def test_norms_of_predictors_and_of_nested_models_are_within_reach():
             each.momentum = 0.0
     np.testing.assert_allclose(logits, model(images(), training=True), atol=1e-4)
     for one, other in zip(statistics, functional.moving_statistics, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_shared_predictor_is_called_more_than_once():
