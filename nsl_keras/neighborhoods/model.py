@@ -451,6 +451,7 @@ class MetaNeighborhoodModel(CheckedModel):
             scaled_loss = self.optimizer.scale_loss(loss)
         variables = self.trainable_variables
         gradients = outer_tape.gradient(scaled_loss, variables)
+        # Algorithm 1, line 10.
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self._track(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
