@@ -99,9 +99,9 @@ def assert_same_at_the_start(model, new_model, inputs):
     np.testing.assert_array_equal(ops.convert_to_numpy(new_model(inputs)), expected)
     added = {id(v) for film in films_of(new_model) for v in film.weights}
     kept = [variable for variable in new_model.weights if id(variable) not in added]
-    for ours, theirs in zip(kept, model.weights, strict=True):
-        assert ours is not theirs
-        np.testing.assert_array_equal(ops.convert_to_numpy(ours), theirs)
+    for ours, others in zip(kept, model.weights, strict=True):
+        assert ours is not others
+        np.testing.assert_array_equal(ops.convert_to_numpy(ours), others)
     # What is trained in one leaves the other as it is.
     randomize(variable for film in films_of(new_model) for variable in film.weights)
     changed = ops.convert_to_numpy(new_model(inputs))
@@ -269,6 +269,7 @@ def test_names_in_use():
     assert [film.name for film in films_of(convert.add_film(model))] == ["norm_film_2"]
 
 
+@pytest.mark.long
 def test_trains_and_is_saved(tmp_path):
     new_model = convert.add_film(residual(), "all")
     new_model.compile("adam", "mse")
