@@ -30,7 +30,7 @@ def filled(layer, shape):
 
 
 def results(layer, weights, inputs, **arguments):
-    """Gradients of the weighted sum of the outputs, these, and the statistics left behind."""
+    """Gradients of a weighted sum of the outputs, these, and the statistics left."""
     norm = getattr(layer, "normalization", layer)
 
     def total(at):

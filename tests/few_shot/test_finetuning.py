@@ -149,7 +149,14 @@ def classifier_alone(variable):
     return "classifier" in variable.path
 
 
-@pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "support",
+        pytest.param("transductive", marks=pytest.mark.long),
+        pytest.param("moving", marks=pytest.mark.long),
+    ],
+)
 def test_through_the_network_is_a_loop_over_fit(policy):
     model, episodes = perturbed(network(7)), make_episodes()
     expected = looped(model, episodes, similarity_and_classifier, 4, policy)
@@ -180,7 +187,10 @@ def test_loops_hold_fused_batch_norms_and_whole_gradients():
         assert names.count("FusedBatchNormGradV3") == 2
 
 
-@pytest.mark.parametrize("classifier", [None, nsl_keras.layers.CosineDense])
+@pytest.mark.parametrize(
+    "classifier",
+    [None, pytest.param(nsl_keras.layers.CosineDense, marks=pytest.mark.long)],
+)
 def test_classifier_alone_is_a_loop_over_fit(classifier):
     model = perturbed(network(7, classifier, "float32"))
     episodes = make_episodes(dtype="float32")
@@ -207,7 +217,10 @@ def test_what_lies_before_the_adapted_layers_is_computed_once():
 
 @pytest.mark.parametrize(
     ("classifier", "variables"),
-    [(None, ["classifier/kernel"]), (nsl_keras.layers.CosineDense, "classifier")],
+    [
+        pytest.param(None, ["classifier/kernel"], marks=pytest.mark.long),
+        (nsl_keras.layers.CosineDense, "classifier"),
+    ],
 )
 def test_together_is_separately(classifier, variables):
     model = perturbed(network(WAYS, classifier))
@@ -232,11 +245,10 @@ def test_sequential_models_and_no_batch_norm():
     np.testing.assert_allclose(received, expected, rtol=0, atol=ATOL)
 
 
-@pytest.mark.parametrize("variables", ["classifier", "similarity+classifier"])
-def test_the_model_stays_as_it_is_and_its_weights_are_followed(variables):
+def test_the_model_stays_as_it_is_and_its_weights_are_followed():
     model, episodes = perturbed(network(7)), make_episodes(1)
     values = [ops.convert_to_numpy(each) for each in model.variables]
-    finetuner = Finetuner(model, WAYS, variables, steps=2)
+    finetuner = Finetuner(model, WAYS, steps=2)
     before = finetuner(episodes)
     for variable, value in zip(model.variables, values, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
@@ -244,7 +256,7 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed(variables):
     perturbed(model, seed=5)
     after = finetuner(episodes)
     assert np.max(np.abs(after - before)) > 1e-2
-    again = finetune(model, episodes, variables, steps=2)
+    again = finetune(model, episodes, steps=2)
     np.testing.assert_allclose(after, again, rtol=0, atol=1e-6)
 
 
@@ -291,7 +303,7 @@ def test_mixed_precision():
 @pytest.mark.parametrize(
     ("variables", "jit_compile"),
     [
-        ("classifier", False),
+        pytest.param("classifier", False, marks=pytest.mark.long),
         ("all", False),
         pytest.param("classifier", True, marks=pytest.mark.long),
         pytest.param("all", True, marks=pytest.mark.long),

@@ -104,7 +104,11 @@ def test_every_weight_gets_a_finite_gradient(built):
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), [("proto", "support"), ("neighborhood_cosine", "moving")]
+    ("name", "policy"),
+    [
+        ("proto", "support"),
+        pytest.param("neighborhood_cosine", "moving", marks=pytest.mark.long),
+    ],
 )
 def test_fit_and_predict(name, policy):
     model = make(name, batch_normalization=policy)

@@ -38,6 +38,18 @@ def network(image_shape=(6, 6, 1)):
     )
 
 
+def perceptron():
+    """What `fit` compiles fast."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            layers.Flatten(),
+            layers.BatchNormalization(name="norm"),
+            layers.Dense(WAYS, name="head"),
+        ]
+    )
+
+
 def episodes(count=2, support=4, queries=6, dtype="float32", seed=0):
     random = np.random.default_rng(seed)
     support_labels = np.tile(np.arange(support) % WAYS, (count, 1)).astype("int32")
@@ -51,10 +63,10 @@ def episodes(count=2, support=4, queries=6, dtype="float32", seed=0):
     return inputs, query_labels
 
 
-def built(*args, **kwargs):
+def built(*args, shape=tuple, **kwargs):
     model = MAML(*args, **kwargs)
     inputs, _ = episodes()
-    model.build([(None, *each.shape[1:]) for each in inputs])
+    model.build([shape((None, *each.shape[1:])) for each in inputs])
     return model
 
 
@@ -200,7 +212,7 @@ def written_out(steps, first_order, dtype):
 
 
 #: Steps, first order and mode of the cases that run always.
-SHORT = [(1, False, "eager"), (2, False, "graph"), (2, True, "graph"), (1, False, "jit")]
+SHORT = [(1, True, "eager"), (2, False, "graph")]
 
 
 @pytest.mark.parametrize(
@@ -319,16 +331,6 @@ def test_steps_of_parts_of_the_variables_in_training_and_at_test():
             np.testing.assert_allclose(row, expected, atol=10 * tolerance)
 
 
-def test_inner_steps_on_the_classifier_alone_are_anil():
-    dtype, tolerance = precision()
-    inputs, labels = episodes(dtype=dtype)
-    model = built(network(), "classifier", inner_steps=2, inner_learning_rate=0.3)
-    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
-    found = outer_gradients(model, inputs, labels, "eager")
-    expected = outer_gradients_by_hand(weights, inputs, labels, [[4, 5]] * 2, 0.3, False)
-    assert_gradients_close(found, expected, tolerance)
-
-
 def compiled(model, **options):
     options.setdefault("jit_compile", False)
     model.compile(
@@ -339,9 +341,9 @@ def compiled(model, **options):
 
 def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
     """In batches of five and two episodes."""
-    inputs, labels = episodes(12)
+    inputs, labels = episodes(7)
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
-    model = compiled(MAML(network(), inner_steps=1, **learned))
+    model = compiled(MAML(perceptron(), inner_steps=1, **learned))
     with pytest.raises(ValueError, match="must be built before its rates exist"):
         _ = model.inner_learning_rates
     history = model.fit(inputs, labels, batch_size=5, epochs=4, verbose=0).history
@@ -350,7 +352,7 @@ def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
     np.testing.assert_array_equal(numbers(norm.moving_mean), 0)
     np.testing.assert_array_equal(numbers(norm.moving_variance), 1)
     rates = {path: float(rate) for path, rate in model.inner_learning_rates.items()}
-    assert len(rates) == 6
+    assert len(rates) == 4
     assert len(set(rates.values())) > 1
     apart = model.predict(inputs, batch_size=5, verbose=0)
     np.testing.assert_allclose(apart, numbers(model(inputs)), atol=1e-5)
@@ -426,6 +428,15 @@ class Subclassed(keras.Model):
         return self.head(self.flatten(maps))
 
 
+def shape_of_backend(shape):
+    """A `tf.TensorShape` on TensorFlow."""
+    if BACKEND == "jax":
+        return shape
+    import tensorflow as tf
+
+    return tf.TensorShape(shape)
+
+
 @pytest.mark.parametrize(("make", "policy"), [(network, "support"), (Subclassed, "moving")])
 def test_round_trip(make, policy, tmp_path):
     inputs, _ = episodes()
@@ -437,6 +448,7 @@ def test_round_trip(make, policy, tmp_path):
         test_extra_steps=1,
         extra_variables=["bias"],
         batch_normalization=policy,
+        shape=shape_of_backend,
     )
     as_float64(model)
     expected = numbers(model(inputs))
@@ -487,8 +499,7 @@ def test_a_non_finite_inner_loss_names_step_and_episode(run):
 
     inputs, labels = episodes(3)
     inputs[0][1] *= 1e25  # Finite; the second step is not.
-    model = MAML(network(), inner_steps=2, batch_normalization="moving")
-    compiled(model)
+    model = compiled(MAML(perceptron(), inner_steps=2, batch_normalization="moving"))
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         if run == "fit":
             model.fit(inputs, labels, batch_size=3, verbose=0)
@@ -504,7 +515,7 @@ def test_a_non_finite_inner_loss_names_step_and_episode(run):
 def test_labels_must_be_the_models_ways():
     """What all learners check is in `test_learners.py`."""
     (support, labels, queries), query_labels = episodes(3)
-    model = compiled(MAML(network(), inner_steps=1))
+    model = compiled(MAML(perceptron(), inner_steps=1))
     labels[1, 0] = 2
     bad = (support, labels, queries)
     message = (
@@ -550,19 +561,6 @@ def test_models_and_inputs_of_another_kind():
         MAML(network()).build([each.shape for each in inputs[:2]])
     with pytest.raises(ValueError, match="must have its batch norms in its own graph"):
         built(Subclassed())
-
-
-@tensorflow_only
-def test_shapes_of_tensorflow(tmp_path):
-    import tensorflow as tf
-
-    inputs, _ = episodes()
-    model = MAML(network(), inner_steps=1)
-    model.build([tf.TensorShape((None, *each.shape[1:])) for each in inputs])
-    expected = numbers(model(inputs))
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(numbers(again(inputs)), expected, atol=1e-6)
 
 
 @tensorflow_only

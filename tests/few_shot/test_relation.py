@@ -82,6 +82,7 @@ def test_loss():
     assert type(again) is few_shot.RelationLoss and again.name == loss.name
 
 
+@pytest.mark.long
 def test_training_with_the_squared_error_helps():
     """Query and support image are alike in brightness where they share a class."""
     rng = np.random.default_rng(0)
