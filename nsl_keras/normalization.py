@@ -44,8 +44,8 @@ def normalizing_by_batch(second_order: bool = True, once: bool = False) -> Itera
     Args:
         second_order: bool, whether gradients of gradients may be taken. Without, one
             fused operation computes what it can.
-        once: bool, whether a layer that is called a second time raises: there is room for
-            the statistics of one call.
+        once: bool, whether a layer that is called a second time raises: the moving
+            statistics hold those of one call.
     """
     token = _request.set(_Request(second_order, once))
     try:

@@ -59,7 +59,7 @@ class EpisodeSampler:
     `i` alone, so that several methods can be compared on the same episodes, in any order
     and on either backend. The papers' protocol for tests: 15 queries, 600 episodes.
 
-    The images stay in memory as they are given, uint8 in a quarter of float32's room.
+    The images stay in memory as they are given, uint8 in a quarter of float32's memory.
     Episodes hold float32: uint8 images divided by 255, in [0, 1]; floating-point images
     with their values unchanged.
 

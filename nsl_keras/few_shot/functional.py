@@ -55,7 +55,7 @@ def select_variables(
         chosen = list(variables) if selection == "all" else []
         wanted: set[int] = set()
         if "similarity" in selection:
-            # By itself too: a missing part must not hide behind the other.
+            # By itself too: the other part must not hide a missing one.
             found = [each for each in variables if each.name == "similarity"]
             _require_match(found, "'similarity'", selection, model, argument)
             wanted.update(map(id, found))
@@ -256,6 +256,9 @@ class FunctionalClassifier:
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
 
+    def _momenta(self) -> list[float]:
+        return [layer.momentum for layer in self._trainable() for _ in range(2)]
+
     def _trainable(self) -> list[keras.layers.BatchNormalization]:
         return [layer for layer in self.normalizations if layer.trainable]
 
@@ -304,11 +307,10 @@ class FunctionalClassifier:
         if not self._out_of_reach():
             return self._run(values, images, by_batch=True)[1]
         _, moved = self._run(values, images, training=True)
-        momenta = [layer.momentum for layer in self._trainable() for _ in range(2)]
         return [
             (new - momentum * ops.convert_to_tensor(old)) / max(1 - momentum, 1e-6)
             for new, old, momentum in zip(
-                moved, self.moving_statistics, momenta, strict=True
+                moved, self.moving_statistics, self._momenta(), strict=True
             )
         ]
 
@@ -319,9 +321,8 @@ class FunctionalClassifier:
             statistics: Mean and variance of each trainable batch norm, as `outputs` lists
                 them.
         """
-        momenta = [layer.momentum for layer in self._trainable() for _ in range(2)]
         for stored, new, momentum in zip(
-            self.moving_statistics, statistics, momenta, strict=True
+            self.moving_statistics, statistics, self._momenta(), strict=True
         ):
             old = ops.convert_to_tensor(stored)
             stored.assign(old * momentum + ops.cast(new, old.dtype) * (1 - momentum))

@@ -34,19 +34,6 @@ def knowing(wrong):
     return learner
 
 
-class Nearest(keras.Model):
-    """Squared distances to the classes' mean images, through `call` of three inputs."""
-
-    batch_normalization = "moving"
-
-    def call(self, inputs, training=None):
-        support, labels, queries = inputs
-        flat = [ops.reshape(each, (-1, each.shape[1], 4)) for each in (support, queries)]
-        rows = ops.one_hot(labels, WAYS, dtype="float32")
-        means = ops.einsum("enw,end->ewd", rows, flat[0]) / 2
-        return -ops.sum(ops.square(flat[1][:, :, None] - means[:, None]), axis=-1)
-
-
 def test_fraction_of_right_queries(sampler):
     for wrong in (0, 3, 12):
         result = evaluate(knowing(wrong), sampler, episodes=5, batch_size=5)
@@ -80,8 +67,9 @@ def test_batches_are_of_one_size(sampler):
 
 
 def test_keras_models(sampler):
-    result = evaluate(Nearest(), sampler, episodes=6, batch_size=2)
-    assert result.batch_normalization == "moving"
+    backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
+    result = evaluate(ProtoNet(backbone, WAYS), sampler, episodes=6, batch_size=2)
+    assert result.batch_normalization is None
     batch = sampler.episodes(6)
     flat = batch.support_images.reshape(6, WAYS, 2, 4).mean(axis=2)
     queries = batch.query_images.reshape(6, -1, 1, 4)
