@@ -188,7 +188,7 @@ class Predictor(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.kind = validation.one_of(kind, KINDS, "kind")
-        self.similarity = None if similarity is None else matrices.get(similarity)
+        self.similarity = _unless_none(matrices.get, similarity)
         self.batch_normalization = validation.one_of(
             batch_normalization, (None, True, False), "batch_normalization"
         )
@@ -284,11 +284,10 @@ class Predictor(keras.layers.Layer):
         return self._pool(outputs) if self.pooled else outputs
 
     def get_config(self) -> dict[str, Any]:
-        similarity = self.similarity
         return {
             **super().get_config(),
             "kind": self.kind,
-            "similarity": None if similarity is None else matrices.serialize(similarity),
+            "similarity": _unless_none(matrices.serialize, self.similarity),
             "batch_normalization": self.batch_normalization,
             "momentum": self.momentum,
             "epsilon": self.epsilon,
@@ -420,39 +419,28 @@ class SimilarityPredictor(Predictor):
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
-        self.kernel_size = None if kernel_size is None else _kernel_size(kernel_size)
+        self.kernel_size = _unless_none(_kernel_size, kernel_size)
         if kernel_size is None and not (strides is None and dilation_rate is None):
             raise ValueError(
                 "`strides` and `dilation_rate` must be None where `kernel_size` is. "
                 f"Received: strides={strides}, dilation_rate={dilation_rate}"
             )
         rank = len(self.kernel_size or ())
-        self.hidden_filters = (
-            None
-            if hidden_filters is None
-            else validation.positive_integer(hidden_filters, "hidden_filters")
+        self.hidden_filters = _unless_none(
+            validation.positive_integer, hidden_filters, "hidden_filters"
         )
-        self.strides = (
-            None
-            if strides is None
-            else validation.positive_integers(strides, rank, "strides")
+        self.strides = _unless_none(validation.positive_integers, strides, rank, "strides")
+        self.padding = _unless_none(
+            validation.one_of, padding, ("valid", "same", "causal"), "padding"
         )
-        self.padding = (
-            None
-            if padding is None
-            else validation.one_of(padding, ("valid", "same", "causal"), "padding")
+        self.data_format = _unless_none(
+            validation.one_of,
+            data_format,
+            ("channels_last", "channels_first"),
+            "data_format",
         )
-        self.data_format = (
-            None
-            if data_format is None
-            else validation.one_of(
-                data_format, ("channels_last", "channels_first"), "data_format"
-            )
-        )
-        self.dilation_rate = (
-            None
-            if dilation_rate is None
-            else validation.positive_integers(dilation_rate, rank, "dilation_rate")
+        self.dilation_rate = _unless_none(
+            validation.positive_integers, dilation_rate, rank, "dilation_rate"
         )
         self.pooled = pooled
 
@@ -787,15 +775,11 @@ class DenseSimilarityPredictor(Predictor):
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
-        self.block_size = (
-            None
-            if block_size is None
-            else validation.positive_integer(block_size, "block_size")
+        self.block_size = _unless_none(
+            validation.positive_integer, block_size, "block_size"
         )
-        self.hidden_units = (
-            None
-            if hidden_units is None
-            else validation.positive_integer(hidden_units, "hidden_units")
+        self.hidden_units = _unless_none(
+            validation.positive_integer, hidden_units, "hidden_units"
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
@@ -833,6 +817,10 @@ class DenseSimilarityPredictor(Predictor):
             "block_size": self.block_size,
             "hidden_units": self.hidden_units,
         }
+
+
+def _unless_none(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
+    return None if value is None else check(value, *arguments)
 
 
 def _kernel_size(value: Any) -> tuple[int, ...]:

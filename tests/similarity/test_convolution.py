@@ -273,36 +273,6 @@ def test_dynamic_layer_with_channels_first_follows_the_formula(name, kind):
     check_dynamic(name, similarity, kind, geometries, "channels_first")
 
 
-@pytest.mark.parametrize(
-    ("name", "similarity", "per_example"),
-    [
-        ("conv1d", "unconstrained", True),
-        ("conv2d", "positive_semidefinite", False),
-        ("conv3d", "diagonal", True),
-        ("depthwise_conv2d", "symmetric", False),
-    ],
-)
-def test_dynamic_layer_with_a_constant_prediction_is_the_static_layer(
-    name, similarity, per_example
-):
-    member, similarity = FAMILY[name], SIMILARITIES[similarity]
-    geometry = {"kernel_size": (2, 3, 2), "strides": 2}
-    static = member.make_built(similarity=similarity, **geometry)
-    constant = ops.convert_to_numpy(static.similarity_parameters)
-    constant = constant - identity_parameters(similarity, static.taps)
-    kind = "own_per_example" if per_example else "own"
-    predictor = make_predictor(kind, member, similarity, "float32", geometry)
-    dynamic = member.make(similarity=similarity, predictor=predictor, **geometry)
-    dynamic.build(member.inputs.shape)
-    last = predictor.layers[-1] if per_example else predictor
-    last.activation = keras.activations.linear
-    last.kernel.assign(np.zeros(last.kernel.shape))
-    last.bias.assign(constant.reshape(-1))
-    dynamic.kernel.assign(static.kernel)
-    dynamic.bias.assign(static.bias)
-    assert_close(dynamic(member.tensor()), static(member.tensor()), 1e-5)
-
-
 @each_layer
 def test_predictor_runs_in_the_mode_of_the_layer(name):
     member = FAMILY[name]
@@ -488,40 +458,19 @@ def test_fold_computes_the_same(name, similarity, dtype, data_format):
 
 
 def test_fold_keeps_what_the_layer_is():
-    options = {
-        "strides": 2,
-        "padding": "same",
-        "activation": "relu",
-        "use_bias": False,
-        "activity_regularizer": keras.regularizers.L1(0.1),
-        "name": "third",
-        "dtype": "mixed_bfloat16",
-        "trainable": False,
-    }
     for name, member in FAMILY.items():
-        kernel = "depthwise" if member.depthwise else "kernel"
         layer = member.make(
             kernel_size=3,
-            **options,
-            **{
-                f"{kernel}_regularizer": keras.regularizers.L2(0.1),
-                f"{kernel}_constraint": "non_neg",
-            },
+            strides=2,
+            activation="relu",
+            activity_regularizer=keras.regularizers.L1(0.1),
+            name="third",
+            dtype="mixed_bfloat16",
+            trainable=False,
         )
         layer.build(member.inputs.shape)
-        plain = layer.fold()
-        assert plain.name == "third", name
-        assert plain.dtype_policy.name == "mixed_bfloat16"
-        assert plain.trainable is False
-        assert plain.trainable_variables == []
-        assert plain.activation is keras.activations.relu
-        assert plain.use_bias is False
-        assert plain.bias is None
-        assert plain.strides == (2,) * member.rank
-        assert float(plain.kernel.regularizer.l2) == pytest.approx(0.1)
-        assert float(plain.activity_regularizer.l1) == pytest.approx(0.1)
-        assert isinstance(plain.kernel.constraint, keras.constraints.NonNeg)
-        assert plain.kernel.dtype == "float32"
+        config, plain = layer.get_config(), layer.fold().get_config()
+        assert {key: config[key] for key in plain} == plain, name
 
 
 def train(layer, inputs):
@@ -548,47 +497,6 @@ def test_fold_and_layer_are_independent_in_training(name):
     plain = layer.fold()
     train(layer, inputs)
     assert_close(plain(inputs), common, 1e-6)
-
-
-# Depthwise layers alone.
-
-
-def test_channels_stay_apart_and_are_ordered_as_in_keras():
-    """Channel `c` of the input moves the outputs `c * multiplier + m` alone."""
-    member = FAMILY["depthwise_conv2d"]
-    for predictor in (None, "sphere"):
-        layer = member.make(kernel_size=3, similarity="unconstrained", predictor=predictor)
-        inputs = member.tensor()
-        layer.build(inputs.shape)
-        if predictor is not None:
-            # One `M` for all channels sees all of them: freeze it.
-            last = layer.predictor.output_convolution.kernel
-            last.assign(np.zeros(last.shape))
-        outputs = ops.convert_to_numpy(layer(inputs))
-        changed = np.array(ops.convert_to_numpy(inputs))
-        changed[..., 2] += 1.0
-        moved = ops.convert_to_numpy(layer(ops.convert_to_tensor(changed))) != outputs
-        channels = np.any(moved, axis=(0, 1, 2))
-        np.testing.assert_array_equal(channels, np.arange(4).repeat(3) == 2)
-
-
-@pytest.mark.parametrize("padding", ["valid", "same"])
-def test_dynamic_depthwise_layer_with_unequal_strides(padding):
-    """Which the static layer cannot have on TensorFlow."""
-    constant = keras.layers.Conv2D(
-        9, 3, strides=(2, 1), padding=padding, kernel_initializer="zeros"
-    )
-    member = FAMILY["depthwise_conv2d"]
-    layer = member.make(kernel_size=3, strides=(2, 1), padding=padding, predictor=constant)
-    inputs = member.tensor()
-    received = layer(inputs)
-    plain = keras.layers.DepthwiseConv2D(3, depth_multiplier=3, padding="valid")
-    plain.build(inputs.shape)
-    plain.kernel.assign(layer.kernel)
-    if padding == "same":
-        # Nine rows and a stride of two: one row before, one after; eleven columns.
-        inputs = ops.pad(inputs, [[0, 0], [1, 1], [1, 1], [0, 0]])
-    assert_close(received, plain(inputs)[:, ::2], 1e-5)
 
 
 # How far a batch goes.

@@ -74,13 +74,6 @@ def test_similarity_with_an_argument_goes_through_its_config(similarity):
     assert again.get_config() == similarity.get_config()
 
 
-def test_subclass_of_a_known_kind_does_not_take_its_name():
-    class Own(similarities.Diagonal):
-        pass
-
-    assert similarities.serialize(Own()) != "diagonal"
-
-
 @pytest.mark.parametrize(
     "identifier",
     [
@@ -139,36 +132,12 @@ def test_matrix_of_parameters_and_back(name, dtype):
     assert_close(similarity.matrix(again), matrix, tolerance)
 
 
-@pytest.mark.parametrize("name", DYNAMIC_SIMILARITIES)
-def test_matrix_with_leading_axes(name):
-    """One matrix a position is what each position alone would get."""
-    similarity = similarities.get(name)
-    parameters = random(2, 3, *similarity.parameter_shape(4))
-    together = similarity.matrix(parameters)
-    assert tuple(together.shape) == (2, 3, 4, 4)
-    assert_close(together, to_matrix(similarity, parameters), 1e-5)
-
-
 @each_kind
 def test_identity(name):
     similarity = similarities.get(name)
     parameters = similarity.parameters_from(np.eye(9, dtype="float32"))
     assert_equal(parameters, identity_parameters(similarity, 9))
     assert_equal(similarity.matrix(ops.cast(parameters, "float32")), np.eye(9))
-
-
-def test_diagonal_takes_the_diagonal_of_any_matrix():
-    matrix = np.arange(36.0, dtype="float32").reshape(6, 6)
-    parameters = similarities.Diagonal().parameters_from(ops.convert_to_tensor(matrix))
-    assert_equal(parameters, np.diag(matrix))
-
-
-def test_symmetric_takes_the_symmetric_part_of_any_matrix():
-    matrix = random(6, 6)
-    similarity = similarities.Symmetric()
-    taken = similarity.matrix(similarity.parameters_from(matrix))
-    assert_close(taken, 0.5 * (matrix + ops.transpose(matrix)), 1e-6)
-    assert_equal(taken, ops.transpose(taken))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -286,10 +255,6 @@ GRAM = RNG.normal(size=(6, 3))
 def test_positive_semidefinite_starts_from_any_such_matrix(matrix):
     matrix = matrix @ matrix.T
     assert_close(from_initial_matrix(matrix).similarity_matrix, matrix, 1e-5)
-
-
-def test_positive_semidefinite_starts_from_zero():
-    assert_equal(from_initial_matrix(np.zeros((6, 6))).similarity_matrix, np.zeros((6, 6)))
 
 
 @pytest.mark.parametrize(
@@ -441,15 +406,6 @@ def test_error_of_more_nonzeros_than_entries(name):
         layer.build(member.inputs.shape)
 
 
-def test_one_sparse_similarity_serves_layers_of_several_sizes():
-    similarity = similarities.Sparse(1)
-    for kernel_size, centre in ((3, 4), (5, 12), (1, 0)):
-        layer = NeuralSimilarityConv2D(2, kernel_size, similarity=similarity)
-        layer.build((None, 6, 6, 1))
-        matrix = ops.convert_to_numpy(layer.similarity_matrix)
-        assert np.argwhere(matrix).tolist() == [[centre, centre]]
-
-
 def test_subclass_of_the_sparse_similarity_stays_itself():
     class Halved(similarities.Sparse):
         def matrix(self, parameters):
@@ -483,20 +439,6 @@ def test_full_matrix_is_ordered_channel_by_channel(name):
     # W[t, c] reads x[u, d] through M[(c, t), (d, u)].
     expected[taps - 1, 1] = 2 * kernel[1, 3]
     assert_close(equivalent, expected, 1e-6)
-
-
-def test_full_matrix_of_shared_blocks_is_the_unconstrained_one():
-    full = FAMILY["conv2d"].make_built(kernel_size=2, similarity="full", groups=2)
-    shared = FAMILY["conv2d"].make_built(
-        kernel_size=2, similarity="unconstrained", groups=2
-    )
-    for name in ("kernel", "bias"):
-        getattr(full, name).assign(getattr(shared, name))
-    block = ops.convert_to_numpy(shared.similarity_parameters)
-    # Two channels in each group.
-    full.similarity_parameters.assign(np.kron(np.eye(2), block))
-    inputs = FAMILY["conv2d"].tensor()
-    assert_close(full(inputs), shared(inputs), 1e-5)
 
 
 def test_names_in_the_tests_are_those_of_the_package():
