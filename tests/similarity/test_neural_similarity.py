@@ -348,9 +348,11 @@ def test_training_drops_a_tap_and_takes_it_back():
         weights[1, 0] = kept
         teacher.kernel.assign(weights)
         outputs = ops.convert_to_numpy(teacher(inputs))
-        loss = model.fit(inputs, outputs, batch_size=16, epochs=40, verbose=0).history
+        # The same batch forty times: one epoch is faster than forty.
+        batches = (np.tile(each, (40, 1, 1, 1)) for each in (inputs, outputs))
+        model.fit(*batches, batch_size=16, shuffle=False, verbose=0)
         assert_equal(layer.learned_shape, [1, 1, kept, 1])
-        assert loss["loss"][-1] < 1e-8
+        assert_close(layer(inputs), outputs, 1e-4)
         equivalent = ops.convert_to_numpy(layer.equivalent_kernel)
         np.testing.assert_array_equal(equivalent[1, 0], kept)
 
