@@ -254,7 +254,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
-        features = self.features(inputs, training=training)  # Eq. (3): z = mu(x)
+        features = self.features(inputs, training=training)  # Algorithm 1, line 5.
         return self.neighborhood(features, training=training, adapt=adapt)
 
     def predictions(self, inputs: Tensor, training: bool | None = None) -> Predictions:
