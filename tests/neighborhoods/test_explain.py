@@ -108,12 +108,12 @@ def test_changes_of_single_entries():
 
 
 def test_loops_and_chunks_change_nothing():
-    expected = neighbors_of(heads.build("cosine", inner_steps=2))
+    expected = neighbors_of(heads.build("cosine"))
     for options in ({"inner_loop": "tape"}, {"chunk_size": 3}):
-        found = neighbors_of(heads.build("cosine", inner_steps=2, **options))
+        found = neighbors_of(heads.build("cosine", **options))
         np.testing.assert_array_equal(found.indices, expected.indices)
         check_close(found.output_changes, expected.output_changes, 1e-12)
-    few = neighbors_of(heads.build("cosine", inner_steps=2), k=2)
+    few = neighbors_of(heads.build("cosine"), k=2)
     for some, all_of_them in zip(few, expected, strict=True):
         check_close(some, all_of_them[:, :2], 1e-12)
 

@@ -105,7 +105,8 @@ def test_inner_loop(name, dtype, inner_loop):
     z = ops.convert_to_tensor(golden["in.z"], dtype=dtype)
     kept = kept_mask(golden)
     steps = golden.meta["steps"]
-    for step in range(1, steps + 1):
+    # Every step of the dual form; the last of the tape, which is slow.
+    for step in range(1 if inner_loop == "dual" else steps, steps + 1):
         layer, variables = load_head(golden, dtype, inner_loop, step)
         assert layer.active_inner_loop == inner_loop
         logits = layer.adapted_logits(z, kept)

@@ -75,7 +75,8 @@ def test_a_metric_of_ones_own_by_name(tmp_path):
     for metric in ("test_scaled_product", ScaledProduct(0.5)):
         dictionary = NeighborDictionary(8, metric=metric, temperature=2.0)
         model = nsl_keras.MetaNeighborhoodModel(None, CosineDense(3), dictionary)
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, run_eagerly=True)
         model.fit(x, np.arange(32) % 3, verbose=0)
         model.save(tmp_path / "model.keras")
         again = keras.saving.load_model(tmp_path / "model.keras")

@@ -245,7 +245,7 @@ def test_mixed_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = make_model()
     model.compile("adam", LOSS, metrics=["accuracy"])
-    losses = model.fit(X, Y, epochs=8, verbose=0).history["loss"]
+    losses = model.fit(X, Y, epochs=5, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     assert ops.convert_to_numpy(model(X)).dtype == "float32"
 
@@ -259,7 +259,7 @@ def normal_form(config):
 
 def test_keras_file_keeps_everything(tmp_path):
     model = make_model(inner_steps=2, learning_rate_form="diagonal")
-    model.compile("adam", LOSS, metrics=["accuracy"])
+    model.compile("adam", LOSS, metrics=["accuracy"], run_eagerly=True)
     model.fit(X, Y, verbose=0)
     path = tmp_path / "model.keras"
     model.save(path)
@@ -268,10 +268,11 @@ def test_keras_file_keeps_everything(tmp_path):
     assert normal_form(again.get_config()) == normal_form(model.get_config())
     # Compiled again, with the optimizer's state: training goes on alike.
     first, second = (
-        each.fit(X, Y, shuffle=False, verbose=0).history for each in (model, again)
+        each.fit(X, Y, batch_size=48, verbose=0).history for each in (model, again)
     )
     assert set(first) == set(second)
-    np.testing.assert_allclose(first["loss"], second["loss"], rtol=0.2)
+    np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-4)
+    np.testing.assert_allclose(again(X), model(X), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.long
@@ -279,22 +280,15 @@ def test_keras_file_in_a_fresh_process(tmp_path):
     model = make_model()
     model.build((None, 6))
     model.save(tmp_path / "model.keras")
-    np.savez(tmp_path / "data.npz", x=X, expected=model(X))
     script = (
-        "import sys, json, numpy as np, keras, nsl_keras\n"
-        "data = np.load(sys.argv[2])\n"
+        "import sys, numpy as np, keras, nsl_keras\n"
         "model = keras.saving.load_model(sys.argv[1])\n"
-        "found = model.predict(data['x'], verbose=0)\n"
-        "print(json.dumps(float(np.abs(found - data['expected']).max())))\n"
+        "np.save(sys.argv[2], model(np.load(sys.argv[2])))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "model.keras", tmp_path / "data.npz"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert json.loads(result.stdout.splitlines()[-1]) < 1e-6
+    np.save(tmp_path / "x.npy", X)
+    files = [str(tmp_path / name) for name in ("model.keras", "x.npy")]
+    subprocess.run([sys.executable, "-c", script, *files], check=True, timeout=200)
+    np.testing.assert_allclose(np.load(files[1]), model(X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["model", "head"])
@@ -379,6 +373,8 @@ def test_bad_data_sets_in_graphs(x, y, message):
         model.fit(data, shuffle=False, verbose=0)
     for new, old in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(new, old)  # Stopped in the first batch.
+    if y is not Y:
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.evaluate(data, verbose=0)
 
@@ -428,8 +424,8 @@ def test_a_regression_learns():
         dictionary=NeighborDictionary(20, metric="euclidean", temperature=1.0, seed=0),
         inner_learning_rate=0.1,
     )
-    model.compile(keras.optimizers.Adam(0.02), "huber", metrics=["mae"])
-    history = model.fit(X, TARGETS, epochs=25, batch_size=16, verbose=0).history
+    model.compile(keras.optimizers.Adam(0.04), "huber", metrics=["mae"])
+    history = model.fit(X, TARGETS, epochs=12, batch_size=16, verbose=0).history
     assert set(history) == {"loss", "mae", "unadapted_mae"}
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     found = model.evaluate(X, TARGETS, verbose=0, return_dict=True)
