@@ -40,11 +40,7 @@ def convolutions(
         own = shared
         if predictor in ("sphere", "cnn"):
             own = nsl_keras.predictors.SimilarityPredictor(
-                kernel_size,
                 kind=predictor,
-                similarity=similarity,
-                strides=options.get("strides", 1),
-                padding=options.get("padding", "valid"),
                 kernel_regularizer=options.get("kernel_regularizer"),
                 **norms,
             )

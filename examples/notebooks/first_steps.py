@@ -179,12 +179,12 @@ np.testing.assert_allclose(similarity_layer(test_x), plain_layer(test_x), atol=1
 # With a predictor the layer is *dynamic*: a small network looks at the image and predicts
 # another *M* at every pixel. Such a layer cannot be folded, and computes more.
 #
-# `predictor="sphere"` is the short way to one. Written out, the predictor takes the size
-# and padding of the layer it serves, and we can give its batch norms the shorter memory,
-# too.
+# `predictor="sphere"` is the short way to one. As an object, the predictor still takes its
+# size and padding from the layer it serves, and we can give its batch norms the shorter
+# memory, too.
 
 # %%
-predictor = nsl_keras.predictors.SimilarityPredictor(3, padding="same", momentum=0.9)
+predictor = nsl_keras.predictors.SimilarityPredictor(momentum=0.9)
 dynamic_convnet = small_convnet(predictor=predictor)
 dynamic_convnet.compile(
     optimizer=keras.optimizers.Adam(1e-2),

@@ -168,8 +168,7 @@ def cnn9(
 
     >>> def dynamic(filters, kernel_size, **options):
     ...     predictor = nsl_keras.predictors.SimilarityPredictor(
-    ...         kernel_size, padding="same", momentum=0.9,
-    ...         kernel_regularizer=options["kernel_regularizer"])
+    ...         momentum=0.9, kernel_regularizer=options["kernel_regularizer"])
     ...     return nsl_keras.layers.NeuralSimilarityConv2D(
     ...         filters, kernel_size, predictor=predictor, **options)
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)

@@ -28,7 +28,12 @@ from nsl_keras.similarity.convolution import (
 )
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
-from nsl_keras.similarity.recurrent import SimilarityCell
+from nsl_keras.similarity.recurrent import (
+    SimilarityCell,
+    cells_of,
+    is_foldable,
+    similarities_of,
+)
 
 Layer: TypeAlias = keras.layers.Layer
 Shape: TypeAlias = tuple[int | None, ...]
@@ -229,34 +234,13 @@ def fold(model: keras.Model) -> keras.Model:
     _refuse_unfoldable(found)
 
     def replace(layer: Layer) -> list[Layer] | None:
-        if _cells(layer):
+        if cells_of(layer):
             return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
         if isinstance(layer, NeuralSimilarity):
             return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
         return None
 
     return rewiring.rebuild(model, replace)
-
-
-def similarities_of(layer: Layer) -> list[NeuralSimilarity]:
-    """Returns a layer if it has a similarity, or the similarities of its cells."""
-    if isinstance(layer, NeuralSimilarity):
-        return [layer]
-    return [
-        each for each in rewiring.sublayers(layer) if isinstance(each, NeuralSimilarity)
-    ]
-
-
-def is_foldable(layer: Layer) -> bool:
-    """Whether `fold` can make a plain layer of this one.
-
-    Layers of classes derived from the package's cannot be folded: they may compute
-    something else.
-    """
-    parts = similarities_of(layer)
-    ours = type(layer).__module__.startswith("nsl_keras.")
-    is_static = bool(parts) and all(part.predictor is None for part in parts)
-    return is_static and (ours or bool(_cells(layer)))
 
 
 def _names(layers: Iterable[Layer]) -> str:
@@ -444,13 +428,6 @@ def _is_ours(layer: Layer) -> bool:
     """Whether a layer is of a class of this package, or of one derived from it."""
     bases = type(layer).__mro__
     return any(base.__module__.startswith("nsl_keras.") for base in bases)
-
-
-def _cells(layer: Layer) -> list[SimilarityCell]:
-    """Returns the cells with a similarity in `keras.layers.RNN` or `Bidirectional`."""
-    if type(layer) not in (keras.layers.RNN, keras.layers.Bidirectional):
-        return []
-    return [each for each in rewiring.sublayers(layer) if isinstance(each, SimilarityCell)]
 
 
 def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:

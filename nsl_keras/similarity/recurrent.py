@@ -15,11 +15,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.kernels import StandsOnKeras
-from nsl_keras.similarity.neural_similarity import VectorSimilarity
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity, VectorSimilarity
 
 #: The recurrent kernel's argument is that of the input kernel.
 SAME = "same"
@@ -588,3 +588,31 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         carry = forget_gate * carry + input_gate * self.activation(x_carry)
         outputs = output_gate * self.activation(carry)
         return outputs, [outputs, carry]
+
+
+def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
+    """Returns the cells with a similarity in `keras.layers.RNN` or `Bidirectional`."""
+    if type(layer) not in (keras.layers.RNN, keras.layers.Bidirectional):
+        return []
+    return [each for each in rewiring.sublayers(layer) if isinstance(each, SimilarityCell)]
+
+
+def similarities_of(layer: keras.layers.Layer) -> list[NeuralSimilarity]:
+    """Returns a layer if it has a similarity, or the similarities of its cells."""
+    if isinstance(layer, NeuralSimilarity):
+        return [layer]
+    return [
+        each for each in rewiring.sublayers(layer) if isinstance(each, NeuralSimilarity)
+    ]
+
+
+def is_foldable(layer: keras.layers.Layer) -> bool:
+    """Whether `convert.fold` can make a plain layer of this one.
+
+    Layers of classes derived from the package's cannot be folded: they may compute
+    something else.
+    """
+    parts = similarities_of(layer)
+    ours = type(layer).__module__.startswith("nsl_keras.")
+    is_static = bool(parts) and all(part.predictor is None for part in parts)
+    return is_static and (ours or bool(cells_of(layer)))

@@ -11,14 +11,13 @@ import keras
 
 from nsl_keras import rewiring
 from nsl_keras.similarity import matrices
-from nsl_keras.similarity.conversion import is_foldable, similarities_of
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import (
     DenseSimilarityPredictor,
     SharedSimilarityPredictor,
     SimilarityPredictor,
 )
-from nsl_keras.similarity.recurrent import SimilarityCell
+from nsl_keras.similarity.recurrent import SimilarityCell, is_foldable, similarities_of
 
 Layer: TypeAlias = keras.layers.Layer
 

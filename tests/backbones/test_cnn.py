@@ -275,7 +275,7 @@ def test_variants_of_cnn9(options, parameters, depth):
 
 def dynamic_with_32_filters(filters, kernel_size, **options):
     # Appendix A.
-    predictor = SimilarityPredictor(kernel_size, hidden_filters=32, padding="same")
+    predictor = SimilarityPredictor(hidden_filters=32)
     return NeuralSimilarityConv2D(filters, kernel_size, predictor=predictor, **options)
 
 

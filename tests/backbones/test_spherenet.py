@@ -18,7 +18,7 @@ IMAGES = np.random.default_rng(2).random((2, 9, 8, 3)).astype("float32")
 
 def small(**options):
     return self_attention_spherenet(
-        **{"input_shape": (9, 8, 3), "classes": 4, "filters": (8, 9, 10), **options}
+        **{"input_shape": (9, 8, 3), "classes": 4, "filters": (32, 32, 10), **options}
     )
 
 

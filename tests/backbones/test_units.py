@@ -106,13 +106,7 @@ def test_a_factory_makes_the_convolutions_that_may_have_a_similarity(name):
 
 def test_a_factory_gives_each_convolution_its_own_predictor():
     def dynamic(filters, kernel_size, **options):
-        predictor = SimilarityPredictor(
-            kernel_size,
-            hidden_filters=3,
-            strides=options["strides"],
-            padding=options["padding"],
-            momentum=0.7,
-        )
+        predictor = SimilarityPredictor(hidden_filters=3, momentum=0.7)
         return NeuralSimilarityConv2D(filters, kernel_size, predictor=predictor, **options)
 
     case = CASES["resnet18"]
