@@ -6,6 +6,7 @@ import zlib
 
 import keras
 import numpy as np
+import pytest
 
 from nsl_keras.backend import gradients_of
 
@@ -13,6 +14,11 @@ FOLDER = pathlib.Path(__file__).parent / "golden"
 
 # JAX computes in float32 unless told otherwise for the whole process.
 DTYPES = ("float64", "float32") if keras.backend.backend() == "tensorflow" else ("float32",)
+#: The same as parameters of a test, float64 among the long ones.
+FLOAT64_IS_LONG = [
+    pytest.param(dtype, marks=pytest.mark.long if dtype == "float64" else ())
+    for dtype in DTYPES
+]
 
 
 class Golden:

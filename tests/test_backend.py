@@ -53,6 +53,7 @@ def test_keras_2_is_refused():
     assert "`nsl_keras` needs Keras 3" in import_with(script).stderr
 
 
+@pytest.mark.long
 def test_jax_trains_without_tensorflow():
     """Layers and model, with any import of TensorFlow made to fail."""
     script = """

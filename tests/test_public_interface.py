@@ -112,7 +112,20 @@ def test_documented():
     assert not found
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES.values()))
+def trains(name):
+    """Whether an example trains a model: it takes seconds."""
+    return name.startswith(("nsl_keras.few_shot.", "nsl_keras.callbacks.")) or (
+        name == "nsl_keras.MetaNeighborhoodModel"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if trains(name) else ())
+        for name in sorted(EXAMPLES.values())
+    ],
+)
 def test_example_runs(name):
     # The methods' examples too.
     found = doctest.DocTestFinder().find(PUBLIC[name], name, globs={})

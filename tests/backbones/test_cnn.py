@@ -14,7 +14,7 @@ from golden_backbones import (
     normalization_variables,
     supershallownet,
 )
-from golden_files import DTYPES, Golden, gradients, recipe_weights
+from golden_files import DTYPES, FLOAT64_IS_LONG, Golden, gradients, recipe_weights
 from keras import ops
 
 from nsl_keras import backbones, convert, losses
@@ -150,7 +150,7 @@ def statistics(values):
     return np.array([values.mean(), np.sqrt(np.mean(values**2))])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOAT64_IS_LONG)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
 def test_cnn9_authors_numbers(kind, dtype):
     golden = Golden(f"nsl_cnn9_{kind}")

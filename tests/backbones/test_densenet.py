@@ -62,7 +62,8 @@ def our_units(model):
     return units
 
 
-@pytest.mark.parametrize("modulate", ["None", pytest.param("all", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("modulate", ["None", "all"])
 def test_authors_numbers(modulate):
     def build():
         model = backbones.densenet_bc(76)

@@ -12,7 +12,7 @@ from golden_backbones import (
     check_backbone,
     count,
 )
-from golden_files import DTYPES, Golden
+from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
 from keras import ops
 
 from nsl_keras import backbones, convert
@@ -52,7 +52,7 @@ def check_authors_numbers(depth, modulate, dtype):
     check_backbone(golden, model, variables, dtype, units)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOAT64_IS_LONG)
 def test_authors_numbers_at_depth_29(dtype):
     check_authors_numbers(29, "None", dtype)
 
@@ -61,10 +61,11 @@ def test_authors_numbers_at_depth_29(dtype):
     ("depth", "modulate"),
     [
         (29, "all"),
-        pytest.param(56, "None", marks=pytest.mark.long),
-        pytest.param(56, "all", marks=pytest.mark.long),
+        (56, "None"),
+        (56, "all"),
     ],
 )
+@pytest.mark.long
 def test_authors_numbers(depth, modulate):
     # In float32 an activation next to zero may change its sign, and with it the gradients
     # before it, by up to 1e-2.

@@ -11,6 +11,7 @@ import nsl_keras
 from benchmarks import few_shot
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variables", "compile_once"),
     list(zip(few_shot.CASES, [False, True], strict=True)),

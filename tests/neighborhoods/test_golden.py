@@ -93,7 +93,10 @@ def meta_loss(golden, logits):
 @pytest.mark.parametrize(
     ("name", "dtype", "inner_loop"),
     [
-        (name, dtype, inner_loop)
+        pytest.param(
+            *(name, dtype, inner_loop),
+            marks=pytest.mark.long if inner_loop == "tape" and "3step" in name else (),
+        )
         for name in INNER_LOOPS
         for dtype in DTYPES
         for inner_loop in ("dual", "tape")

@@ -51,6 +51,7 @@ class Interruption(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
     whole = tiny_model()
