@@ -26,7 +26,7 @@ STACK_WIDTH = 128
 SIZES = (100, 1_000, 10_000, 100_000)
 
 DUAL = "Meta-Neighborhoods, dual form"
-TAPES = "Meta-Neighborhoods, vectorised nested tapes"
+TAPES = "Meta-Neighborhoods, vectorized nested tapes"
 MAPPED = "Meta-Neighborhoods, map_fn over nested tapes"
 CASE = f"d={FEATURES}, C={CLASSES}, B={BATCH}"
 #: Heads whose memory is measured: entries, inner steps and chunk size, by name.

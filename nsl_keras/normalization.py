@@ -1,6 +1,6 @@
-"""Batch norms that normalise by the statistics of the batch at hand, where asked to.
+"""Batch norms that normalize by the statistics of the batch at hand, where asked to.
 
-Few-shot learners run a network in inference mode, but for its batch norms, which normalise
+Few-shot learners run a network in inference mode, but for its batch norms, which normalize
 by the images of an episode. `normalizing_by_batch` asks for that, for a while.
 """
 
@@ -34,7 +34,7 @@ _request: contextvars.ContextVar[_Request | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def normalizing_by_batch(second_order: bool = True, once: bool = False) -> Iterator[None]:
-    """Lets trainable batch norms normalise by the statistics of the batch they get.
+    """Lets trainable batch norms normalize by the statistics of the batch they get.
 
     The statistics take the place of the moving ones, whole: enter it within a
     `keras.StatelessScope`, where they are found, and which stores nothing. It reaches

@@ -15,7 +15,7 @@ import keras
 
 from nsl_keras import rewiring
 
-#: They normalise by `tf.nn.moments`, which counts the mean as a constant in the variance.
+#: They normalize by `tf.nn.moments`, which counts the mean as a constant in the variance.
 NORMALIZING = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
 
 #: Interpolations of `UpSampling2D` whose gradient has no gradient.

@@ -1,6 +1,6 @@
 """Checks of arguments and of data, with errors in Keras's form.
 
-Every function either returns the standardised value or raises a `ValueError` that names
+Every function either returns the standardized value or raises a `ValueError` that names
 the argument, what is allowed and what was received.
 """
 

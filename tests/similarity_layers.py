@@ -51,7 +51,7 @@ DYNAMIC_SIMILARITIES = [name for name, each in SIMILARITIES.items() if not each.
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A layer of the family, and the Keras layer that it generalises."""
+    """A layer of the family, and the Keras layer that it generalizes."""
 
     layer: type[keras.layers.Layer]
     plain: type[keras.layers.Layer]

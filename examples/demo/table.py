@@ -31,12 +31,12 @@ def table(found: list[dict]) -> str:
     columns = ["model", "test accuracy, %", "difference to its twin", "before adaptation"]
     rows = []
     for name, title in TITLES.items():
-        mine = tables.of_method(found, name)
-        if not mine:
+        chosen = tables.of_method(found, name)
+        if not chosen:
             continue
         accuracies = tables.percent(found, name, "test_accuracy")
         twin = tables.percent(found, BASELINES.get(name, ""), "test_accuracy")
-        ratio = next((r["step_time_ratio"] for r in mine if "step_time_ratio" in r), None)
+        ratio = next((r["step_time_ratio"] for r in chosen if "step_time_ratio" in r), None)
         rows.append(
             [
                 title,
@@ -45,7 +45,7 @@ def table(found: list[dict]) -> str:
                 tables.mean(
                     tables.percent(found, name, "test_unadapted_accuracy").values()
                 ),
-                f"{mine[0]['parameters']:,}",
+                f"{chosen[0]['parameters']:,}",
                 "" if ratio is None else f"{ratio['median']:.2f}x",
             ]
         )

@@ -22,7 +22,7 @@ class Method:
         pretrained: Which classifier of all training classes it starts from: `"plain"`,
             `"dynamic"`, or `None` for a network trained on episodes from the start.
         episodic: Whether it is trained on episodes.
-        batch_normalization: Whose statistics batch norms normalise by, in training on
+        batch_normalization: Whose statistics batch norms normalize by, in training on
             episodes and in tests.
         paper: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
         rebuttal: The same from Table 1 of the authors' rebuttal, the first figures of its

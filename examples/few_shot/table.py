@@ -88,20 +88,20 @@ def _table(setting: dict, found: list[dict]) -> str:
         if published:
             sources = (method.paper, method.rebuttal)
             cells += [source.get(setting["backbone"], "") for source in sources]
-        mine = tables.of_method(found, name)
-        if not mine:
+        chosen = tables.of_method(found, name)
+        if not chosen:
             rows.append([*cells, "not run"])
             continue
-        evaluation = _evaluation(mine, setting)
+        evaluation = _evaluation(chosen, setting)
         cells += [
             f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _difference(mine, found, setting),
-            tables.seeds(mine),
-            mine[0]["batch_normalization"] or "none",
-            ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in mine)),
-            f"{mine[0]['training_images']:,}",
-            _median(mine, "seconds"),
-            _median(mine, "evaluation_seconds"),
+            _difference(chosen, found, setting),
+            tables.seeds(chosen),
+            chosen[0]["batch_normalization"] or "none",
+            ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in chosen)),
+            f"{chosen[0]['training_images']:,}",
+            _median(chosen, "seconds"),
+            _median(chosen, "evaluation_seconds"),
         ]
         rows.append(cells)
     return tables.markdown(columns, rows)
@@ -114,16 +114,16 @@ def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
     return few_shot.Evaluation(np.mean(right, axis=0) / queries)
 
 
-def _difference(mine: list[dict], found: list[dict], setting: dict) -> str:
+def _difference(chosen: list[dict], found: list[dict], setting: dict) -> str:
     """Difference to the baseline, over the seeds that both were trained with."""
     baseline = [run for run in found if run["method"] == methods.BASELINE]
-    both = {run["seed"] for run in mine} & {run["seed"] for run in baseline}
-    if not both or mine[0]["method"] == methods.BASELINE:
+    both = {run["seed"] for run in chosen} & {run["seed"] for run in baseline}
+    if not both or chosen[0]["method"] == methods.BASELINE:
         return ""
     paired = few_shot.compare(
         *(
             _evaluation([run for run in each if run["seed"] in both], setting)
-            for each in (mine, baseline)
+            for each in (chosen, baseline)
         )
     )
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"

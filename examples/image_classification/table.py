@@ -121,14 +121,14 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
     rows = []
     for name, method in experiment.methods.items():
         cells = [method.title, *([f"{published[name]:.2f}"] if published else [])]
-        mine = tables.of_method(found, name)
-        if not mine:
+        chosen = tables.of_method(found, name)
+        if not chosen:
             rows.append([*cells, "not run"])
             continue
         accuracies = tables.percent(found, name, "test_accuracy")
         unadapted = tables.percent(found, name, "test_unadapted_accuracy")
         cells += [
-            tables.outcome(mine, accuracies.values()),
+            tables.outcome(chosen, accuracies.values()),
             "" if name == methods.BASELINE else tables.difference(accuracies, baseline),
             tables.mean(unadapted.values()),
         ]
@@ -136,9 +136,9 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
             induced = tables.percent(found, name, "induction_accuracy")
             cells.append(tables.mean(induced.values()))
         cells += [
-            tables.seeds(mine),
-            f"{mine[0]['parameters']:,}",
-            tables.images_per_second(mine),
+            tables.seeds(chosen),
+            f"{chosen[0]['parameters']:,}",
+            tables.images_per_second(chosen),
         ]
         rows.append(cells)
     title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)

@@ -1,4 +1,4 @@
-r"""What factorising a weight matrix does to gradient descent: Section 5.1, Eq. (6).
+r"""What factorizing a weight matrix does to gradient descent: Section 5.1, Eq. (6).
 
 Linear regression, with a target matrix of low rank and too few data to tell it from others.
 Gradient descent on `W` itself is compared with gradient descent on `W'` and `M`, where
@@ -9,7 +9,7 @@ regularization. Nuclear norm and effective rank tell them apart.
     python -m examples.neural_similarity.implicit_regularization
 
 Two kinds of data. With whole targets, as in the paper, descent on a small `W` already finds
-the solution of smallest nuclear norm, so that no factorisation can do better. With half of
+the solution of smallest nuclear norm, so that no factorization can do better. With half of
 each target hidden (matrix completion, the case of the theory that the paper builds on) it
 does not. There it matters where `M` starts: at the identity, as in the layers of this
 package, or near zero.
@@ -200,8 +200,8 @@ def table(found: list[dict]) -> str:
     for data in DATA:
         shown = [run for run in found if run["data"] == data]
         for flow in FLOWS:
-            mine = [run for run in shown if run["flow"] == flow]
-            last = [{key: run[key][-1] for key in MEASURES} for run in mine]
+            of_flow = [run for run in shown if run["flow"] == flow]
+            last = [{key: run[key][-1] for key in MEASURES} for run in of_flow]
             rows.append([data, flow, *_means(last)])
         targets = [run["target"] for run in shown if run["flow"] == "W"]
         rows.append([data, "(target)", *_means(targets)])

@@ -96,20 +96,23 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
         cells = [method.title]
         if published:
             cells.append(_published(table.errors[name].get(dataset)))
-        mine = tables.of_method(found, name)
-        if not mine:
+        chosen = tables.of_method(found, name)
+        if not chosen:
             rows.append([*cells, "not run"])
             continue
         errors = _errors(found, name, "test_accuracy")
         cells += [
-            tables.outcome(mine, errors.values()),
+            tables.outcome(chosen, errors.values()),
             "" if name == table.baseline else tables.difference(errors, baseline),
-            tables.seeds(mine),
+            tables.seeds(chosen),
         ]
         if top_5:
             cells.append(f"{table.top_5_errors[name]:.2f}")
             cells.append(tables.mean(_errors(found, name, "test_top_5").values()))
-        cells += [f"{mine[0]['parameters']:,}", tables.images_per_second(mine)]
+        cells += [
+            f"{chosen[0]['parameters']:,}",
+            tables.images_per_second(chosen),
+        ]
         rows.append(cells)
     return f"Table {number}. {table.title}\n\n{tables.markdown(columns, rows)}"
 

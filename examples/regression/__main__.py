@@ -2,7 +2,7 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
 
     python -m examples.regression                                # scikit-learn's diabetes
     python -m examples.regression --dataset=gom --data_dir=folder_of_the_uci_file
-    python -m examples.regression --data_file=mine.csv --targets=2
+    python -m examples.regression --data_file=data.csv --targets=2
 
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
 2020): inputs and targets with zero mean and unit variance, 5-fold cross-validation, AdamW

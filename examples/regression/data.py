@@ -121,7 +121,7 @@ def _require(path: pathlib.Path, argument: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Normalised inputs and targets of one part of the data."""
+    """Normalized inputs and targets of one part of the data."""
 
     x: np.ndarray
     y: np.ndarray
@@ -129,7 +129,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """Training, validation and test part, normalised alike."""
+    """Training, validation and test part, normalized alike."""
 
     train: Part
     validation: Part
@@ -152,12 +152,12 @@ def folds(
         rest = np.concatenate([s for i, s in enumerate(shares) if i != number])
         held_out = round(validation_share * len(rest))
         parts = [rest[held_out:], rest[:held_out], test]
-        columns = [_normalised(each, parts[0]) for each in (data.x, data.y)]
+        columns = [_normalized(each, parts[0]) for each in (data.x, data.y)]
         found.append(Fold(*(Part(columns[0][rows], columns[1][rows]) for rows in parts)))
     return found
 
 
-def _normalised(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _normalized(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     mean, deviation = table[rows].mean(axis=0), table[rows].std(axis=0)
     constant = deviation <= 1e-12 * np.maximum(1, np.abs(mean))
     scaled = np.where(constant, 0, (table - mean) / np.where(constant, 1, deviation))

@@ -66,7 +66,7 @@ def section(results: pathlib.Path) -> str:
     commands = ", ".join(tables.commands(records.runs) for records in settings)
     parts = [
         title,
-        f"{commands}: mean squared error of normalised targets on test parts, mean ± "
+        f"{commands}: mean squared error of normalized targets on test parts, mean ± "
         f"standard deviation over {settings[0].setting['protocol']['folds']} folds; "
         "the t-test pairs Meta-Neighborhoods with the vanilla network by fold. "
         "Hyper-parameters are chosen on each fold's validation part.",

@@ -41,7 +41,7 @@ def convnet4(
             a layer; makes all four convolutions.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         name: str, the model's name.
 
@@ -140,7 +140,7 @@ def cnn9(
             statistics that need thousands of steps.
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
@@ -251,7 +251,7 @@ def cnn10(
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 
@@ -327,7 +327,7 @@ def cnn4(
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 

@@ -58,7 +58,7 @@ def densenet_bc(
             out, except with a dot-product head.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         seed: int or `None`, the seed of dropout.
         name: str or `None`, the model's name.

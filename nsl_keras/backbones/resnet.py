@@ -39,7 +39,7 @@ def resnet_v2(
             out, except with a dot-product head.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the convolutions' kernels.
         name: str or `None`, the model's name.
 
@@ -87,7 +87,7 @@ def resnet_v2(
             at = f"stage_{stage}_block_{block}"
             stride = 2 if stage > 0 and block == 0 else 1
             if stage == block == 0:
-                # Normalised by the root already. The name is a place for an iFiLM.
+                # Normalized by the root already. The name is a place for an iFiLM.
                 branch = keras.layers.Identity(name=f"{at}_layer_1_input")(outputs)
             else:
                 branch = layers.activate(outputs, f"{at}_layer_1")
@@ -137,7 +137,7 @@ def resnet18(
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0; `keras.applications` has 1.001e-5.
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         kernel_regularizer: Regularizer of the kernels.
         name: str, the model's name.
 

@@ -66,7 +66,7 @@ def self_attention_spherenet(
             statistics that need thousands of steps.
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronised replicas drift apart.
+            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
         name: str, the model's name.
 
     Returns:

@@ -104,7 +104,7 @@ class Units:
         return layer(inputs)
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
-        """Returns batch-normalised inputs."""
+        """Returns batch-normalized inputs."""
         return keras.layers.BatchNormalization(
             axis=channel_axis(len(inputs.shape)),
             momentum=self.momentum,

@@ -252,7 +252,7 @@ def assert_in_graph(tensor: Any, condition: Any, *message: Any) -> Any:
 def fused_batch_normalization(
     images: Any, scale: Any, offset: Any, epsilon: float
 ) -> tuple[Any, Any, Any]:
-    """Normalises float32 images, channels last, by themselves, in one operation.
+    """Normalizes float32 images, channels last, by themselves, in one operation.
 
     Args:
         images: Tensor of shape `(batch, height, width, channels)`.
@@ -261,12 +261,12 @@ def fused_batch_normalization(
         epsilon: float above 0, added to the variance.
 
     Returns:
-        `(outputs, mean, variance)`, the variance biased, as batch norms normalise by it.
+        `(outputs, mean, variance)`, the variance biased, as batch norms normalize by it.
     """
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
         images, scale, offset, epsilon=epsilon, is_training=True
     )
-    # The operation tells the unbiased variance, and normalises by the biased one.
+    # The operation tells the unbiased variance, and normalizes by the biased one.
     count = tf.cast(tf.size(images) // images.shape[-1], images.dtype)
     return outputs, mean, variance * (count - 1) / count
 

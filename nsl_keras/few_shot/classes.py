@@ -195,7 +195,7 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
             "`images` must have shape (n, height, width, channels), none of them 0. "
             f"Received: images.shape={images.shape}"
         )
-    # Of other integers, nobody knows which of them stands for white.
+    # For other types of integers, the value of white is unknown.
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
         raise ValueError(
             "`images` must be uint8, in [0, 255], or floating-point. "

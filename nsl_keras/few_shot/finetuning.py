@@ -157,7 +157,7 @@ class Finetuner:
         momentum: float in [0, 1).
         dampening: float in [0, 1).
         weight_decay: float of at least 0, on all adapted variables.
-        batch_normalization: `"support"`: batch norms normalise the support set by its own
+        batch_normalization: `"support"`: batch norms normalize the support set by its own
             statistics, and queries by those of the support set, of the adapted network;
             `"transductive"`: queries by their own batch's; `"moving"`: all by the moving
             statistics that the model has stored, as batch norms with `trainable=False`

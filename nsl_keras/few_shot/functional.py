@@ -104,7 +104,7 @@ def _require_match(
 
 
 def effective_policy(model: keras.Model, policy: str) -> str | None:
-    """Returns the policy that a model's batch norms follow, whatever they were asked to.
+    """Returns the policy that a model's batch norms follow, whatever was asked for.
 
     Those with `trainable=False` keep to their moving statistics.
 
@@ -132,7 +132,7 @@ def batch_normalizations(model: keras.Model) -> list[keras.layers.BatchNormaliza
 
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
-    """Returns the layer with weights, no model itself, that a built model calls last.
+    """Returns the last layer with weights, not itself a model, that a built model calls.
 
     In a model with a `call` of its own, it is the one that was made last.
 
@@ -153,14 +153,14 @@ class FunctionalClassifier:
     """What a built classifier computes with other values in some of its variables.
 
     All layers run in inference mode (dropout, noise and augmentation are off), except
-    that trainable batch norms normalise by the statistics of a batch where asked to.
+    that trainable batch norms normalize by the statistics of a batch where asked to.
     Those with `trainable=False` keep to their moving statistics.
 
     Args:
         model: A built Keras model from images to logits.
         selection: The variables that get other values; see `select_variables`; or `None`
             for none.
-        batch_normalization: `"support"`: batch norms normalise the support set by its own
+        batch_normalization: `"support"`: batch norms normalize the support set by its own
             statistics, and queries by those of the support set; `"transductive"`: each
             batch by its own, the queries included; `"moving"`: all by the moving
             statistics that the model has stored.
@@ -177,7 +177,7 @@ class FunctionalClassifier:
 
     Raises:
         ValueError: If the model is not built or ends in a softmax; if the selection
-            matches nothing; if a batch norm is synchronized, renormalises, (with
+            matches nothing; if a batch norm is synchronized, renormalizes, (with
             `"support"`) is called more than once, or (with `"support"` and
             `"transductive"`) is out of reach, inside a layer or model with a `call` of its
             own.
@@ -241,7 +241,7 @@ class FunctionalClassifier:
         for layer in self._out_of_reach():
             raise ValueError(
                 "`model` must have its batch norms in its own graph, as a functional or "
-                "Sequential model, for them to normalise by the images of an episode; or "
+                "Sequential model, for them to normalize by the images of an episode; or "
                 '`batch_normalization` must be "moving". '
                 f"Received: batch_normalization={self.batch_normalization!r}, and layer "
                 f"{layer.name!r} inside a layer or model with a `call` of its own"
@@ -272,12 +272,12 @@ class FunctionalClassifier:
         images: Tensor,
         statistics: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns logits, and the statistics that batch norms normalised by.
+        """Returns logits, and the statistics that batch norms normalized by.
 
         Args:
             values: Values for `variables`, in their order.
             images: Batch of images.
-            statistics: What an earlier call returned, to normalise by; or `None` for
+            statistics: What an earlier call returned, to normalize by; or `None` for
                 the statistics of `images` (with `"moving"` the stored ones).
 
         Returns:
@@ -359,7 +359,7 @@ class FunctionalClassifier:
 
 
 class _Calling(keras.Operation):
-    """Calls a layer of another graph, which so stays as it is."""
+    """Calls a layer of another graph, and leaves that graph as it is."""
 
     def __init__(self, layer: keras.Operation) -> None:
         super().__init__(name=layer.name)

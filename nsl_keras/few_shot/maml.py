@@ -49,7 +49,7 @@ class MAML(EpisodicLearner):
     `nsl_keras.convert.add_similarity` freezes them. A network that was trained on other
     classes needs a new last layer, of the episodes' ways: see the second example.
 
-    Batch norms. `batch_normalization` says whose statistics they normalise by:
+    Batch norms. `batch_normalization` says whose statistics they normalize by:
 
     * `"support"`: those of the support set; the queries too, by statistics that the
       adapted network has on the support set. The answer for a query does not depend on
@@ -62,7 +62,7 @@ class MAML(EpisodicLearner):
     The moving statistics change in training under `"moving"` alone: each step moves them,
     by the layer's momentum, towards the statistics of the query images under the adapted
     weights, all episodes of the batch taken together. Under the other policies they are
-    neither read nor written. Batch norms with `trainable=False` always normalise by their
+    neither read nor written. Batch norms with `trainable=False` always normalize by their
     moving statistics. All other layers run in inference mode, in training too: no
     dropout, no augmentation (augment the images that episodes are made of).
 
@@ -139,7 +139,7 @@ class MAML(EpisodicLearner):
         ValueError: For arguments outside the ranges above; for a selection that matches
             no variable, which lists their names; for a model that ends in a softmax, whose
             outputs are no vector of known width, whose batch norms are synchronized or
-            renormalise, (with `"support"`) are called more than once, or (unless
+            renormalize, (with `"support"`) are called more than once, or (unless
             `"moving"`) are inside a layer or model with a `call` of its own; without
             `first_order` on TensorFlow, for a layer that has no second derivative
             (bilinear resizing) or an inexact one (layer and group normalization), which
@@ -384,8 +384,7 @@ class MAML(EpisodicLearner):
             for place, gradient in zip(places, gradients, strict=True):
                 if self.first_order:
                     gradient = ops.stop_gradient(gradient)
-                # Eq. (7), of a similarity M: M' = M - rate * dL/dM
-                values[place] = values[place] - rates[place] * gradient
+                values[place] = values[place] - rates[place] * gradient  # NSL Eq. (7)
         return values
 
     def _places_of_steps(self, training: bool) -> list[list[int]]:

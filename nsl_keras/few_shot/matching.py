@@ -44,7 +44,7 @@ class MatchingNet(MetricLearner):
         reading_steps: int, the number of readings of full context embeddings; `None`
             goes without such embeddings.
         batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
-            backbone's batch norms normalise by; see `ProtoNet`.
+            backbone's batch norms normalize by; see `ProtoNet`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -137,7 +137,7 @@ class MatchingNet(MetricLearner):
             support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
         scores = self.scale_down(Cosine()(queries, support))
-        # Eq. (1), its logarithm: what attention gives to the images of each class.
+        # Matching Networks Eq. (1), its logarithm: what each class's images are given.
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
         return ops.logsumexp(of_class, axis=2) - total

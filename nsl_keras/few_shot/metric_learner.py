@@ -24,11 +24,11 @@ class EpisodicModel:
     """Applies a built model to image sets of a batch of episodes.
 
     * `"moving"`: all sets of all episodes go through the model as one batch. So in
-      training a batch norm normalises over all images of the step, support and query, as
+      training a batch norm normalizes over all images of the step, support and query, as
       it does anywhere in Keras; at test it uses its moving statistics.
-    * `"support"`: in each episode, at training and at test, batch norms normalise the
+    * `"support"`: in each episode, at training and at test, batch norms normalize the
       first set by its own statistics, and every other set by those of the first.
-    * `"transductive"`: in each episode every set is normalised by its own statistics.
+    * `"transductive"`: in each episode every set is normalized by its own statistics.
 
     With the last two layers other than batch norms run in inference mode (no dropout),
     and in training the moving statistics follow the mean of the episodes' statistics.

@@ -60,7 +60,7 @@ class NeighborhoodLearner(MetricLearner):
             through their absolute value.
         scale: float above 0, the start value of the cosine head's scale.
         batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
-            backbone's batch norms normalise by; see `ProtoNet`.
+            backbone's batch norms normalize by; see `ProtoNet`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -152,7 +152,7 @@ class NeighborhoodLearner(MetricLearner):
         training: bool | None,
     ) -> Tensor:
         support, queries = flattened(support), flattened(queries)
-        attention = ops.softmax(  # Eq. (5)
+        attention = ops.softmax(  # MN Eq. (5)
             self.metric(queries, support) / self.temperature
         )
         prototypes = class_means(unit_norm(support), membership)
@@ -171,8 +171,8 @@ class NeighborhoodLearner(MetricLearner):
                 self.inner_steps,
                 chunk_size=keys.shape[0],  # A support set is small.
             )
-            # Eq. (3)
-            return inner_loop.outputs(Entries(keys, values), attention, queries)
+            entries = Entries(keys, values)
+            return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
 
         return ops.vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]

@@ -42,7 +42,7 @@ class ProtoNet(MetricLearner):
         temperature: float above 0, what distances or cosines are divided by. Cosines
             want one well below 1, such as 0.1.
         learn_temperature: bool, whether the temperature is trained, by its logarithm.
-        batch_normalization: What the backbone's batch norms normalise by. `"moving"`: in
+        batch_normalization: What the backbone's batch norms normalize by. `"moving"`: in
             training by the statistics of all images of the step, support and query of all
             its episodes, at test by the moving statistics; `"support"`: in every episode,
             training and test alike, by the statistics of its support set;
@@ -122,8 +122,9 @@ class ProtoNet(MetricLearner):
         queries: Tensor,
         training: bool | None,
     ) -> Tensor:
-        prototypes = class_means(flattened(support), membership)  # Eq. (1)
-        # Eq. (2), without the softmax, which is the loss's.
+        # Prototypical Networks Eq. (1)
+        prototypes = class_means(flattened(support), membership)
+        # Prototypical Networks Eq. (2), without the softmax, which is the loss's.
         return self.scale_down(self.metric(flattened(queries), prototypes))
 
     def get_config(self) -> dict[str, Any]:

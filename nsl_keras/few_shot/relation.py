@@ -86,7 +86,7 @@ class RelationNet(MetricLearner):
         ways: int, the number of classes of an episode.
         relation: Keras model from joined feature maps, of twice the channels, to one
             number; `None` stands for `relation_module` of that shape.
-        batch_normalization: What the backbone's batch norms normalise by; see `ProtoNet`.
+        batch_normalization: What the backbone's batch norms normalize by; see `ProtoNet`.
             Those of the relation module see pairs of an image and a class: with
             `"moving"` the pairs of all queries of the step in training, and the moving
             statistics at test; with `"support"` the statistics of the pairs that the
@@ -182,7 +182,7 @@ class RelationNet(MetricLearner):
         sets = [self._pairs(sums, queries)]
         if self.batch_normalization == "support" and self.pairs_to_scores.by_episode:
             sets.insert(0, self._pairs(sums, support))
-        found = self.pairs_to_scores.outputs(sets, training)[-1]  # Eq. (1)
+        found = self.pairs_to_scores.outputs(sets, training)[-1]  # Relation Network Eq. (1)
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
 
     def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
@@ -247,4 +247,4 @@ class RelationLoss(keras.losses.Loss):
         if len(y_true.shape) == len(scores.shape):
             y_true = ops.squeeze(y_true, -1)
         labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
-        return ops.mean(ops.square(scores - labels), axis=-1)  # Eq. (2)
+        return ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)

@@ -455,7 +455,7 @@ class NeighborDictionary(keras.layers.Layer):
         if kept is not None:
             # Far below any score: the weight of an entry left out is exactly zero.
             scores = ops.where(kept, scores, -1e30)
-        return ops.softmax(scores)  # Eq. (5)
+        return ops.softmax(scores)  # MN Eq. (5)
 
     def _drops(self, training: bool | None) -> bool:
         return bool(training) and self.num_dropped > 0

@@ -315,7 +315,7 @@ def _updated(
         inside = ops.cast(squares > NORM_EPSILON, columns.dtype)
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse
-    columns = columns - _per_input(rates[0]) * gradient  # Eq. (3)
+    columns = columns - _per_input(rates[0]) * gradient  # MN Eq. (3)
     if stage.bias is not None:
         rest = [rest[0] - rates[1] * sums[1]]
     return [columns, *rest]
@@ -350,4 +350,4 @@ def _attend(
     if bias:
         scores = scores + rates[1]
         outputs = outputs + bias[0]
-    return outputs - ops.matmul(attention * scores, trace.gradients)  # Eq. (3)
+    return outputs - ops.matmul(attention * scores, trace.gradients)  # MN Eq. (3)

@@ -29,7 +29,7 @@ PATH_POINTS = 8
 
 
 class Neighbors(NamedTuple):
-    """The dictionary entries an example looks at most, the heaviest first.
+    """The dictionary entries of largest attention for an example, the heaviest first.
 
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`.

@@ -126,10 +126,11 @@ class InstanceFiLM(keras.layers.Layer):
         channels = inputs.shape[channel_axis]
         per_channel = [-1] + [1] * (rank - 1)
         per_channel[channel_axis] = channels
-        # Eq. (4), with scales that are added to 1.
+        # The authors' code adds the scales to 1.
         scale = ops.reshape(1 + ops.matmul(weights, self.scales), per_channel)
         shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
-        return ops.cast(scale, inputs.dtype) * inputs + ops.cast(shift, inputs.dtype)
+        scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
+        return scale * inputs + shift  # MN Eq. (4)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

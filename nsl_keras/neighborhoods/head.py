@@ -51,9 +51,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             outputs, without non-trainable variables. `Dense`, `CosineDense` and
             `Sequential` stacks of them adapt in the dual form; everything else on a
             nested tape. A `CosineDense` layer's scale is trained, but not adapted.
-        dictionary: `NeighborDictionary`, or the number of its entries `S`: then all else
-            is as its arguments have it by default. What the dictionary leaves open, its
-            `num_values` and `task`, are those of the head.
+        dictionary: `NeighborDictionary`, or the number of its entries `S`: then everything
+            else has its default. `num_values` and `task`, where they are `None`, are taken
+            from the head.
         inner_steps: int, the number of inner steps. Attention is computed once for all.
             Memory grows with the steps: with more than one every example has weights.
         inner_learning_rate: float above 0, the start value of the rate.
@@ -68,7 +68,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             like more. Attention, of shape `(batch, num_neighbors)`, is held whole.
         task: `"classification"` or `"regression"`: the inner loss, and what values are.
         inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
-            heads; `"tape"`: a vectorised nested gradient tape, for any head; `"auto"`:
+            heads; `"tape"`: a vectorized nested gradient tape, for any head; `"auto"`:
             dual where the head allows it. The two agree to rounding; `active_inner_loop`
             tells which one runs.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
@@ -297,7 +297,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self.dictionary.initialize_from(features, y, seed)
 
     def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
-        """Returns the `k` entries that each example looks at most, and what they do.
+        """Returns the `k` entries of largest attention for each example, and what they do.
 
         Args:
             features: Tensor of shape `(batch, features)`.

@@ -173,7 +173,7 @@ class InnerLoop(abc.ABC):
 
 
 class NestedTape(InnerLoop):
-    """The inner loop of any head: a nested gradient tape, vectorised over the examples.
+    """The inner loop of any head: a nested gradient tape, vectorized over the examples.
 
     It holds one set of head weights and activations per example, so memory grows with
     batch size, dictionary size and steps.
@@ -223,7 +223,8 @@ class NestedTape(InnerLoop):
         weights = [ops.convert_to_tensor(variable) for variable in self.variables]
         for _ in range(self.steps):
             gradients, _nothing = gradients_of(inner_loss, weights)
-            weights = [  # Eq. (3); Eq. (1) where keys and queries are the inputs.
+            # MN Eq. (3), and MN Eq. (1) where keys and queries are the inputs:
+            weights = [
                 weight - rate * gradient
                 for weight, rate, gradient in zip(weights, rates, gradients, strict=True)
             ]

@@ -158,7 +158,7 @@ class Euclidean(KeyMetric):
 
 
 def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
-    """Returns a metric by name, from its serialised form, or as it is.
+    """Returns a metric by name, from its serialized form, or as it is.
 
     Args:
         identifier: `"cosine"`, `"euclidean"`, a registered name, a dictionary from
@@ -192,7 +192,7 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
 
 
 def serialize(metric: KeyMetric) -> str | dict[str, Any]:
-    """Returns a metric as a name, or as Keras serialises objects.
+    """Returns a metric as a name, or as Keras serializes objects.
 
     Args:
         metric: A `KeyMetric`.

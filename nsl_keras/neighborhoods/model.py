@@ -66,9 +66,8 @@ class MetaNeighborhoodModel(CheckedModel):
             a last ReLU, so that keys and features are alike.
         head: Keras layer or model from features to logits, or to a regression's outputs;
             see `MetaNeighborhoodHead`.
-        dictionary: `NeighborDictionary`, with metric, temperature, values and dropout as
-            its arguments say; or int, the number of entries of a dictionary that has all
-            else by default.
+        dictionary: `NeighborDictionary`, whose arguments set metric, temperature, values
+            and dropout; or int, the number of entries of a dictionary of defaults.
         inner_steps: int, the number of inner steps.
         inner_learning_rate: float above 0, the start value of the inner rate.
         learning_rate_form: `"scalar"`, `"diagonal"` or `"fixed"`.
@@ -254,12 +253,12 @@ class MetaNeighborhoodModel(CheckedModel):
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
-        features = self.features(inputs, training=training)  # Algorithm 1, line 5.
+        features = self.features(inputs, training=training)
         return self.neighborhood(features, training=training, adapt=adapt)
 
     def predictions(self, inputs: Tensor, training: bool | None = None) -> Predictions:
         """Returns the predictions of a batch after and before adaptation."""
-        features = self.features(inputs, training=training)
+        features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         return Predictions(
             self.neighborhood(features, training=training),
             self.neighborhood(features, adapt=False),
@@ -276,11 +275,10 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> None:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
 
-        Keys become the features of the drawn examples; values become the labels, with 1 %
-        of all classes alike mixed in so that they can still learn, or a regression's
-        targets. The classes come in equal shares (where one has too few examples, the
-        others fill up), or as fixed one-hot values have them. With a backbone, do this
-        once it is trained.
+        Keys become the features of the drawn examples. Values become the labels, smoothed
+        by 1 % towards uniform so that they can still learn, or a regression's targets. The
+        classes come in equal shares (where one has too few examples, the others fill up),
+        or in those of fixed one-hot values. With a backbone, do this once it is trained.
 
         Args:
             x: Array of inputs.
@@ -431,13 +429,13 @@ class MetaNeighborhoodModel(CheckedModel):
                 validation.targets(y, outputs)
 
     def train_step(self, *arguments: Any) -> Any:
-        """One step of Algorithm 1: of `data` on TensorFlow, `(state, data)` on JAX."""
+        """One step of MN Algorithm 1: `data` on TensorFlow, `(state, data)` on JAX."""
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)  # By way of compute_loss_and_updates.
         x, y, sample_weight = self._checked_batch(*arguments)
         if self.jit_compile and self.neighborhood.active_inner_loop == "tape":
             warnings.warn(
-                "XLA compiles the gradient of a vectorised nested tape anew at every "
+                "XLA compiles the gradient of a vectorized nested tape anew at every "
                 'step. Compile with jit_compile=False, or use a head that `inner_loop="'
                 'dual"` treats.',
                 stacklevel=2,
@@ -445,13 +443,13 @@ class MetaNeighborhoodModel(CheckedModel):
         with GradientTape() as outer_tape:
             # The inner tape, of the gradients on the dictionary, runs in here.
             predictions = self.predictions(x, training=True)
-            loss = self.compute_loss(  # Eq. (2)
+            loss = self.compute_loss(  # MN Eq. (2)
                 x, y, predictions.adapted, sample_weight, training=True
             )
             scaled_loss = self.optimizer.scale_loss(loss)
         variables = self.trainable_variables
         gradients = outer_tape.gradient(scaled_loss, variables)
-        # Algorithm 1, line 10.
+        # MN Algorithm 1, line 10.
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self._track(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
@@ -477,7 +475,7 @@ class MetaNeighborhoodModel(CheckedModel):
         training: bool = False,
         optimizer_variables: Sequence[Any] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Predictions, list[Tensor], list[Tensor]]]:
-        """What Keras's steps on JAX differentiate; here with both predictions.
+        """What Keras's steps on JAX differentiate: MN Algorithm 1, with both predictions.
 
         Returns:
             `(scaled_loss, (loss, predictions, non_trainable_variables,
@@ -495,7 +493,7 @@ class MetaNeighborhoodModel(CheckedModel):
         }
         with keras.StatelessScope(list(state.values()), collect_losses=True) as scope:
             predictions = self.predictions(x, training=training)
-            loss = self.compute_loss(  # Eq. (2)
+            loss = self.compute_loss(  # MN Eq. (2)
                 x, y, predictions.adapted, sample_weight, training=training
             )
             scaled_loss = self.optimizer.scale_loss(loss) if training else loss

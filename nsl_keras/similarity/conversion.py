@@ -182,7 +182,7 @@ def add_similarity(
 def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model that computes what a model with static similarities does.
 
-    Each layer with a neural similarity becomes the Keras layer that it generalises, with
+    Each layer with a neural similarity becomes the Keras layer that it generalizes, with
     the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`; recurrent cells inside
     `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells. Graph and
     names stay, and there is nothing to compute that the plain network would not.
@@ -248,7 +248,7 @@ def _names(layers: Iterable[Layer]) -> str:
 
 
 def _set_kernel_and_bias(new_layer: Layer, kernel: Any, source: Layer) -> None:
-    # Copies: on JAX two layers would share a buffer, which training gives away.
+    # Copies: on JAX two layers would share a buffer, which a training step donates.
     kernel = ops.convert_to_numpy(kernel)
     new_layer.kernel.assign(kernel.reshape(new_layer.kernel.shape))
     if source.use_bias:

@@ -66,14 +66,14 @@ class SimilarityConvolution(NeuralSimilarity):
     def equivalent(self, kernel: Tensor) -> Tensor:
         taps = ops.reshape(kernel, (-1, *kernel.shape[-2:]))
         if self.learn_shape:
-            taps = self._trained_shape()[:, None, None] * taps  # Eq. (4)
+            taps = self._trained_shape()[:, None, None] * taps  # NSL Eq. (4)
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         equivalent = self._structure.equivalent_kernel(parameters, taps)
         return ops.reshape(equivalent, kernel.shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        # Raises for inputs that are too small: of these TensorFlow's convolution makes what
-        # happens to lie in memory (2.21, on a CPU).
+        # Raises for inputs that are too small, for which TensorFlow's convolution returns
+        # uninitialized memory (2.21, on a CPU).
         self.compute_output_shape(tuple(inputs.shape))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
@@ -91,7 +91,7 @@ class SimilarityConvolution(NeuralSimilarity):
         parameters = matrices.around(self._identity, prediction, self.compute_dtype)
         if self.learn_shape:
             shape = (*self.kernel_size, 1, 1)
-            kernel = ops.reshape(self._trained_shape(), shape) * kernel  # Eq. (4)
+            kernel = ops.reshape(self._trained_shape(), shape) * kernel  # NSL Eq. (4)
         outputs = self._dynamic(
             ops.moveaxis(inputs, self.channel_axis, -1),
             kernel,

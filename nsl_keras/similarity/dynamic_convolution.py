@@ -82,8 +82,7 @@ def dynamic_convolution(
     """
     *kernel_size, _, filters = kernel.shape
     patches = windows(inputs, kernel_size, strides, padding, dilation_rate)
-    # Eq. (3): `M(p) x_p`, and then `W^T` of it.
-    compared = compare_windows(patches)
+    compared = compare_windows(patches)  # NSL Eq. (3): M(p) x_p, and below W^T of it.
     weights = ops.cast(ops.reshape(kernel, (-1, filters)), inputs.dtype)
     outputs = [
         ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)
@@ -110,8 +109,7 @@ def dynamic_depthwise_convolution(
     """
     *kernel_size, channels, multiplier = kernel.shape
     patches = windows(inputs, kernel_size, strides, padding, dilation_rate)
-    # Eq. (3), with a kernel that leaves the channels apart.
-    compared = compare_windows(patches)
+    compared = compare_windows(patches)  # NSL Eq. (3), the channels apart.
     rows = [
         row
         for part in compared

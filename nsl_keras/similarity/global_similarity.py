@@ -297,30 +297,30 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         features = ops.moveaxis(inputs, 1, -1) if first else inputs
         outputs = self._compare(features)
         if self.convolution is not None:
-            outputs = self.convolution(outputs)  # Eq. (8): W_G^T M_G X_F
+            outputs = self.convolution(outputs)  # NSL Eq. (8): W_G^T M_G X_F
         return ops.moveaxis(outputs, -1, 1) if first else outputs
 
     def _compare(self, inputs: Tensor) -> Tensor:
         """Returns `M_G X`, of the shape of `X`: `(batch, height, width, channels)`."""
         if self.similarity == "predicted_mask":
-            # Eq. (10), with a diagonal M_G(X) = I + diag(P(X))
+            # NSL Eq. (10), with a diagonal M_G(X) = I + diag(P(X))
             prediction = self.mask_output(ops.relu(self.mask_hidden(inputs)))
             return inputs * ops.cast(1 + at_least_float32(prediction), inputs.dtype)
         shape = ops.shape(inputs)
         features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
         if self.similarity == "diagonal":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            compared = matrix[:, None] * features  # Eq. (9), M_G^s diagonal
+            compared = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
         elif self.similarity == "unconstrained":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            compared = ops.matmul(matrix, features)  # Eq. (9)
+            compared = ops.matmul(matrix, features)  # NSL Eq. (9)
         elif self.similarity == "attention":
             # Sums over all positions, unscaled: too large for half precision.
             query, key, values = map(
                 at_least_float32, (self.query(features), self.key(features), features)
             )
-            # Eq. (11): G1(X) G2(X)^T X, from the right
-            compared = ops.matmul(query, ops.matmul(ops.swapaxes(key, 1, 2), values))
+            looked_up = ops.matmul(ops.swapaxes(key, 1, 2), values)
+            compared = ops.matmul(query, looked_up)  # NSL Eq. (11): G1(X) (G2(X)^T X)
             compared = ops.cast(compared, features.dtype)
         else:
             query, key = ops.relu(self.query(features)), self.key(features)

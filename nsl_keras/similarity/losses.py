@@ -20,7 +20,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         p = softmax(f) + offset,   y = (1 - label_smoothing) t + label_smoothing / C
         loss = -sum_c y[c] log(p[c])
 
-    The probabilities are not normalised again, so that no class costs more than
+    The probabilities are not normalized again, so that no class costs more than
     `-log(offset)`, and the gradient of a class that is given up on vanishes.
 
     Args:

@@ -62,8 +62,8 @@ class Similarity(abc.ABC):
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2).
     """
 
-    #: Width of the predictor's hidden layer, and whether its output is batch-normalised
-    #: (the authors normalise for the diagonal kind alone).
+    #: Width of the predictor's hidden layer, and whether its output is batch-normalized
+    #: (the authors normalize for the diagonal kind alone).
     predictor_filters: int = 128
     predictor_batch_normalization: bool = False
     static_only: bool = False
@@ -92,8 +92,8 @@ class Similarity(abc.ABC):
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
-        # Eq. (2): `W^T M x = (M^T W)^T x`, one block `M` for all channels.
-        return ops.einsum("tu,tco->uco", self.matrix(parameters), kernel)
+        # `W^T M x = (M^T W)^T x`, with one block `M` for all channels.
+        return ops.einsum("tu,tco->uco", self.matrix(parameters), kernel)  # NSL Eq. (2)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(p) x_p` at every output position of a convolution.
@@ -205,7 +205,7 @@ class Diagonal(Similarity):
         return parameters[..., None] * ops.eye(taps, dtype=parameters.dtype)
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
-        return parameters[:, None, None] * kernel  # Eq. (2), `M` being diagonal.
+        return parameters[:, None, None] * kernel  # NSL Eq. (2), `M` being diagonal.
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         # Each tap's mask on its own: nothing has to be gathered in one large tensor.
@@ -450,12 +450,12 @@ class Full(Similarity):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         taps, channels, filters = kernel.shape
         by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
-        equivalent = ops.matmul(ops.transpose(parameters), by_channel)  # Eq. (1)
+        equivalent = ops.matmul(ops.transpose(parameters), by_channel)  # NSL Eq. (1)
         return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
 
 def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
-    """Returns a similarity by name, from its serialised form, or as it is.
+    """Returns a similarity by name, from its serialized form, or as it is.
 
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
@@ -490,7 +490,7 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
 
 
 def serialize(similarity: Similarity) -> str | dict[str, Any]:
-    """Returns a similarity as a name, or as Keras serialises objects.
+    """Returns a similarity as a name, or as Keras serializes objects.
 
     Args:
         similarity: A `Similarity`.

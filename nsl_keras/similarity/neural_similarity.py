@@ -207,7 +207,7 @@ class NeuralSimilarity(FloatKernel):
     def _trained_shape(self) -> Tensor:
         """Returns the diagonal of `D`, whose gradient goes to the real parameters."""
         real = ops.convert_to_tensor(self.shape_parameters)
-        return self.learned_shape + (real - ops.stop_gradient(real))  # Eq. (5)
+        return self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
 
     def equivalent(self, kernel: Tensor) -> Tensor:
         """Returns the kernel `M^T D W`, in the shape of `kernel`, for a static `M`."""
@@ -234,7 +234,7 @@ class NeuralSimilarity(FloatKernel):
         self.require_static("fold")
         plain = self.plain.from_config(self._plain_config())
         plain.build(self.get_build_config()["input_shape"])
-        # Copies: on JAX the two would share buffers, which training gives away.
+        # Copies: on JAX the two would share buffers, which a training step donates.
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
         if self.bias is not None:
             plain.bias.assign(ops.convert_to_numpy(self.bias))
@@ -342,16 +342,20 @@ class VectorSimilarity(NeuralSimilarity):
         # A static `M` takes the blocks of all vectors in one product.
         each = () if self.predictor is None else shape[:-1]
         rows = ops.reshape(vectors, (*each, -1, self._matrix_size))
-        compared = self._structure.compare_rows(parameters, rows)  # Eq. (3), if dynamic.
+        compared = self._structure.compare_rows(
+            parameters, rows
+        )  # NSL Eq. (3), if dynamic.
         if self.learn_shape:
-            compared = compared * ops.cast(self._trained_shape(), compared.dtype)  # Eq. (4)
+            compared = compared * ops.cast(
+                self._trained_shape(), compared.dtype
+            )  # NSL Eq. (4)
         return ops.cast(ops.reshape(compared, shape), self.compute_dtype)
 
     def equivalent(self, kernel: Tensor) -> Tensor:
         blocks = ops.reshape(kernel, (-1, self._matrix_size, kernel.shape[-1]))
         taps = ops.swapaxes(blocks, 0, 1)
         if self.learn_shape:
-            taps = self._trained_shape()[:, None, None] * taps  # Eq. (4)
+            taps = self._trained_shape()[:, None, None] * taps  # NSL Eq. (4)
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         equivalent = self._structure.equivalent_kernel(parameters, taps)
         return ops.reshape(ops.swapaxes(equivalent, 0, 1), kernel.shape)

@@ -121,7 +121,7 @@ def _plain(predictor: Predictor) -> list[keras.layers.Layer | None]:
 def get(
     identifier: Any, predictor: type[keras.layers.Layer] | None = None, **kwargs: Any
 ) -> keras.layers.Layer | None:
-    """Returns a predictor by the name of its kind, from its serialised form, or as it is.
+    """Returns a predictor by the name of its kind, from its serialized form, or as it is.
 
     Args:
         identifier: `None`, the name of a kind, a dictionary from
@@ -326,19 +326,19 @@ class SimilarityPredictor(Predictor):
         kernel_size: int or tuple of 1, 2 or 3 ints, as in the convolution served; an int
             is a square 2D kernel. `None` for that of the layer served, as in `similarity`,
             `strides`, `padding`, `data_format`, `dilation_rate` and `dtype`; of a predictor
-            that is called by itself it must be given.
+            that is used without a layer it must be given.
         kind: `"sphere"`, `"full_sphere"`, `"cnn"` (`"mlp"` is the same), or a name of your
             own from `nsl_keras.predictors.register`. Plain convolutions diverge without
-            the normalised output, the paper finds.
-        similarity: Name or `Similarity` whose parameters are predicted; by itself
-            `"diagonal"`.
+            the normalized output, the paper finds.
+        similarity: Name or `Similarity` whose parameters are predicted;
+            `"diagonal"` without a layer.
         hidden_filters: int or `None`, the width of the hidden layer; `None` is 64 for
             the diagonal similarity and 128 for others.
-        strides: int or tuple of ints; by itself 1.
-        padding: `"valid"`, `"same"` or, in 1D, `"causal"`; by itself `"valid"`.
-        data_format: `"channels_last"` or `"channels_first"`; by itself
-            `keras.config.image_data_format()`.
-        dilation_rate: int or tuple of ints; by itself 1.
+        strides: int or tuple of ints; 1 without a layer.
+        padding: `"valid"`, `"same"` or, in 1D, `"causal"`; `"valid"` without a layer.
+        data_format: `"channels_last"` or `"channels_first"`;
+            `keras.config.image_data_format()` without a layer.
+        dilation_rate: int or tuple of ints; 1 without a layer.
         pooled: bool, whether to predict one `M` per example, the mean of what is predicted
             at its positions, instead of one per position.
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
@@ -698,7 +698,7 @@ class DenseSimilarityPredictor(Predictor):
         kind: `"sphere"`, `"full_sphere"`, `"mlp"` (`"cnn"` is the same), or a name of your
             own from `nsl_keras.predictors.register`.
         similarity: Name or `Similarity` whose parameters are predicted; `None` is that of
-            the layer served, and `"diagonal"` by itself.
+            the layer served, and `"diagonal"` without one.
         hidden_units: int or `None`, the width of the hidden layer; `None` is 64 for the
             diagonal similarity and 128 for others.
         batch_normalization: bool or `None`: `False` for no batch norm at all, which a

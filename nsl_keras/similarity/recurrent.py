@@ -249,7 +249,7 @@ class SimilarityCell(StandsOnKeras):
         Raises:
             ValueError: If one of the similarities is predicted, or the cell is not built.
         """
-        # Copies: on JAX the two would share buffers, which training gives away.
+        # Copies: on JAX the two would share buffers, which a training step donates.
         kernels = [
             ops.convert_to_numpy(kernel)
             for kernel in (self.equivalent_kernel, self.equivalent_recurrent_kernel)
@@ -526,7 +526,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     With default initializers the static cell equals `keras.layers.LSTMCell`: `M_x` and
     `M_h` start at the identity. For the gates `i` (input), `f` (forget) and `o` (output),
 
-        i = s(W_i^T M_x x_t + R_i^T M_h h_{t-1} + b_i)         f, o = the same with theirs
+        i = s(W_i^T M_x x_t + R_i^T M_h h_{t-1} + b_i)         f, o: likewise
         c_t = f * c_{t-1} + i * activation(W_c^T M_x x_t + R_c^T M_h h_{t-1} + b_c)
         h_t = o * activation(c_t)
 

@@ -28,7 +28,7 @@ class LayerSummary:
 
     Attributes:
         name: Name of the layer.
-        kind: The Keras layer that it generalises.
+        kind: The Keras layer that it generalizes.
         similarity: What `M` may be, by name.
         predictor: What predicts `M`; `None` if it is static.
         parameters: Number of parameters, those of the similarity included.
@@ -122,7 +122,7 @@ def summary(
     as multiply-adds are the products of kernels and matrices with the input, for one
     example of the model's input shape: those of convolutions, dense and recurrent layers,
     of predictors, and of the comparison `M x` where `M` differs from input to input. Not
-    counted are normalisations, activations and sums, nor the equivalent kernels of static
+    counted are normalizations, activations and sums, nor the equivalent kernels of static
     layers, which do not depend on the input and fold away.
 
     Args:

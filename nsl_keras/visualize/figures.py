@@ -45,7 +45,7 @@ def colors_of(classes: int) -> list[Any]:
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     """The values drawn as black and white: 0 to 1, 0 to 255, or all that images hold.
 
-    The last is for images that were standardised: a model gets those it was trained on.
+    The last is for images that were standardized: a model gets those it was trained on.
     """
     smallest = min(float(stack.min()) for stack in stacks)
     largest = max(float(stack.max()) for stack in stacks)

@@ -50,7 +50,7 @@ def plot_learned_neighbors(
     Args:
         model: A built `MetaNeighborhoodModel`.
         images: Array of images, `(n, height, width, channels)`, as the model gets them.
-            In [0, 1] or [0, 255] they are drawn as they are, others (standardised ones)
+            In [0, 1] or [0, 255] they are drawn as they are, others (standardized ones)
             from their lowest to their highest value.
         entries: Entry numbers to draw; `None` takes, for each class in turn, the entry
             that the images look at most.
@@ -321,7 +321,7 @@ def plot_subcategories(
             images to features of shape `(batch, features)`.
         images: Array of images to choose from, `(n, height, width, channels)`, as the
             model gets them. In [0, 1] or [0, 255] they are drawn as they are, others
-            (standardised ones) from their lowest to their highest value.
+            (standardized ones) from their lowest to their highest value.
         labels: Their fine labels: class numbers, of shape `(n,)`.
         queries: Array of images like these.
         query_labels: Their fine labels.

@@ -111,7 +111,7 @@ def test_features_stand_before_the_classifier():
 
 
 def penalties(model):
-    """The number of penalised weights by kind: kernels, attention, norms, classifier."""
+    """The number of penalized weights by kind: kernels, attention, norms, classifier."""
     found = {"orthogonality": set(), "l2": set()}
     for variable in model.trainable_variables:
         regularizer = variable.regularizer

@@ -22,7 +22,7 @@ from nsl_keras.predictors import (
 
 CHANNELS = 5
 
-# kind, similarity: hidden width, outputs, which layers normalise by norms or by batch.
+# kind, similarity: hidden width, outputs, which layers normalize by norms or by batch.
 ARCHITECTURES = [
     ("sphere", "diagonal", 64, 9, "input", True, None, True),
     ("sphere", "unconstrained", 128, 81, "input", False, None, False),
@@ -186,7 +186,7 @@ def test_prediction_at_a_position_sees_the_patch_of_that_position():
         ("sphere", "diagonal", 0, 0.02),
         ("sphere", "unconstrained", 0, 1e-4),
         ("cnn", "diagonal", 0, 0.05),
-        # Its output is normalised twice: the authors' code starts at 0.155.
+        # Its output is normalized twice: the authors' code starts at 0.155.
         ("full_sphere", "diagonal", 0.05, 0.3),
     ],
 )

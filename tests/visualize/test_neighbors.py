@@ -80,12 +80,12 @@ def test_learned_neighbors_of_colour_images_in_bytes(tmp_path):
     drawn = np.asarray(figure.axes[1].images[0].get_array())
     # Matplotlib clips what is above 1: compare with the images, not with the range.
     assert any(np.allclose(drawn, image / 255) for image in images)
-    standardised = (images / 127.5 - 1).astype("float32")
-    figure = visualize.plot_learned_neighbors(model, standardised, [1], nearest=7)
+    standardized = (images / 127.5 - 1).astype("float32")
+    figure = visualize.plot_learned_neighbors(model, standardized, [1], nearest=7)
     drawn = np.asarray(figure.axes[1].images[0].get_array())
-    whole = (standardised - standardised.min()) / np.ptp(standardised)
+    whole = (standardized - standardized.min()) / np.ptp(standardized)
     assert any(np.allclose(drawn, image, atol=1e-6) for image in whole)
-    figure = visualize.plot_learned_neighbors(model, 0 * standardised - 1, [1], nearest=7)
+    figure = visualize.plot_learned_neighbors(model, 0 * standardized - 1, [1], nearest=7)
     assert np.all(np.asarray(figure.axes[1].images[0].get_array()) == 0)
 
 

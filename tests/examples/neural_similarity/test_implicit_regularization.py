@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 def test_a_tiny_step_is_equation_6(scale, data):
     keras.config.set_floatx("float64")
     inputs, targets, target, start = example.problem(*example.DATA[data], seed=3)
-    # Far from the start, where the two terms of the factorised flow are alike in size.
+    # Far from the start, where the two terms of the factorized flow are alike in size.
     layer = example.make_layer(target + 300 * start, scale, dtype="float64")
     if scale is not None:
         matrix = np.random.default_rng(1).normal(size=(example.FEATURES,) * 2)
