@@ -18,6 +18,7 @@ from keras import ops
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.dynamic_convolution import (
+    TOO_SMALL,
     add_bias_and_activate,
     convolve,
     convolve_depthwise,
@@ -72,9 +73,10 @@ class SimilarityConvolution(NeuralSimilarity):
         return ops.reshape(equivalent, kernel.shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        # Raises for inputs that are too small, for which TensorFlow's convolution returns
-        # uninitialized memory (2.21, on a CPU).
-        self.compute_output_shape(tuple(inputs.shape))
+        # Of inputs that are too small TensorFlow's convolution returns uninitialized memory
+        # (2.21, on a CPU). Keras raises; older versions let zero positions pass.
+        if 0 in self.compute_output_shape(tuple(inputs.shape))[1:]:
+            raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         if self.predictor is None:

@@ -14,6 +14,12 @@ from keras import ops
 
 from nsl_keras.backend import Tensor
 
+#: The error for inputs smaller than the kernel, as Keras says it.
+TOO_SMALL = (
+    "Computed output size would be zero or negative: the kernel must fit into the input. "
+    "Received: kernel_size={}, input_shape={}"
+)
+
 
 def convolve(layer: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
     """Returns the plain convolution of a Keras layer's geometry with another kernel."""

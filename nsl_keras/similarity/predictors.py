@@ -223,12 +223,12 @@ class Predictor(keras.layers.Layer):
         return None
 
     def _take(self, layer: keras.layers.Layer, name: str, compare: bool = True) -> None:
-        own, theirs = getattr(self, name), getattr(layer, name)
+        own, of_layer = getattr(self, name), getattr(layer, name)
         if own is None:
-            setattr(self, name, theirs)
-        elif compare and own != theirs:
+            setattr(self, name, of_layer)
+        elif compare and own != of_layer:
             raise ValueError(
-                f"`predictor` must have {name}={theirs!r}, as the layer, or None. "
+                f"`predictor` must have {name}={of_layer!r}, as the layer, or None. "
                 f"Received: predictor.{name}={own!r}"
             )
 

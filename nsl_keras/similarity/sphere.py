@@ -14,7 +14,11 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.dynamic_convolution import add_bias_and_activate, convolve
+from nsl_keras.similarity.dynamic_convolution import (
+    TOO_SMALL,
+    add_bias_and_activate,
+    convolve,
+)
 from nsl_keras.similarity.kernels import FloatKernel
 
 #: Added under each root, as the authors' code has it.
@@ -110,7 +114,8 @@ class SphereConvolution(Sphere):
     """Private mixin, in front of one of Keras's convolutions."""
 
     def call(self, inputs: Tensor) -> Tensor:
-        self.compute_output_shape(tuple(inputs.shape))  # Raises if they are too small.
+        if 0 in self.compute_output_shape(tuple(inputs.shape))[1:]:
+            raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         wide = keras.backend.result_type(self.compute_dtype, "float32")
