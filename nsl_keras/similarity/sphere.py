@@ -121,7 +121,18 @@ class SphereConvolution(Sphere):
         wide = keras.backend.result_type(self.compute_dtype, "float32")
         outputs = ops.cast(convolve(self, inputs, kernel), wide)
         if self.normalize in ("both", "input"):
-            outputs = outputs / self._patch_norm(ops.cast(inputs, wide))
+            # The norm of the patch under each position, for each group: a convolution of
+            # the squares with ones.
+            axis = self.channel_axis % (self.rank + 2)
+            before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
+            squares = ops.square(ops.cast(inputs, wide))
+            squares = ops.reshape(squares, (*before, self.groups, -1, *after))
+            ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=wide)
+            squares = convolve(self, ops.sum(squares, axis=axis + 1), ones)
+            norms = ops.sqrt(squares + NORM_EPSILON)
+            if self.groups > 1:
+                norms = ops.repeat(norms, self.filters // self.groups, axis)
+            outputs = outputs / norms
         # What there is one of for each filter stands on the axis of the channels.
         shape = [1] * len(outputs.shape)
         shape[self.channel_axis] = -1
@@ -134,20 +145,6 @@ class SphereConvolution(Sphere):
                 curvature = ops.reshape(curvature, shape)
             outputs = respond(outputs, self.response, curvature)
         return add_bias_and_activate(self, ops.cast(outputs, self.compute_dtype))
-
-    def _patch_norm(self, inputs: Tensor) -> Tensor:
-        """Returns the norm of the patch under each output position, for each group."""
-        axis = self.channel_axis % (self.rank + 2)
-        before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        grouped = ops.reshape(ops.square(inputs), (*before, self.groups, -1, *after))
-        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=inputs.dtype)
-        squares = convolve(self, ops.sum(grouped, axis=axis + 1), ones)
-        norms = ops.sqrt(squares + NORM_EPSILON)
-        return (
-            ops.repeat(norms, self.filters // self.groups, axis)
-            if self.groups > 1
-            else norms
-        )
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
