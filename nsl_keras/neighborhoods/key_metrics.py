@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.cosine import unit_norm
 
@@ -207,6 +208,6 @@ def serialize(metric: KeyMetric) -> str | dict[str, Any]:
     'euclidean'
     """
     for name, kind in _BY_NAME.items():
-        if type(metric) is kind and not metric.get_config():
+        if type(metric) is kind and validation.has_default_arguments(metric):
             return name
     return keras.saving.serialize_keras_object(metric)

@@ -505,7 +505,7 @@ def serialize(similarity: Similarity) -> str | dict[str, Any]:
     'unconstrained'
     """
     for name, kind in _BY_NAME.items():
-        if type(similarity) is kind and similarity.get_config() == kind().get_config():
+        if type(similarity) is kind and validation.has_default_arguments(similarity):
             return name
     return keras.saving.serialize_keras_object(similarity)
 

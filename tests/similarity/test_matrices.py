@@ -214,6 +214,23 @@ def test_a_name_of_ones_own(tmp_path):
         similarities.register("diagonal")
 
 
+def test_a_name_of_ones_own_with_arguments():
+    @similarities.register("test_scaled")
+    class Scaled(similarities.Unconstrained):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def matrix(self, parameters):
+            return self.scale * parameters
+
+        def get_config(self):
+            return {"scale": self.scale}
+
+    layer = NeuralSimilarityConv2D(4, 3, similarity=Scaled(2.0))
+    again = NeuralSimilarityConv2D.from_config(layer.get_config())
+    assert again.similarity.scale == 2.0
+
+
 # Positive semidefinite.
 
 
