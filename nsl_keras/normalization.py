@@ -1,4 +1,4 @@
-"""Batch norms that normalize by the statistics of the batch at hand, where asked to.
+"""Batch norms whose moving statistics are unbiased, and that normalize by batch on request.
 
 Few-shot learners run a network in inference mode, but for its batch norms, which normalize
 by the images of an episode. `normalizing_by_batch` asks for that, for a while.
@@ -15,7 +15,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, fused_batch_normalization
+
+#: How slowly the window of the moving statistics grows: a ninth of the steps so far.
+WARMUP = 9.0
+
+#: A number of steps after which every momentum has its own window.
+SETTLED = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +61,128 @@ def normalizing_by_batch(second_order: bool = True, once: bool = False) -> Itera
         _request.reset(token)
 
 
+@keras.saving.register_keras_serializable("nsl_keras")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` that heeds `normalizing_by_batch`."""
+    """Batch norm whose moving statistics are unbiased from the first training step on.
+
+    Keras's moving statistics start at mean 0 and variance 1, and hold `momentum^t` of that
+    after `t` steps: with the momentum 0.99 a third after 100 steps, and inference is far
+    below training for as long. Here the statistics `s` of the batches count by
+
+        moving_t = (1 - r_t) moving_{t-1} + r_t s_t,   r_t = max(1 - momentum, 9 / (t + 8))
+
+    for `t = 1, 2, ...`: the first step replaces the start values whole, the weight of a
+    batch grows with the eighth power of its step, and from step `9 / (1 - momentum) - 8` on
+    the average is Keras's. In training the outputs are those of
+    `keras.layers.BatchNormalization` from the start. `nsl_keras.convert.fold` makes a plain
+    `keras.layers.BatchNormalization` of it.
+
+    Args:
+        Those of `keras.layers.BatchNormalization`, but for `renorm`, and:
+        momentum_warmup: bool; `False` for Keras's moving statistics.
+
+    Call arguments:
+        Those of `keras.layers.BatchNormalization`.
+
+    Input shape:
+        Any, with a known size of `axis`.
+
+    Output shape:
+        That of the input.
+
+    Raises:
+        ValueError: If `momentum` is not in [0, 1), or for `renorm=True`, at construction.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.BatchNormalization()
+    >>> _ = layer(10 + keras.random.normal((256, 3), seed=0), training=True)
+    >>> bool(keras.ops.all(layer.moving_mean > 9))
+    True
+
+    Reference:
+        Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (ICML
+        2013), Section 4: polynomial-decay averaging, here with `eta = 8`. Neither of the
+        two papers that this package implements speaks of it; their authors' code has
+        fixed momenta.
+    """
+
+    def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        validation.fraction(self.momentum, "momentum")
+        self.momentum_warmup = validation.one_of(
+            momentum_warmup, (False, True), "momentum_warmup"
+        )
+        if getattr(self, "renorm", False):
+            raise ValueError(
+                "`renorm` must be False: take `keras.layers.BatchNormalization` for batch "
+                "renormalization. Received: renorm=True"
+            )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        if self.momentum_warmup:
+            #: The number of training steps. Float, which saturates where an int overflows.
+            self.steps = self.add_weight(
+                name="steps",
+                shape=(),
+                dtype="float32",
+                initializer="zeros",
+                trainable=False,
+                autocast=False,
+            )
 
     def call(
         self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
     ) -> Tensor:
         request = _request.get()
-        if request is None or not self.trainable:
+        if request is not None and self.trainable:
+            return _normalized(request, self, super().call, inputs, mask)
+        if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
-        return _normalized(request, self, super().call, inputs, mask)
+        statistics = (self.moving_mean, self.moving_variance)
+        before = [ops.copy(each) for each in statistics]
+        outputs = super().call(inputs, training=True, mask=mask)
+        rate = ops.maximum(1 - self.momentum, WARMUP / (self.steps + WARMUP))
+        for each, old in zip(statistics, before, strict=True):
+            # Keras has gone a part `1 - momentum` of the way to the batch's statistics.
+            way = (ops.convert_to_tensor(each) - old) / (1 - self.momentum)
+            each.assign(old + ops.cast(rate, old.dtype) * way)
+        self.steps.assign(self.steps + 1)
+        return outputs
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the weights; statistics of Keras's layer count as settled."""
+        if self.momentum_warmup and len(store.keys()) == len(self.weights) - 1:
+            kept = list(store.keys())
+            store = {**{key: store[key] for key in kept}, str(len(kept)): SETTLED}
+        super().load_own_variables(store)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "momentum_warmup": self.momentum_warmup}
+
+    def fold(self) -> keras.layers.BatchNormalization:
+        """Returns a `keras.layers.BatchNormalization` that computes the same.
+
+        This layer stays as it is, and the two share no weights.
+
+        Raises:
+            ValueError: If the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                f"`fold` needs a built layer. Call layer {self.name!r} on data, or its "
+                "`build(input_shape)`, first."
+            )
+        config = self.get_config()
+        del config["momentum_warmup"]
+        plain = keras.layers.BatchNormalization.from_config(config)
+        plain.build(self.get_build_config()["input_shape"])
+        # Copies: on JAX the two would share buffers, which a training step donates.
+        plain.set_weights(self.get_weights()[: len(plain.weights)])
+        return plain
 
 
 class NormalizationByBatch(keras.layers.Layer):

@@ -6,7 +6,6 @@ the argument, what is allowed and what was received.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -93,13 +92,6 @@ def _is_finite_number(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:  # An integer above all floats.
         return False
-
-
-def has_default_arguments(thing: Any) -> bool:
-    """Whether a config is all defaults of the constructor, so that a name says it."""
-    parameters = inspect.signature(type(thing)).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
-    return bool(thing.get_config() == defaults)
 
 
 def rank(input_shape: Sequence[int | None], expected: int) -> None:

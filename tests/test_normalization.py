@@ -1,5 +1,7 @@
 """Batch norms by the statistics of a batch: in values, gradients and moving statistics."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -91,7 +93,8 @@ def test_without_a_request_and_frozen_it_is_that_of_keras(trainable):
     shape = (5, 6)
     inputs = np.random.default_rng(1).normal(2, 3, size=shape).astype("float32")
     reference = filled(keras.layers.BatchNormalization(trainable=trainable), shape)
-    layer = filled(BatchNormalization(trainable=trainable), shape)
+    options = {"trainable": trainable, "momentum_warmup": False}
+    layer = filled(BatchNormalization(**options), shape)
     for training in (False, True):
         np.testing.assert_array_equal(
             layer(inputs, training=training), reference(inputs, training=training)
@@ -102,6 +105,106 @@ def test_without_a_request_and_frozen_it_is_that_of_keras(trainable):
         with normalizing_by_batch():
             for each in (layer, stand_in):
                 np.testing.assert_array_equal(each(inputs), reference(inputs))
+
+
+# Unbiased moving statistics.
+
+
+def batches(count, shape=(16, 3), seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(3 + 0.1 * n, 2, size=shape).astype("float32") for n in range(count)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
+def test_moving_statistics_are_the_weighted_average(momentum):
+    layer = BatchNormalization(momentum=momentum)
+    mean = variance = 0.0
+    for step, batch in enumerate(batches(30), start=1):
+        layer(batch, training=True)
+        rate = max(1 - momentum, 9 / (step + 8))
+        mean = (1 - rate) * mean + rate * batch.astype("float64").mean(axis=0)
+        variance = (1 - rate) * variance + rate * batch.astype("float64").var(axis=0)
+        np.testing.assert_allclose(layer.moving_mean, mean, rtol=2e-5)
+        np.testing.assert_allclose(layer.moving_variance, variance, rtol=2e-5)
+    assert float(layer.steps) == 30
+
+
+def test_training_outputs_masks_and_gradients_are_those_of_keras():
+    inputs = np.random.default_rng(1).normal(2, 3, size=(4, 5, 6)).astype("float32")
+    mask = np.arange(20).reshape(4, 5) % 3 > 0
+    for each in (None, mask):
+        layers = (
+            filled(BatchNormalization(momentum=0.0), inputs.shape),
+            filled(keras.layers.BatchNormalization(momentum=0.0), inputs.shape),
+        )
+        outputs = [layer(inputs, training=True, mask=each) for layer in layers]
+        np.testing.assert_array_equal(*outputs)
+        for name in ("moving_mean", "moving_variance"):
+            np.testing.assert_allclose(*(getattr(layer, name) for layer in layers))
+
+
+def test_settled_statistics_move_as_those_of_keras():
+    layer = filled(BatchNormalization(momentum=0.9), (16, 3))
+    plain = filled(keras.layers.BatchNormalization(momentum=0.9), (16, 3))
+    layer.steps.assign(1e9)
+    for batch in batches(5):
+        layer(batch, training=True)
+        plain(batch, training=True)
+    np.testing.assert_allclose(layer.moving_mean, plain.moving_mean, rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_weights_of_keras_load_as_settled(scale, tmp_path):
+    models = [
+        keras.Sequential([keras.Input((3,)), layer(scale=scale, name="norm")])
+        for layer in (keras.layers.BatchNormalization, BatchNormalization)
+    ]
+    models[0].layers[0].moving_mean.assign([1.0, 2.0, 3.0])
+    models[0].save_weights(tmp_path / "plain.weights.h5")
+    models[1].load_weights(tmp_path / "plain.weights.h5")
+    layer = models[1].layers[0]
+    np.testing.assert_array_equal(layer.moving_mean, [1.0, 2.0, 3.0])
+    layer(batches(1)[0], training=True)
+    assert float(layer.moving_mean[0]) < 1.1
+    models[1].save(tmp_path / "ours.keras")
+    again = keras.saving.load_model(tmp_path / "ours.keras").layers[0]
+    assert type(again) is BatchNormalization
+    for one, other in zip(again.get_weights(), layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_fold(warmup):
+    layer = filled(
+        BatchNormalization(axis=1, epsilon=0.1, momentum_warmup=warmup), (4, 3, 5)
+    )
+    inputs = np.random.default_rng(1).normal(2, 3, size=(4, 3, 5)).astype("float32")
+    layer(inputs, training=True)
+    plain = layer.fold()
+    assert type(plain) is keras.layers.BatchNormalization
+    np.testing.assert_array_equal(plain(inputs), layer(inputs))
+    with pytest.raises(ValueError, match="`fold` needs a built layer"):
+        BatchNormalization().fold()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 1.0}, r"`momentum` must be a number in \[0, 1\).*=1.0"),
+        ({"momentum_warmup": "no"}, "`momentum_warmup` must be .*='no'"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        BatchNormalization(**options)
+
+
+def test_renormalization_is_refused():
+    if "renorm" not in inspect.signature(keras.layers.BatchNormalization).parameters:
+        pytest.skip("This version of Keras has no batch renormalization.")
+    with pytest.raises(ValueError, match=r"`renorm` must be False.*renorm=True"):
+        BatchNormalization(renorm=True)
 
 
 def test_masks_and_second_calls_are_refused():

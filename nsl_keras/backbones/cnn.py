@@ -10,17 +10,20 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     Convolution,
+    Normalization,
     Units,
     check_images,
     height_and_width,
 )
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 
 
 def convnet4(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     filters: int | Sequence[int] = (24, 96, 192, 192),
     convolution: Convolution = keras.layers.Conv2D,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
     kernel_regularizer: Any = None,
@@ -39,6 +42,10 @@ def convnet4(
         filters: int or 4 ints, the filters of the convolutions.
         convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
             a layer; makes all four convolutions.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronized replicas drift apart.
@@ -76,6 +83,7 @@ def convnet4(
     check_images(input_shape, 7)
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,
@@ -100,6 +108,7 @@ def cnn9(
     variant: str = "code",
     plus: bool = False,
     filters: int | Sequence[int] | None = None,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -136,6 +145,10 @@ def cnn9(
             more parameters than dynamic UNS has, for 10 classes.
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
             statistics that need thousands of steps.
         batch_normalization_epsilon: float above 0.
@@ -190,6 +203,7 @@ def cnn9(
     check_images(input_shape, 8, known=True)
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,
@@ -219,6 +233,7 @@ def cnn10(
     convolution: Convolution = keras.layers.Conv2D,
     plus: bool = False,
     filters: int | Sequence[int] | None = None,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -248,6 +263,10 @@ def cnn10(
             parameters of Table 5.
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
@@ -281,6 +300,7 @@ def cnn10(
     check_images(input_shape, 32, known=True)
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,
@@ -302,6 +322,7 @@ def cnn4(
     convolution: Convolution = keras.layers.Conv2D,
     plus: bool = False,
     filters: int | None = None,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -324,6 +345,10 @@ def cnn4(
             before the last pooling, and 55 filters, the least width of that depth with
             more parameters in its convolutions than the dynamic DNS of the default width.
         filters: `None` for the widths above, or an int, the filters of each convolution.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0.
         synchronized: bool, whether batch norms take their statistics over all replicas of
@@ -354,6 +379,7 @@ def cnn4(
     check_images(input_shape, 16, known=True)
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,

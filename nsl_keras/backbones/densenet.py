@@ -10,11 +10,13 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     Convolution,
+    Normalization,
     Units,
     channel_axis,
     check_images,
 )
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 
 
 def densenet_bc(
@@ -24,6 +26,7 @@ def densenet_bc(
     dropout: float = 0.2,
     convolution: Convolution = keras.layers.Conv2D,
     final_relu: bool = False,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
     kernel_regularizer: Any = None,
@@ -56,6 +59,10 @@ def densenet_bc(
             a layer; makes the 3x3 convolutions.
         final_relu: bool, whether a ReLU stands before the pooling; the authors leave it
             out, except with a dot-product head.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronized replicas drift apart.
@@ -98,6 +105,7 @@ def densenet_bc(
     check_images(input_shape, 4)
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,

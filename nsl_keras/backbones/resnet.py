@@ -8,8 +8,9 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backbones.units import Convolution, Units
+from nsl_keras.backbones.units import Convolution, Normalization, Units
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 
 
 def resnet_v2(
@@ -17,6 +18,7 @@ def resnet_v2(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     convolution: Convolution = keras.layers.Conv2D,
     final_relu: bool = False,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.9,
     synchronized: bool = False,
     kernel_regularizer: Any = None,
@@ -37,6 +39,10 @@ def resnet_v2(
             a layer; makes the 3x3 convolutions.
         final_relu: bool, whether a ReLU stands before the pooling; the paper leaves it
             out, except with a dot-product head.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy. Unsynchronized replicas drift apart.
@@ -75,6 +81,7 @@ def resnet_v2(
         raise ValueError(f"`depth` must be of the form 9n + 2. Received: depth={depth}")
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,
@@ -113,6 +120,7 @@ def resnet18(
     classes: int | None = 1000,
     convolution: Convolution = keras.layers.Conv2D,
     filters: int | Sequence[int] = (64, 128, 256, 512),
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -134,6 +142,10 @@ def resnet18(
             plain, as the authors' are.
         filters: int or 4 ints, the filters of the stages; the first is also that
             of the 7x7 convolution.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: float above 0; `keras.applications` has 1.001e-5.
         synchronized: bool, whether batch norms take their statistics over all replicas of
@@ -175,6 +187,7 @@ def resnet18(
     """
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,
@@ -190,6 +203,7 @@ def resnet50(
     classes: int | None = 1000,
     convolution: Convolution = keras.layers.Conv2D,
     filters: int | Sequence[int] = (64, 128, 256, 512),
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -212,6 +226,10 @@ def resnet50(
             a layer; makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are
             plain, as the authors' are.
         filters: int or 4 ints, the filters of the stages' 3x3 convolutions.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1).
         batch_normalization_epsilon: As in `resnet18`.
         synchronized: As in `resnet18`.
@@ -239,6 +257,7 @@ def resnet50(
     """
     layers = Units(
         convolution,
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer,

@@ -9,11 +9,13 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     Convolution,
+    Normalization,
     Units,
     check_images,
     he_normal,
     height_and_width,
 )
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.sphere import SphereConv2D
@@ -28,6 +30,7 @@ def self_attention_spherenet(
     convolution: Convolution | None = None,
     orthogonality: float = 0.0,
     l2: float = 0.0,
+    batch_normalization: Normalization = BatchNormalization,
     batch_normalization_momentum: float = 0.99,
     batch_normalization_epsilon: float = 1e-3,
     synchronized: bool = False,
@@ -62,6 +65,10 @@ def self_attention_spherenet(
             the scales and shifts of the batch norms, and of all kernels but SphereConvs'
             (whose length hardly matters): with `sphere=False` or a `convolution`. The
             authors' value is 2.5e-4, which they write 5e-4 for half the squares.
+        batch_normalization: Callable that takes the arguments of
+            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
+            the default are unbiased from the first step on; with
+            `keras.layers.BatchNormalization` they are the authors'.
         batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
             statistics that need thousands of steps.
         batch_normalization_epsilon: float above 0.
@@ -101,6 +108,7 @@ def self_attention_spherenet(
     by_angle = sphere and convolution is None
     layers = Units(
         convolution or (SphereConv2D if sphere else keras.layers.Conv2D),
+        batch_normalization,
         batch_normalization_momentum,
         synchronized,
         kernel_regularizer=apart if by_angle else both,

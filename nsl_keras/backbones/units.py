@@ -14,6 +14,9 @@ from nsl_keras.backend import Tensor
 #: Called with the arguments of `keras.layers.Conv2D`; returns a layer.
 Convolution = Callable[..., keras.layers.Layer]
 
+#: Called with the arguments of `keras.layers.BatchNormalization`; returns a layer.
+Normalization = Callable[..., keras.layers.Layer]
+
 
 def he_normal() -> keras.initializers.Initializer:
     """Returns He's normal initializer, untruncated as the authors of NSL have it."""
@@ -53,6 +56,7 @@ class Units:
     Attributes:
         convolution: Makes the convolutions that may carry a similarity; 1x1 convolutions
             and those asked to be plain are `keras.layers.Conv2D`.
+        normalization: Makes the batch norms.
         momentum: Momentum of the batch norms.
         synchronized: Whether batch norms take their statistics over all replicas.
         kernel_regularizer: Regularizer of all kernels.
@@ -63,6 +67,7 @@ class Units:
     """
 
     convolution: Convolution
+    normalization: Normalization
     momentum: float
     synchronized: bool
     kernel_regularizer: Any
@@ -76,6 +81,12 @@ class Units:
                 "`convolution` must be a callable that takes the arguments of "
                 "`keras.layers.Conv2D` and returns a layer. "
                 f"Received: convolution={self.convolution!r}"
+            )
+        if not callable(self.normalization):
+            raise ValueError(
+                "`batch_normalization` must be a callable that takes the arguments of "
+                "`keras.layers.BatchNormalization` and returns a layer. "
+                f"Received: batch_normalization={self.normalization!r}"
             )
         validation.fraction(self.momentum, "batch_normalization_momentum")
         validation.positive_number(self.epsilon, "batch_normalization_epsilon")
@@ -105,7 +116,7 @@ class Units:
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch-normalized inputs."""
-        return keras.layers.BatchNormalization(
+        return self.normalization(
             axis=channel_axis(len(inputs.shape)),
             momentum=self.momentum,
             epsilon=self.epsilon,

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.cosine import unit_norm
+from nsl_keras.registry import ClassNames
 
 
 class KeyMetric(abc.ABC):
@@ -65,7 +65,8 @@ class KeyMetric(abc.ABC):
         return cls(**config)
 
 
-_BY_NAME: dict[str, type[KeyMetric]] = {}
+_NAMES = ClassNames("metric", KeyMetric, "nsl_keras.key_metrics.KeyMetric")
+
 _Kind = TypeVar("_Kind", bound=type[KeyMetric])
 
 
@@ -90,20 +91,7 @@ def register(name: str) -> Callable[[_Kind], _Kind]:
     'Euclidean'
     """
 
-    def give_name(kind: _Kind) -> _Kind:
-        taken = _BY_NAME.get(name)
-        # A notebook's cell defines its class anew each time it runs.
-        if taken is not None and taken.__qualname__ != kind.__qualname__:
-            raise ValueError(
-                f"`name` must not be taken by another metric. Received: name={name!r}, "
-                f"which names {taken.__qualname__}"
-            )
-        if keras.saving.get_registered_name(kind) == kind.__name__:
-            keras.saving.register_keras_serializable(kind.__module__)(kind)
-        _BY_NAME[name] = kind
-        return kind
-
-    return give_name
+    return _NAMES.register(name)
 
 
 @register("cosine")
@@ -177,19 +165,8 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     >>> type(nsl_keras.key_metrics.get("cosine")).__name__
     'Cosine'
     """
-    if isinstance(identifier, KeyMetric):
-        return identifier
-    if isinstance(identifier, str) and identifier in _BY_NAME:
-        return _BY_NAME[identifier]()
-    if isinstance(identifier, dict):
-        restored = keras.saving.deserialize_keras_object(identifier)
-        if isinstance(restored, KeyMetric):
-            return restored
-    known = ", ".join(repr(name) for name in _BY_NAME)
-    raise ValueError(
-        f"`metric` must be one of {known}, or a `nsl_keras.key_metrics.KeyMetric`. "
-        f"Received: metric={identifier!r}"
-    )
+    metric: KeyMetric = _NAMES.instance(identifier)
+    return metric
 
 
 def serialize(metric: KeyMetric) -> str | dict[str, Any]:
@@ -207,7 +184,5 @@ def serialize(metric: KeyMetric) -> str | dict[str, Any]:
     >>> nsl_keras.key_metrics.serialize(nsl_keras.key_metrics.Euclidean())
     'euclidean'
     """
-    for name, kind in _BY_NAME.items():
-        if type(metric) is kind and validation.has_default_arguments(metric):
-            return name
-    return keras.saving.serialize_keras_object(metric)
+    name_or_config: str | dict[str, Any] = _NAMES.serialize(metric)
+    return name_or_config

@@ -18,6 +18,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
@@ -78,17 +79,15 @@ def add_similarity(
         predictor: `None` for static similarities. For dynamic ones:
 
             * `"sphere"`, `"full_sphere"`, `"cnn"`, or a name from
-              `nsl_keras.predictors.register`: each layer gets a predictor of its own,
-              whose last kernel starts at zero;
+              `nsl_keras.predictors.register`: each layer gets a predictor of its own;
             * a `nsl_keras.predictors.SimilarityPredictor`: each layer gets one like it.
               What is left `None` in it follows the layer;
             * a `nsl_keras.predictors.SharedSimilarityPredictor`: one for all layers, whose
               kernels must have the same number of taps;
             * a function that takes a layer and returns its predictor.
 
-            Those that are no names start at the model's outputs if their last kernel
-            starts at zero (`output_kernel_initializer="zeros"`); otherwise this is warned
-            about.
+            With `start="published"` and in other predictors that do not start at zero, the
+            outputs of the model change, which is warned about.
         layers: Which convolutions to convert: a collection of names; a function that
             takes a layer and returns whether to; or `None` for all that have more than one
             tap. 1x1 convolutions, whose `M` is a single number, are converted only if they
@@ -164,6 +163,7 @@ def add_similarity(
     )
     for layer in chosen:
         _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
+    _warn_of_start(dict.fromkeys(each.predictor for each in new_layers.values()))
     if freeze_backbone:
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
@@ -184,8 +184,9 @@ def fold(model: keras.Model) -> keras.Model:
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
     the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`; recurrent cells inside
-    `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells. Graph and
-    names stay, and there is nothing to compute that the plain network would not.
+    `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells, and
+    `nsl_keras.layers.BatchNormalization` becomes `keras.layers.BatchNormalization`. Graph
+    and names stay, and there is nothing to compute that the plain network would not.
 
     `"sparse"` with `nonzeros=1` is one spatial shift and a 1x1 convolution, and becomes
     that: zero padding and cropping, where there is something to shift, and a convolution
@@ -238,6 +239,8 @@ def fold(model: keras.Model) -> keras.Model:
             return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
         if isinstance(layer, NeuralSimilarity):
             return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
+        if isinstance(layer, BatchNormalization):
+            return [layer.fold()]
         return None
 
     return rewiring.rebuild(model, replace)
@@ -359,24 +362,23 @@ def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Layer | None]:
     made: list[Any] = [
         predictors.get(
             predictor_of(layer),
-            # With it the predictor starts at zero, before a batch norm too.
-            output_kernel_initializer="zeros",
             kernel_regularizer=getattr(
                 layer, "kernel_regularizer", getattr(layer, "depthwise_regularizer", None)
             ),
         )
         for layer in chosen
     ]
-    for each in dict.fromkeys(made):
-        initializer = getattr(each, "output_kernel_initializer", None)
-        if initializer and not isinstance(initializer, keras.initializers.Zeros):
+    return made
+
+
+def _warn_of_start(made: Iterable[Any]) -> None:
+    for each in made:
+        if not getattr(each, "starts_at_identity", True):
             warnings.warn(
                 f"The predictor {each.name!r} does not start at zero, so that the outputs "
-                'of the model change. With `output_kernel_initializer="zeros"` they do '
-                "not.",
+                'of the model change. With `start="identity"` they do not.',
                 stacklevel=3,
             )
-    return made
 
 
 def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) -> None:
@@ -413,7 +415,7 @@ def _refuse_unfoldable(found: list[Layer]) -> None:
     others = [
         f"{layer.name!r} ({type(layer).__name__})"
         for layer in found
-        if not is_foldable(layer)
+        if not (is_foldable(layer) or isinstance(layer, BatchNormalization))
         and any(map(_is_ours, [layer, *rewiring.sublayers(layer)]))
     ]
     if others:

@@ -409,3 +409,7 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
 
     def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
         return predictors.get(predictor, kernel_regularizer=self.depthwise_regularizer)
+
+    @property
+    def plain_width(self) -> int:
+        return math.prod(self.kernel.shape[-2:])

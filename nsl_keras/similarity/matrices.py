@@ -20,6 +20,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.registry import ClassNames
 
 
 class Similarity(abc.ABC):
@@ -125,7 +126,7 @@ class Similarity(abc.ABC):
         return cls(**config)
 
 
-_BY_NAME: dict[str, type[Similarity]] = {}
+_NAMES = ClassNames("similarity", Similarity, "nsl_keras.similarities.Similarity")
 
 _Class = TypeVar("_Class", bound=type[Similarity])
 
@@ -141,7 +142,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
         name: The name.
 
     Raises:
-        ValueError: If the name is one of the package's own.
+        ValueError: If the name is taken by another class.
 
     Example:
 
@@ -152,19 +153,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
     >>> type(nsl_keras.similarities.get("half_diagonal")).__name__
     'HalfDiagonal'
     """
-    if getattr(_BY_NAME.get(name), "__module__", None) == __name__:
-        raise ValueError(
-            f"`name` must not be that of one of the package's similarities. "
-            f"Received: name={name!r}"
-        )
-
-    def decorate(similarity: _Class) -> _Class:
-        _BY_NAME[name] = similarity
-        if keras.saving.get_registered_name(similarity) == similarity.__name__:
-            keras.saving.register_keras_serializable()(similarity)
-        return similarity
-
-    return decorate
+    return _NAMES.register(name)
 
 
 @register("diagonal")
@@ -474,19 +463,8 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     >>> type(nsl_keras.similarities.get("diagonal")).__name__
     'Diagonal'
     """
-    if isinstance(identifier, Similarity):
-        return identifier
-    if isinstance(identifier, str) and identifier in _BY_NAME:
-        return _BY_NAME[identifier]()
-    if isinstance(identifier, dict):
-        restored = keras.saving.deserialize_keras_object(identifier)
-        if isinstance(restored, Similarity):
-            return restored
-    known = ", ".join(map(repr, _BY_NAME))
-    raise ValueError(
-        f"`similarity` must be one of {known}, or a "
-        f"`nsl_keras.similarities.Similarity`. Received: similarity={identifier!r}"
-    )
+    similarity: Similarity = _NAMES.instance(identifier)
+    return similarity
 
 
 def serialize(similarity: Similarity) -> str | dict[str, Any]:
@@ -504,10 +482,8 @@ def serialize(similarity: Similarity) -> str | dict[str, Any]:
     >>> nsl_keras.similarities.serialize(nsl_keras.similarities.Unconstrained())
     'unconstrained'
     """
-    for name, kind in _BY_NAME.items():
-        if type(similarity) is kind and validation.has_default_arguments(similarity):
-            return name
-    return keras.saving.serialize_keras_object(similarity)
+    name_or_config: str | dict[str, Any] = _NAMES.serialize(similarity)
+    return name_or_config
 
 
 def around(identity: np.ndarray, prediction: Tensor, dtype: str) -> Tensor:

@@ -113,6 +113,11 @@ class NeuralSimilarity(FloatKernel):
         """Returns the sizes of the grid of taps, and the channels that a filter reads."""
         raise NotImplementedError
 
+    @property
+    def plain_width(self) -> int:
+        """The number of outputs of the plain layer at a position."""
+        return int(self.kernel.shape[-1])
+
     def _initial_parameters(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         del shape  # That of the similarity's parameters, which is checked below.
         size = (self._matrix_size, self._matrix_size)

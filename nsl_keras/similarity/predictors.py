@@ -18,6 +18,7 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
+from nsl_keras.registry import Names
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
@@ -29,33 +30,42 @@ from nsl_keras.similarity.sphere import (
 _SPHERE = {1: SphereConv1D, 2: SphereConv2D, 3: SphereConv3D}
 _PLAIN = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
 
-Network = Callable[["Predictor"], list[keras.layers.Layer | None]]
+#: The least width of a hidden layer that follows its layer's.
+LEAST_WIDTH = 8
+
+#: Where `M` starts: at the identity, or near it as the authors' code does.
+STARTS = ("identity", "published")
+
+Network = Callable[["Predictor"], list[keras.layers.Layer]]
 
 #: The networks of the predictors that layers make from a name.
-KINDS: dict[str, Network] = {}
+KINDS = Names("predictor")
 
 
 def register(name: str) -> Callable[[Network], Network]:
     """Returns a decorator that gives a predictor's network a name.
 
     Layers then take the name as `predictor=`, and predictors as `kind=`. The function is
-    given the predictor and returns its layers, called one after the other; entries that
-    are `None` are left out. Each becomes an attribute of the predictor under its own name.
-    It may make them with these methods, or in any other way:
+    given the predictor and returns its layers, called one after the other. Each becomes an
+    attribute of the predictor under its own name. It may make them with these methods, or
+    in any other way:
 
-    * `predictor.hidden(normalize)` and `predictor.output(normalize)`: a convolution or
-      dense layer to the hidden width, or to the `predictor.outputs` parameters of `M`; by
-      angle, with the norms `"both"`, `"input"` or `"kernel"`, or plain for `None`;
-    * `predictor.normalization(place, by_default)`: a batch norm, or `None`.
+    * `predictor.hidden(normalize, batch_normalized)`: a convolution or dense layer to the
+      hidden width, and a batch norm if `batch_normalized` and nothing else was asked for;
+      the layer goes by angle, with the norms `"both"`, `"input"` or `"kernel"`, or is plain
+      for `None`;
+    * `predictor.output(normalize, batch_normalized)`: the same to the `predictor.outputs`
+      parameters of `M`, which starts at zero with `start="identity"`.
 
-    A predictor's prediction must stand at the positions of the layer served. The name goes
-    into saved models; a process that loads one must have registered it.
+    Each returns a list of layers. A prediction must stand at the positions of the layer
+    served. The name goes into saved models; a process that loads one must have registered
+    it.
 
     Args:
         name: The name.
 
     Raises:
-        ValueError: If the name is one of the package's own.
+        ValueError: If the name is taken by another function.
 
     Example:
 
@@ -63,59 +73,46 @@ def register(name: str) -> Callable[[Network], Network]:
     >>> import nsl_keras
     >>> @nsl_keras.predictors.register("tanh")
     ... def tanh(predictor):
-    ...     return [predictor.hidden("input"), keras.layers.Activation("tanh", name="tanh"),
-    ...             predictor.output(None)]
+    ...     activation = keras.layers.Activation("tanh", name="tanh")
+    ...     return [*predictor.hidden("input"), activation, *predictor.output(None)]
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, predictor="tanh")
     >>> tuple(layer(keras.ops.ones((1, 8, 8, 2))).shape)
     (1, 6, 6, 4)
     """
-    if getattr(KINDS.get(name), "__module__", None) == __name__:
-        raise ValueError(
-            "`name` must not be that of one of the package's predictors. "
-            f"Received: name={name!r}"
-        )
-
-    def decorate(network: Network) -> Network:
-        KINDS[name] = network
-        return network
-
-    return decorate
+    return KINDS.register(name)
 
 
 @register("sphere")
-def _sphere(predictor: Predictor) -> list[keras.layers.Layer | None]:
+def _sphere(predictor: Predictor) -> list[keras.layers.Layer]:
     normalized = predictor.similarity.predictor_batch_normalization
-    return [
-        predictor.hidden("input"),
-        predictor.normalization("hidden", normalized),
-        keras.layers.ReLU(name="hidden_relu", dtype=predictor.dtype_policy),
-        predictor.output(None),
-        predictor.normalization("output", normalized),
-    ]
+    return _with_relu(
+        predictor, predictor.hidden("input", normalized), predictor.output(None, normalized)
+    )
 
 
 @register("full_sphere")
-def _full_sphere(predictor: Predictor) -> list[keras.layers.Layer | None]:
-    return [
-        predictor.hidden("both"),
-        predictor.normalization("hidden", True),
-        keras.layers.ReLU(name="hidden_relu", dtype=predictor.dtype_policy),
-        predictor.output("both"),
-        predictor.normalization("output", True),
-    ]
+def _full_sphere(predictor: Predictor) -> list[keras.layers.Layer]:
+    return _with_relu(
+        predictor, predictor.hidden("both", True), predictor.output("both", True)
+    )
 
 
 @register("mlp")
 @register("cnn")
-def _plain(predictor: Predictor) -> list[keras.layers.Layer | None]:
+def _plain(predictor: Predictor) -> list[keras.layers.Layer]:
     normalized = predictor.similarity.predictor_batch_normalization
-    return [
-        predictor.hidden(None),
-        predictor.normalization("hidden", normalized),
-        keras.layers.ReLU(name="hidden_relu", dtype=predictor.dtype_policy),
-        predictor.output(None),
-        predictor.normalization("output", True),
-    ]
+    return _with_relu(
+        predictor, predictor.hidden(None, normalized), predictor.output(None, True)
+    )
+
+
+def _with_relu(
+    predictor: Predictor,
+    hidden: list[keras.layers.Layer],
+    output: list[keras.layers.Layer],
+) -> list[keras.layers.Layer]:
+    relu = keras.layers.ReLU(name="hidden_relu", dtype=predictor.dtype_policy)
+    return [*hidden, relu, *output]
 
 
 def get(
@@ -160,6 +157,27 @@ def small_normal(scale: float) -> keras.initializers.Initializer:
     )
 
 
+class Scale(keras.layers.Layer):
+    """Private: multiplies every channel with a weight of its own, at first zero."""
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        shape: list[int | None] = [1] * len(input_shape)
+        shape[self.axis] = input_shape[self.axis]
+        self.scale = self.add_weight(name="scale", shape=shape, initializer="zeros")
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs * ops.cast(self.scale, inputs.dtype)
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+
 class Predictor(keras.layers.Layer):
     """Private base: the arguments of all predictors, and their network."""
 
@@ -168,6 +186,8 @@ class Predictor(keras.layers.Layer):
     pooled = False
     hidden_normalization: Any = None
     output_normalization: Any = None
+    #: The argument that holds the hidden width.
+    _width: str
     #: `None` until the layer that is served has been built.
     similarity: Any
     kernel_size: Any
@@ -179,10 +199,12 @@ class Predictor(keras.layers.Layer):
         similarity: Any,
         batch_normalization: bool | None,
         momentum: float,
+        momentum_warmup: bool,
         epsilon: float,
         synchronized: bool,
         hidden_kernel_initializer: Any,
         output_kernel_initializer: Any,
+        start: str,
         kernel_regularizer: Any,
         **kwargs: Any,
     ) -> None:
@@ -193,14 +215,16 @@ class Predictor(keras.layers.Layer):
             batch_normalization, (None, True, False), "batch_normalization"
         )
         self.momentum = validation.fraction(momentum, "momentum")
+        self.momentum_warmup = validation.one_of(
+            momentum_warmup, (False, True), "momentum_warmup"
+        )
         self.epsilon = validation.positive_number(epsilon, "epsilon")
         self.synchronized = synchronized
         self.hidden_kernel_initializer = keras.initializers.get(
             hidden_kernel_initializer or small_normal(0.1)
         )
-        self.output_kernel_initializer = keras.initializers.get(
-            output_kernel_initializer or small_normal(0.001)
-        )
+        self.output_kernel_initializer = keras.initializers.get(output_kernel_initializer)
+        self.start = validation.one_of(start, STARTS, "start")
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self._dtype_is_given = kwargs.get("dtype") is not None
         if self.similarity is not None and self.similarity.static_only:
@@ -220,7 +244,14 @@ class Predictor(keras.layers.Layer):
         if not (self._dtype_is_given or self.built):
             self.dtype_policy = layer.dtype_policy
         self._take(layer, "similarity", compare=False)
+        if getattr(self, self._width) is None:
+            width = min(max(layer.plain_width // 2, LEAST_WIDTH), self._published_width)
+            setattr(self, self._width, width)
         return None
+
+    @property
+    def _published_width(self) -> int:
+        return int(self.similarity.predictor_filters)
 
     def _take(self, layer: keras.layers.Layer, name: str, compare: bool = True) -> None:
         own, of_layer = getattr(self, name), getattr(layer, name)
@@ -235,46 +266,93 @@ class Predictor(keras.layers.Layer):
     def _build_network(self, taps: int, kernel_size: tuple[int, ...], shape: Any) -> None:
         """Makes and builds the layers of the kind, each an attribute under its name."""
         self.similarity = self.similarity or matrices.get("diagonal")
+        if getattr(self, self._width) is None:  # Of a predictor without a layer.
+            setattr(self, self._width, self._published_width)
         structure = self.similarity.for_kernel_size(kernel_size)
         #: The number of parameters of `M`.
         self.outputs = math.prod(structure.parameter_shape(taps))
-        layers = [layer for layer in KINDS[self.kind](self) if layer is not None]
+        layers = KINDS[self.kind](self)
         self._network = tuple(layer.name for layer in layers)
         for layer in layers:
             setattr(self, layer.name, layer)
             layer.build(shape)
             shape = tuple(layer.compute_output_shape(shape))
 
-    def hidden(self, normalize: str | None) -> keras.layers.Layer:
-        """Returns a layer from the input to the hidden width; by angle, or plain."""
+    def hidden(
+        self, normalize: str | None = None, batch_normalized: bool = False
+    ) -> list[keras.layers.Layer]:
+        """Returns a layer from the input to the hidden width, and its batch norm if any."""
+        initializer = self.hidden_kernel_initializer
+        layers = [self._layer("hidden", normalize, initializer)]
+        if self._normalizes(batch_normalized):
+            layers.append(self._normalization("hidden", "ones"))
+        return layers
+
+    def output(
+        self, normalize: str | None = None, batch_normalized: bool = False
+    ) -> list[keras.layers.Layer]:
+        """Returns a layer to the parameters of `M`, and what scales them if anything."""
+        initializer = self.output_kernel_initializer or small_normal(0.001)
+        if self.start == "published":
+            scales = [self._normalization("output", "ones")]
+            scales = scales if self._normalizes(batch_normalized) else []
+        elif self._normalizes(batch_normalized):
+            scales = [self._normalization("output", "zeros")]
+        elif normalize in ("both", "kernel"):
+            # A cosine with a kernel of zeros would be large after the first step.
+            scales = [
+                Scale(self._channel_axis, dtype=self.dtype_policy, name="output_scale")
+            ]
+        else:
+            scales = []
+            initializer = self.output_kernel_initializer or keras.initializers.Zeros()
+        return [self._layer("output", normalize, initializer), *scales]
+
+    def _layer(
+        self, place: str, normalize: str | None, initializer: keras.initializers.Initializer
+    ) -> keras.layers.Layer:
+        """Returns the layer of a place; by angle, or plain."""
         raise NotImplementedError
 
-    def output(self, normalize: str | None) -> keras.layers.Layer:
-        """Returns a layer to the parameters of `M`; by angle, or plain."""
-        raise NotImplementedError
+    @property
+    def _channel_axis(self) -> int:
+        return 1 if getattr(self, "data_format", None) == "channels_first" else -1
 
-    def normalization(self, place: str, by_default: bool) -> keras.layers.Layer | None:
-        """Returns the batch norm after a layer, `None` where there is to be none."""
+    def _normalizes(self, by_default: bool) -> bool:
         wanted = self.batch_normalization
-        if not (by_default if wanted is None else wanted):
-            return None
+        return by_default if wanted is None else wanted
+
+    def _normalization(self, place: str, gamma_initializer: str) -> keras.layers.Layer:
         return BatchNormalization(
-            axis=1 if getattr(self, "data_format", None) == "channels_first" else -1,
+            axis=self._channel_axis,
             momentum=self.momentum,
+            momentum_warmup=self.momentum_warmup,
             epsilon=self.epsilon,
+            gamma_initializer=gamma_initializer,
             synchronized=self.synchronized,
             dtype=self.dtype_policy,
             name=f"{place}_normalization",
         )
 
-    def _options(self, place: str, name: str) -> dict[str, Any]:
+    def _options(
+        self, name: str, initializer: keras.initializers.Initializer
+    ) -> dict[str, Any]:
         return {
             "use_bias": False,
-            "kernel_initializer": getattr(self, f"{place}_kernel_initializer"),
+            "kernel_initializer": initializer,
             "kernel_regularizer": self.kernel_regularizer,
             "dtype": self.dtype_policy,
-            "name": f"{place}_{name}",
+            "name": name,
         }
+
+    @property
+    def starts_at_identity(self) -> bool:
+        """Whether the prediction of the built predictor is zero before training."""
+        initializer = self.output_kernel_initializer
+        if isinstance(initializer, keras.initializers.Zeros):
+            return True
+        scaled = {"output_normalization", "output_scale"} & set(self._network)
+        return self.start == "identity" and (initializer is None or bool(scaled))
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         outputs = inputs
@@ -283,6 +361,15 @@ class Predictor(keras.layers.Layer):
             outputs = getattr(self, name)(outputs)
         return self._pool(outputs) if self.pooled else outputs
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Predictor:
+        if "start" not in config:  # Of a file from before widths followed the layer's.
+            config = {"start": "published", **config}
+            if config.get(cls._width) is None:
+                similarity = matrices.get(config.get("similarity") or "diagonal")
+                config[cls._width] = similarity.predictor_filters
+        return cls(**config)
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -290,6 +377,7 @@ class Predictor(keras.layers.Layer):
             "similarity": _unless_none(matrices.serialize, self.similarity),
             "batch_normalization": self.batch_normalization,
             "momentum": self.momentum,
+            "momentum_warmup": self.momentum_warmup,
             "epsilon": self.epsilon,
             "synchronized": self.synchronized,
             "hidden_kernel_initializer": keras.initializers.serialize(
@@ -298,6 +386,7 @@ class Predictor(keras.layers.Layer):
             "output_kernel_initializer": keras.initializers.serialize(
                 self.output_kernel_initializer
             ),
+            "start": self.start,
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
         }
 
@@ -309,13 +398,12 @@ class SimilarityPredictor(Predictor):
     Two layers with the kernel size of the convolution they serve. By `kind`, for the
     diagonal similarity (`T` outputs, the number of taps):
 
-        "sphere":       SphereConv(64, input norm) -> BN -> ReLU -> Conv(T) -> BN
-        "full_sphere":  SphereConv(64) -> BN -> ReLU -> SphereConv(T) -> BN
-        "cnn":          Conv(64) -> BN -> ReLU -> Conv(T) -> BN
+        "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
+        "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
+        "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
-    For the unconstrained similarity (`T^2` outputs) and others the hidden layer has 128
-    filters, and there is no batch norm, except after the output of `"cnn"` and in
-    `"full_sphere"`, which has both.
+    For the unconstrained similarity (`T^2` outputs) and others there is no batch norm,
+    except after the output of `"cnn"` and in `"full_sphere"`, which has both.
 
     The first layer has the strides, padding and dilation of the convolution, the second
     stride 1 and `"same"` (`"causal"` in a causal predictor), so that the prediction has
@@ -332,8 +420,9 @@ class SimilarityPredictor(Predictor):
             the normalized output, the paper finds.
         similarity: Name or `Similarity` whose parameters are predicted;
             `"diagonal"` without a layer.
-        hidden_filters: int or `None`, the width of the hidden layer; `None` is 64 for
-            the diagonal similarity and 128 for others.
+        hidden_filters: int or `None`, the width of the hidden layer; `None` is half the
+            filters of the layer served, at least 8, and at most the authors' 64 for the
+            diagonal similarity and 128 for others.
         strides: int or tuple of ints; 1 without a layer.
         padding: `"valid"`, `"same"` or, in 1D, `"causal"`; `"valid"` without a layer.
         data_format: `"channels_last"` or `"channels_first"`;
@@ -343,16 +432,23 @@ class SimilarityPredictor(Predictor):
             at its positions, instead of one per position.
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
             both; `None` for those named above.
-        momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999). In
-            trainings of a few hundred steps take 0.9: until the moving statistics have
-            settled, validation is far below training.
+        momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999).
+        momentum_warmup: bool, whether the batch norms' moving statistics are unbiased from
+            the first step on, as in `nsl_keras.layers.BatchNormalization`; `False` for the
+            fixed momentum of the authors.
         epsilon: float above 0, added to the variances in the batch norms.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy.
         hidden_kernel_initializer: Initializer of the first kernel; `None` is He's
             normal times 0.1, as in the authors' code.
-        output_kernel_initializer: Initializer of the second kernel; `None` is He's
-            normal times 0.001, which starts `M` close to the identity.
+        output_kernel_initializer: Initializer of the second kernel; `None` is that of
+            `start`.
+        start: `"identity"`: `M` is the identity until the first step, so that the layer
+            is the plain one. The scale of the last batch norm starts at zero; where there
+            is none, the second kernel does, or, if that goes by angle, a factor of each
+            output. `"published"`: that scale starts at one and the second kernel at He's
+            normal times 0.001, as in the authors' code; with a last batch norm the
+            entries of `M` are a standard deviation of 1 away from the identity then.
         kernel_regularizer: Regularizer of both kernels.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
@@ -387,6 +483,8 @@ class SimilarityPredictor(Predictor):
         authors' code, as is the plain second convolution of `"sphere"`.
     """
 
+    _width = "hidden_filters"
+
     def __init__(
         self,
         kernel_size: int | tuple[int, ...] | None = None,
@@ -400,10 +498,12 @@ class SimilarityPredictor(Predictor):
         pooled: bool = False,
         batch_normalization: bool | None = None,
         momentum: float = 0.99,
+        momentum_warmup: bool = True,
         epsilon: float = 1e-3,
         synchronized: bool = False,
         hidden_kernel_initializer: Any = None,
         output_kernel_initializer: Any = None,
+        start: str = "identity",
         kernel_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -412,10 +512,12 @@ class SimilarityPredictor(Predictor):
             similarity=similarity,
             batch_normalization=batch_normalization,
             momentum=momentum,
+            momentum_warmup=momentum_warmup,
             epsilon=epsilon,
             synchronized=synchronized,
             hidden_kernel_initializer=hidden_kernel_initializer,
             output_kernel_initializer=output_kernel_initializer,
+            start=start,
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
@@ -472,29 +574,19 @@ class SimilarityPredictor(Predictor):
         taps = math.prod(self.kernel_size)
         self._build_network(taps, self.kernel_size, tuple(input_shape))
 
-    def hidden(self, normalize: str | None) -> keras.layers.Layer:
-        filters = self.hidden_filters or self.similarity.predictor_filters
-        return self._convolution(
-            "hidden",
-            filters,
-            normalize,
-            strides=self.strides,
-            padding=self.padding,
-            dilation_rate=self.dilation_rate,
-        )
-
-    def output(self, normalize: str | None) -> keras.layers.Layer:
-        padding = "causal" if self.padding == "causal" else "same"
-        return self._convolution("output", self.outputs, normalize, padding=padding)
-
-    def _convolution(
-        self, place: str, filters: int, normalize: str | None, **geometry: Any
+    def _layer(
+        self, place: str, normalize: str | None, initializer: keras.initializers.Initializer
     ) -> keras.layers.Layer:
-        options = {
-            **self._options(place, "convolution"),
-            **geometry,
+        options: dict[str, Any] = {
+            **self._options(f"{place}_convolution", initializer),
             "data_format": self.data_format,
+            "padding": "causal" if self.padding == "causal" else "same",
         }
+        filters = self.outputs
+        if place == "hidden":
+            filters = self.hidden_filters
+            for name in ("strides", "padding", "dilation_rate"):
+                options[name] = getattr(self, name)
         rank = len(self.kernel_size)
         if normalize is None:
             return _PLAIN[rank](filters, self.kernel_size, **options)
@@ -556,9 +648,10 @@ class SharedSimilarityPredictor(SimilarityPredictor):
             layer that is built first.
         adaptation_initializer: Initializer of the adaptations' kernels.
         **kwargs: `data_format`, `pooled`, `batch_normalization`, `momentum`, `epsilon`,
-            `synchronized`, `hidden_kernel_initializer`, `output_kernel_initializer` and
-            `kernel_regularizer` (of the adaptations' kernels too) of
-            `SimilarityPredictor`; `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+            `momentum_warmup`, `synchronized`, `hidden_kernel_initializer`,
+            `output_kernel_initializer`, `start` and `kernel_regularizer` (of the
+            adaptations' kernels too) of `SimilarityPredictor`; `name`, `dtype`,
+            `trainable` of `keras.layers.Layer`.
 
     Input shape:
         `(batch, *spatial, adapted_filters)` with `data_format="channels_last"`,
@@ -684,13 +777,13 @@ class DenseSimilarityPredictor(Predictor):
 
     Two dense layers without bias. By `kind`, for the diagonal similarity (`T` outputs):
 
-        "sphere":       SphereDense(64, input norm) -> BN -> ReLU -> Dense(T) -> BN
-        "full_sphere":  SphereDense(64) -> BN -> ReLU -> SphereDense(T) -> BN
-        "mlp":          Dense(64) -> BN -> ReLU -> Dense(T) -> BN
+        "sphere":       SphereDense(H, input norm) -> BN -> ReLU -> Dense(T) -> BN
+        "full_sphere":  SphereDense(H) -> BN -> ReLU -> SphereDense(T) -> BN
+        "mlp":          Dense(H) -> BN -> ReLU -> Dense(T) -> BN
 
-    For the unconstrained similarity (`T^2` outputs) and others the hidden layer has 128
-    units, and there is no batch norm, except after the output of `"mlp"` and in
-    `"full_sphere"`, which has both. `T` is `block_size`, or the width of the input.
+    For the unconstrained similarity (`T^2` outputs) and others there is no batch norm,
+    except after the output of `"mlp"` and in `"full_sphere"`, which has both. `T` is
+    `block_size`, or the width of the input.
 
     Args:
         block_size: int or `None`, as in the layer served; `None` is that of the layer
@@ -699,18 +792,21 @@ class DenseSimilarityPredictor(Predictor):
             own from `nsl_keras.predictors.register`.
         similarity: Name or `Similarity` whose parameters are predicted; `None` is that of
             the layer served, and `"diagonal"` without one.
-        hidden_units: int or `None`, the width of the hidden layer; `None` is 64 for the
-            diagonal similarity and 128 for others.
+        hidden_units: int or `None`, the width of the hidden layer; `None` is half the
+            units of the layer served, at least 8, and at most 64 for the diagonal
+            similarity and 128 for others.
         batch_normalization: bool or `None`: `False` for no batch norm at all, which a
             recurrent cell needs; `True` for both; `None` for those named above.
         momentum: float in [0, 1), momentum of the batch norms.
+        momentum_warmup: bool, as for `SimilarityPredictor`.
         epsilon: float above 0, added to the variances in the batch norms.
         synchronized: bool, whether batch norms take their statistics over all replicas of
             a `tf.distribute` strategy.
         hidden_kernel_initializer: Initializer of the first kernel; `None` is He's
             normal times 0.1.
-        output_kernel_initializer: Initializer of the second kernel; `None` is He's
-            normal times 0.001, which starts `M` close to the identity.
+        output_kernel_initializer: Initializer of the second kernel; `None` is that of
+            `start`.
+        start: `"identity"` or `"published"`, as for `SimilarityPredictor`.
         kernel_regularizer: Regularizer of both kernels.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`; the dtype is that of
             the layer served unless it is given.
@@ -748,6 +844,8 @@ class DenseSimilarityPredictor(Predictor):
         they released none for vectors.
     """
 
+    _width = "hidden_units"
+
     def __init__(
         self,
         block_size: int | None = None,
@@ -756,10 +854,12 @@ class DenseSimilarityPredictor(Predictor):
         hidden_units: int | None = None,
         batch_normalization: bool | None = None,
         momentum: float = 0.99,
+        momentum_warmup: bool = True,
         epsilon: float = 1e-3,
         synchronized: bool = False,
         hidden_kernel_initializer: Any = None,
         output_kernel_initializer: Any = None,
+        start: str = "identity",
         kernel_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -768,10 +868,12 @@ class DenseSimilarityPredictor(Predictor):
             similarity=similarity,
             batch_normalization=batch_normalization,
             momentum=momentum,
+            momentum_warmup=momentum_warmup,
             epsilon=epsilon,
             synchronized=synchronized,
             hidden_kernel_initializer=hidden_kernel_initializer,
             output_kernel_initializer=output_kernel_initializer,
+            start=start,
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
@@ -793,15 +895,11 @@ class DenseSimilarityPredictor(Predictor):
         taps = self.block_size or features
         self._build_network(taps, (taps,), tuple(input_shape))
 
-    def hidden(self, normalize: str | None) -> keras.layers.Layer:
-        units = self.hidden_units or self.similarity.predictor_filters
-        return self._dense("hidden", units, normalize)
-
-    def output(self, normalize: str | None) -> keras.layers.Layer:
-        return self._dense("output", self.outputs, normalize)
-
-    def _dense(self, place: str, units: int, normalize: str | None) -> keras.layers.Layer:
-        options = self._options(place, "dense")
+    def _layer(
+        self, place: str, normalize: str | None, initializer: keras.initializers.Initializer
+    ) -> keras.layers.Layer:
+        units = self.hidden_units if place == "hidden" else self.outputs
+        options = self._options(f"{place}_dense", initializer)
         if normalize is None:
             return keras.layers.Dense(units, **options)
         return SphereDense(units, normalize=normalize, **options)

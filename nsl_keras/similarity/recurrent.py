@@ -31,9 +31,14 @@ class CellSimilarity(VectorSimilarity):
     kernel = None
     bias = None
 
-    def __init__(self, *, kernel_regularizer: Any, **arguments: Any) -> None:
+    def __init__(self, *, units: int, kernel_regularizer: Any, **arguments: Any) -> None:
+        self.units = units
         self.kernel_regularizer = kernel_regularizer
         super().__init__(**arguments)
+
+    @property
+    def plain_width(self) -> int:
+        return self.units
 
     def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
         if not isinstance(predictor, str):
@@ -147,6 +152,7 @@ class SimilarityCell(StandsOnKeras):
                 "similarity_constraint": self.similarity_constraint,
             }
         return CellSimilarity(
+            units=self.units,
             similarity=similarity,
             predictor=predictor,
             dtype=self.dtype_policy,

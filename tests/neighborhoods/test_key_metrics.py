@@ -90,5 +90,5 @@ def test_names():
     assert key_metrics.get(metric) is metric
     with pytest.raises(ValueError, match="`metric` must be one of 'cosine', 'euclidean'"):
         key_metrics.get("manhattan")
-    with pytest.raises(ValueError, match="`name` must not be taken by another metric"):
+    with pytest.raises(ValueError, match="`name` must not be that of another metric"):
         key_metrics.register("cosine")(key_metrics.Euclidean)

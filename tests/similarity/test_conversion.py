@@ -340,9 +340,7 @@ def test_nested_and_shared_layers(predictor, tmp_path):
 
 
 def test_a_shared_predictor_serves_all_layers(plain):
-    shared = predictors.SharedSimilarityPredictor(
-        3, "cnn", adapted_filters=4, output_kernel_initializer="zeros"
-    )
+    shared = predictors.SharedSimilarityPredictor(3, "cnn", adapted_filters=4)
     model = add_similarity(plain, predictor=shared, layers=["first"])
     assert difference(plain, model, IMAGES) <= 1e-5
     with pytest.raises(ValueError, match=r"as many taps as its own, 9;.*'depthwise', 'sec"):
@@ -356,7 +354,7 @@ def test_predictors_of_ones_own(plain):
     def predictor(layer):
         return "cnn" if layer.name == "depthwise" else pooled
 
-    pooled = predictors.SimilarityPredictor((3, 3), pooled=True)
+    pooled = predictors.SimilarityPredictor((3, 3), pooled=True, start="published")
     with pytest.warns(UserWarning, match="does not start at zero"):
         model = add_similarity(plain, predictor=predictor, layers=["first", "depthwise"])
     assert model.get_layer("first").predictor is pooled
@@ -364,9 +362,7 @@ def test_predictors_of_ones_own(plain):
 
 
 def test_a_predictor_as_a_pattern(plain):
-    pattern = predictors.SimilarityPredictor(
-        kind="cnn", hidden_filters=2, output_kernel_initializer="zeros"
-    )
+    pattern = predictors.SimilarityPredictor(kind="cnn", hidden_filters=2)
     model = add_similarity(plain, "unconstrained", predictor=pattern)
     assert difference(plain, model, IMAGES) <= 1e-5
     made = [layer.predictor for layer in similarity_layers(model)]
@@ -431,8 +427,9 @@ def test_a_frozen_backbone(tmp_path):
 
 def test_training_changes_the_predictors_alone(plain):
     model = add_similarity(plain, predictor="sphere")
+    # One predictor's scale is zero at first: its other weights wait for the first step.
     before = [as_numpy(v.value) for v in model.trainable_variables]
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=True)
+    model.compile(optimizer="adam", loss="mse", run_eagerly=True)
     model.fit(IMAGES, np.zeros((4, 3)), epochs=3, verbose=0)
     for variable, old in zip(model.trainable_variables, before, strict=True):
         new = as_numpy(variable.value)

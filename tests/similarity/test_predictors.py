@@ -11,6 +11,7 @@ from nsl_keras.layers import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityDense,
+    NeuralSimilarityDepthwiseConv2D,
     SphereConv2D,
     SphereDense,
 )
@@ -73,11 +74,11 @@ def test_architecture(architecture, dense):
         assert layer.kernel.shape[-1] == filters
         parameters += layer.count_params()
         expected = layer(expected)
-        normalization = getattr(predictor, f"{place}_normalization")
+        normalization = getattr(predictor, f"{place}_normalization", None)
         assert (normalization is not None) == batch_normalized
         if batch_normalized:
             assert (normalization.momentum, normalization.epsilon) == (0.8, 0.01)
-            parameters += 4 * filters
+            parameters += 4 * filters + 1  # The one is the number of steps.
             expected = normalization(expected)
         if place == "hidden":
             expected = array(expected)
@@ -167,6 +168,7 @@ def test_prediction_at_a_position_sees_the_patch_of_that_position():
         1,
         "cnn",
         strides=3,
+        start="published",
         hidden_kernel_initializer="ones",
         output_kernel_initializer="ones",
     )
@@ -180,6 +182,78 @@ def test_prediction_at_a_position_sees_the_patch_of_that_position():
 # The start.
 
 
+def difference_from_plain(layer, inputs, training):
+    """The largest difference from the plain layer with the same kernel and bias."""
+    outputs = layer(inputs, training=training)
+    options = (
+        {"units": layer.units}
+        if hasattr(layer, "units")
+        else {"filters": layer.filters, "kernel_size": layer.kernel_size}
+    )
+    plain = layer.plain(**options)
+    plain.build(inputs.shape)
+    plain.kernel.assign(layer.kernel)
+    return float(ops.max(ops.abs(outputs - plain(inputs))))
+
+
+@pytest.mark.parametrize("batch_normalization", [None, False])
+@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
+@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
+def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
+    kind, similarity, batch_normalization
+):
+    options = {"kind": kind, "batch_normalization": batch_normalization}
+    inputs = images_after_relu(8, 8, 6)
+    layers = [
+        NeuralSimilarityConv2D(
+            4, 3, similarity=similarity, predictor=SimilarityPredictor(**options)
+        ),
+        NeuralSimilarityDense(
+            5,
+            block_size=3,
+            similarity=similarity,
+            predictor=DenseSimilarityPredictor(**options),
+        ),
+    ]
+    for layer in layers:
+        for training in (False, True):
+            assert difference_from_plain(layer, inputs, training) <= 1e-5
+        assert layer.predictor.starts_at_identity
+        hidden = next(each for each in layer.predictor.weights if each.name == "kernel")
+        before = array(hidden)
+        model = keras.Sequential([keras.Input(inputs.shape[1:]), layer])
+        model.compile(keras.optimizers.Adam(1e-3), "mse")
+        targets = np.random.default_rng(0).normal(size=model.output_shape[1:])
+        model.fit(inputs, np.stack([targets, -targets]), epochs=20, verbose=0)
+        moved = np.linalg.norm(array(hidden) - before) / np.linalg.norm(before)
+        assert moved >= 1e-3
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_scale_of_zeros_stands_after_angles_without_batch_norm(rank, data_format):
+    predictor = SimilarityPredictor(
+        (2, 1, 2)[:rank],
+        "full_sphere",
+        hidden_filters=4,
+        batch_normalization=False,
+        data_format=data_format,
+    )
+    axes = (5, 4, 6)[:rank]
+    shape = (2, *axes, 3) if data_format == "channels_last" else (2, 3, *axes)
+    outputs = array(predictor(ops.ones(shape)))
+    assert outputs.shape == predictor.compute_output_shape(shape)
+    assert not outputs.any()
+    scale = predictor.output_scale.scale
+    scale.assign(np.reshape(1.0 + np.arange(predictor.outputs), scale.shape))
+    expected = predictor.output_convolution(
+        ops.relu(predictor.hidden_convolution(ops.ones(shape)))
+    )
+    axis = 1 if data_format == "channels_first" else -1
+    expected = np.moveaxis(array(expected), axis, -1) * (1 + np.arange(predictor.outputs))
+    assert_close(ops.moveaxis(predictor(ops.ones(shape)), axis, -1), expected, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("kind", "similarity", "least", "most"),
     [
@@ -190,12 +264,60 @@ def test_prediction_at_a_position_sees_the_patch_of_that_position():
         ("full_sphere", "diagonal", 0.05, 0.3),
     ],
 )
-def test_prediction_starts_near_zero(kind, similarity, least, most):
-    """`M` starts close to the identity, in training mode too."""
-    predictor = SimilarityPredictor(3, kind, similarity, padding="same")
+def test_the_published_start_is_near_zero(kind, similarity, least, most):
+    predictor = SimilarityPredictor(3, kind, similarity, padding="same", start="published")
     outputs = array(predictor(images_after_relu(16, 16, 32), training=True))
     assert least < outputs.std() < most
     assert abs(outputs.mean()) < most
+    assert not predictor.starts_at_identity
+
+
+def test_fixed_momentum():
+    predictor = SimilarityPredictor(3, momentum=0.9, momentum_warmup=False)
+    images = images_after_relu()
+    predictor.build(images.shape)
+    predictor(images, training=True)
+    norm = predictor.hidden_normalization
+    assert array(norm.moving_variance).min() >= 0.9
+
+
+# The width.
+
+
+@pytest.mark.parametrize(
+    ("filters", "similarity", "width"),
+    [
+        (3, "diagonal", 8),
+        (40, "diagonal", 20),
+        (40, "unconstrained", 20),
+        (200, "diagonal", 64),
+        (300, "unconstrained", 128),
+    ],
+)
+def test_the_width_follows_the_layer(filters, similarity, width):
+    shape = (None, 7, 7, 4)
+    layer = NeuralSimilarityConv2D(filters, 3, similarity=similarity, predictor="sphere")
+    layer.build(shape)
+    assert layer.predictor.hidden_filters == width
+    dense = NeuralSimilarityDense(
+        filters, block_size=2, similarity=similarity, predictor="sphere"
+    )
+    dense.build(shape)
+    assert dense.predictor.hidden_units == width
+
+
+def test_the_width_follows_all_filters_of_a_depthwise_layer():
+    layer = NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, predictor="sphere")
+    layer.build((None, 7, 7, 15))
+    assert layer.predictor.hidden_filters == 15
+
+
+def test_files_from_before_keep_width_and_start():
+    config = SimilarityPredictor(3, similarity="unconstrained").get_config()
+    for name in ("start", "momentum_warmup"):
+        del config[name]
+    predictor = SimilarityPredictor.from_config(config)
+    assert (predictor.hidden_filters, predictor.start) == (128, "published")
 
 
 def test_kernel_initializers():
@@ -207,7 +329,7 @@ def test_kernel_initializers():
     assert np.all(array(predictor.output_convolution.kernel) == 0)
     convolutions = SimilarityPredictor(3, padding="same")
     convolutions.build((None, 16, 16, 32))
-    dense = DenseSimilarityPredictor(similarity="unconstrained")
+    dense = DenseSimilarityPredictor(similarity="unconstrained", start="published")
     dense.build((None, 200))
     for layer, fan_in, scale in (
         (convolutions.hidden_convolution, 9 * 32, 0.1),
@@ -311,10 +433,9 @@ def test_a_kind_of_ones_own(tmp_path):
     def deep(predictor):
         same = {"padding": "same", "data_format": predictor.data_format}
         return [
-            predictor.hidden("input"),
+            *predictor.hidden("input", batch_normalized=True),
             keras.layers.Conv2D(5, 1, activation="gelu", name="middle", **same),
-            predictor.normalization("middle", by_default=True),
-            predictor.output(None),
+            *predictor.output(),
         ]
 
     shared = SharedSimilarityPredictor(kind="test_deep", adapted_filters=3)
@@ -326,14 +447,14 @@ def test_a_kind_of_ones_own(tmp_path):
         ]
     )
     assert model.layers[0].predictor.middle.activation is keras.activations.gelu
-    assert model.layers[0].predictor.middle_normalization is not None
+    assert model.layers[0].predictor.hidden_normalization is not None
     randomize(model)
     model.save(tmp_path / "deep.keras")
     loaded = keras.saving.load_model(tmp_path / "deep.keras")
     images = images_after_relu(9, 8, 3)
     assert_equal(loaded(images), model(images))
     with pytest.raises(ValueError, match=r"`name` must not be .*name='sphere'"):
-        predictors.register("sphere")
+        predictors.register("sphere")(deep)
 
 
 def test_get():
@@ -426,7 +547,7 @@ def test_shared_predictor_is_one_network_with_adaptations():
     assert shared.hidden_convolution.strides == (1, 1)
     # Kernels and biases, adaptations, and once the two kernels and the batch norms.
     assert len(model.trainable_variables) == 3 * 2 + 3 + 2 + 4
-    assert len(model.non_trainable_variables) == 4
+    assert len(model.non_trainable_variables) == 6
     assert model.count_params() == count(model.variables)
 
 
@@ -466,13 +587,20 @@ def test_sharing_saves_half_of_the_predictors_of_cnn9():
     """Section 7.1: "saves nearly half of the parameters used in the disjoint one"."""
     widths = [(32, 1)] * 3 + [(64, 1)] * 3 + [(128, 1)] * 3
 
-    def predictor_parameters(predictor):
-        model = shared_model(predictor, widths, channels=32)
+    def predictor_parameters(make):
+        layers = [
+            NeuralSimilarityConv2D(
+                filters, 3, strides=strides, padding="same", predictor=make()
+            )
+            for filters, strides in widths
+        ]
+        model = keras.Sequential([keras.Input((12, 10, 32)), *layers])
         own = [v for layer in model.layers for v in (layer.kernel, layer.bias)]
         return count(model.trainable_variables) - count(own)
 
-    disjoint = predictor_parameters("sphere")
-    shared = predictor_parameters(SharedSimilarityPredictor())
+    disjoint = predictor_parameters(lambda: SimilarityPredictor(hidden_filters=64))
+    one = SharedSimilarityPredictor(hidden_filters=64)
+    shared = predictor_parameters(lambda: one)
     inputs = 3 * 32 + 32 + 2 * 64 + 64 + 2 * 128
     normalizations = 2 * (64 + 9)
     assert disjoint == 9 * inputs * 64 + 9 * (9 * 64 * 9 + normalizations)

@@ -207,7 +207,8 @@ def test_predictors_have_no_state():
             cell = built("lstm", similarity=similarity, predictor=kind)
             assert not cell.non_trainable_weights
             assert cell.predictor.batch_normalization is False
-            assert len(cell.trainable_weights) == 3 + 2 + 2
+            scales = 2 if kind == "full_sphere" else 0
+            assert len(cell.trainable_weights) == 3 + 2 + 2 + scales
 
 
 def test_static_arguments_reach_what_is_static():
