@@ -17,6 +17,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, fused_batch_normalization
+from nsl_keras.inheritance import StandsOnKeras
 
 #: How slowly the window of the moving statistics grows: a ninth of the steps so far.
 WARMUP = 9.0
@@ -62,7 +63,7 @@ def normalizing_by_batch(second_order: bool = True, once: bool = False) -> Itera
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class BatchNormalization(keras.layers.BatchNormalization):
+class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics are unbiased from the first training step on.
 
     Keras's moving statistics start at mean 0 and variance 1, and hold `momentum^t` of that
@@ -78,7 +79,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     `keras.layers.BatchNormalization` of it.
 
     Args:
-        Those of `keras.layers.BatchNormalization`, but for `renorm`, and:
+        Those of `keras.layers.BatchNormalization`, and:
         momentum_warmup: bool; `False` for Keras's moving statistics.
 
     Call arguments:

@@ -5,6 +5,7 @@ from nsl_keras.similarity.predictors import (
     SharedSimilarityPredictor,
     SimilarityPredictor,
     get,
+    published,
     register,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "SharedSimilarityPredictor",
     "SimilarityPredictor",
     "get",
+    "published",
     "register",
 ]

@@ -10,6 +10,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Floors from the ground up. A module imports only from floors below its own.
 FLOORS = {
     "version": 0,
+    "inheritance": 0,
+    "registry": 0,
     "validation": 0,
     "backend": 1,
     "rewiring": 1,

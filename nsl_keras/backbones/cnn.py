@@ -124,7 +124,8 @@ def cnn9(
       batch norm and ReLU, and as classifier a "valid" convolution over all that the
       stages leave (4x4 for 32x32 pixels). The nine convolutions of the stages may have a
       similarity. 511,200 trainable parameters for 10 classes; static DNS 511,281, static
-      UNS 511,929, dynamic DNS 890,946, dynamic UNS 2,014,560.
+      UNS 511,929, and with the authors' predictors (`nsl_keras.predictors.published`)
+      dynamic DNS 890,946, dynamic UNS 2,014,560.
     * `variant="paper"`: nothing before the stages, and after them a fully connected
       layer of 256 units (batch norm, ReLU) and the classifier. All nine convolutions may
       have a similarity. 1,008,800 parameters for 10 classes.
@@ -177,11 +178,11 @@ def cnn9(
     >>> model.output_shape
     (None, 10)
 
-    A function gives each convolution a predictor of its own, with options:
+    A function gives each convolution a predictor of its own, here that of the authors:
 
     >>> def dynamic(filters, kernel_size, **options):
-    ...     predictor = nsl_keras.predictors.SimilarityPredictor(
-    ...         momentum=0.9, kernel_regularizer=options["kernel_regularizer"])
+    ...     predictor = nsl_keras.predictors.published(
+    ...         kernel_regularizer=options["kernel_regularizer"])
     ...     return nsl_keras.layers.NeuralSimilarityConv2D(
     ...         filters, kernel_size, predictor=predictor, **options)
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)

@@ -35,6 +35,7 @@ from nsl_keras.similarity.recurrent import (
     is_foldable,
     similarities_of,
 )
+from nsl_keras.similarity.summary import summary
 
 Layer: TypeAlias = keras.layers.Layer
 Shape: TypeAlias = tuple[int | None, ...]
@@ -69,7 +70,8 @@ def add_similarity(
     dtype policies, regularizers and shared layers stay. `model` itself stays as it is, and
     shares no weights with the new model, which is not compiled.
 
-    `fold` is the way back, and `summary` shows what was converted.
+    `fold` is the way back, and `summary` shows what was converted. A predictor that costs
+    more than the convolution it serves is named in a logged warning.
 
     Args:
         model: A built functional or Sequential model. A model of a class derived from
@@ -168,6 +170,9 @@ def add_similarity(
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
                 each.trainable = False
+    costly = predictor is not None and summary(new_model).costly_predictors
+    if costly:
+        logging.warning(costly)
     logging.info(
         "Neural similarities (%s, %s) were added to %d layers of %r: %s",
         type(similarity).__name__,

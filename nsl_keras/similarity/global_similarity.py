@@ -41,8 +41,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
     with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All but
-    `"attention"` start as the identity, the predicted mask nearly so. While `gamma` is
-    zero the kernels of `G` have no gradient.
+    `"attention"` start as the identity: the mask's last kernel starts at zero. While
+    `gamma` is zero the kernels of `G` have no gradient.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
     `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
@@ -261,7 +261,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             else keras.layers.Conv2D(filters, 3, **hidden_options)
         )
         self.mask_output = keras.layers.Conv2D(
-            1, 3, kernel_initializer=small_normal(0.001), name="mask_output", **options
+            1, 3, kernel_initializer="zeros", name="mask_output", **options
         )
         self.mask_hidden.build(input_shape)
         self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))

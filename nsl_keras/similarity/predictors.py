@@ -150,6 +150,45 @@ def get(
     return (predictor or SimilarityPredictor)(kind=identifier, name="predictor", **kwargs)
 
 
+def published(
+    kind: str = "sphere", similarity: Any = "diagonal", **options: Any
+) -> SimilarityPredictor:
+    """Returns a predictor as the authors of Neural Similarity Learning have it.
+
+    It has 64 hidden filters for the diagonal similarity and 128 for others, a scale of one
+    at the last batch norm, and batch norms of the fixed momentum 0.999, whose moving
+    statistics need thousands of steps.
+
+    Args:
+        kind: `"sphere"`, `"full_sphere"` or `"cnn"`.
+        similarity: Name or `Similarity`, as in the layer served.
+        **options: Arguments of `SimilarityPredictor`, in place of those above too.
+
+    Returns:
+        A `SimilarityPredictor`.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> predictor = nsl_keras.predictors.published(similarity="unconstrained")
+    >>> predictor.hidden_filters, predictor.momentum, predictor.start
+    (128, 0.999, 'published')
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and the
+        authors' code.
+    """
+    similarity = matrices.get(similarity)
+    settings = {
+        "hidden_filters": similarity.predictor_filters,
+        "momentum": 0.999,
+        "momentum_warmup": False,
+        "start": "published",
+        **options,
+    }
+    return SimilarityPredictor(kind=kind, similarity=similarity, **settings)
+
+
 def small_normal(scale: float) -> keras.initializers.Initializer:
     """He's normal initializer times `scale`; the authors use 0.1 and 0.001."""
     return keras.initializers.VarianceScaling(

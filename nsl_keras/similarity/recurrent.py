@@ -17,8 +17,8 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
+from nsl_keras.inheritance import StandsOnKeras
 from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.kernels import StandsOnKeras
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity, VectorSimilarity
 
 #: The recurrent kernel's argument is that of the input kernel.

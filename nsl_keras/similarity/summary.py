@@ -37,6 +37,7 @@ class LayerSummary:
         multiply_adds: Multiplications, each with its addition, for one example; `None` if
             a size is not known.
         plain_multiply_adds: Those of the plain layer.
+        predictor_multiply_adds: Those of what predicts `M` alone; zero if it is static.
         folds: Whether `fold` makes the plain layer of it.
     """
 
@@ -48,7 +49,15 @@ class LayerSummary:
     similarity_parameters: int
     multiply_adds: int | None
     plain_multiply_adds: int | None
+    predictor_multiply_adds: int | None
     folds: bool
+
+    @property
+    def predictor_ratio(self) -> float | None:
+        """The predictor's multiply-adds over those of the plain layer."""
+        if self.predictor_multiply_adds is None or not self.plain_multiply_adds:
+            return None
+        return self.predictor_multiply_adds / self.plain_multiply_adds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +89,22 @@ class ModelSummary:
         """Whether `fold` makes the plain network of the model."""
         return all(layer.folds for layer in self.layers)
 
+    @property
+    def costly_predictors(self) -> str | None:
+        """Says which predictors cost more than the layers they serve; `None` if none do."""
+        costly = [
+            f"{each.name!r} ({each.predictor_ratio:.1f} times)"
+            for each in self.layers
+            if (each.predictor_ratio or 0) > 1
+        ]
+        if not costly:
+            return None
+        return (
+            "Predictors take more multiply-adds than the plain layers that they serve in "
+            f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their "
+            "width."
+        )
+
     def __str__(self) -> str:
         head = (
             "Layer",
@@ -108,7 +133,8 @@ class ModelSummary:
             f"Model {self.name!r}: {len(self.layers)} of {self.layer_count} layers have a "
             "neural similarity"
         )
-        return "\n".join([title, *_table([head, *rows, total])])
+        notes = [] if self.costly_predictors is None else [self.costly_predictors]
+        return "\n".join([title, *_table([head, *rows, total]), *notes])
 
     __repr__ = __str__
 
@@ -158,7 +184,7 @@ def summary(
         parameters and operations of dynamic similarities this way.
     """
     layers = rewiring.layers(model)
-    counts = [(call.layer, *_count(call)) for call in rewiring.calls(model)]
+    counts = [(call.layer, _count(call)) for call in rewiring.calls(model)]
     rows = []
     all_added: dict[int, keras.Variable] = {}
     for layer in layers:
@@ -169,6 +195,7 @@ def summary(
             id(variable): variable for part in parts for variable in _added_variables(part)
         }
         all_added |= added
+        its_counts = [count for counted, count in counts if counted is layer]
         rows.append(
             LayerSummary(
                 name=layer.name,
@@ -180,8 +207,9 @@ def summary(
                 or None,
                 parameters=layer.count_params(),
                 similarity_parameters=sum(map(_size, added.values())),
-                multiply_adds=_total(sum(each[1:]) for each in counts if each[0] is layer),
-                plain_multiply_adds=_total(each[1] for each in counts if each[0] is layer),
+                multiply_adds=_total(each.plain + each.added for each in its_counts),
+                plain_multiply_adds=_total(each.plain for each in its_counts),
+                predictor_multiply_adds=_total(each.predictors for each in its_counts),
                 folds=is_foldable(layer),
             )
         )
@@ -191,8 +219,8 @@ def summary(
         layer_count=len(layers),
         parameters=model.count_params(),
         similarity_parameters=sum(map(_size, all_added.values())),
-        multiply_adds=_total(sum(each[1:]) for each in counts),
-        plain_multiply_adds=_total(each[1] for each in counts),
+        multiply_adds=_total(each.plain + each.added for _, each in counts),
+        plain_multiply_adds=_total(each.plain for _, each in counts),
     )
     if print_fn is not None:
         for line in str(result).splitlines():
@@ -256,37 +284,49 @@ def _product(sizes: Iterable[int | None]) -> float:
     return math.prod(math.nan if size is None else size for size in sizes)
 
 
-def _count(call: rewiring.Call) -> tuple[float, float]:
-    """Returns the multiply-adds of a call: of the plain layer, and what `M` adds."""
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Multiply-adds: of the plain layer, what `M` adds, and the predictors' part of it."""
+
+    plain: float = 0
+    added: float = 0
+    predictors: float = 0
+
+
+def _count(call: rewiring.Call) -> Count:
     layer = call.layer
     if not isinstance(layer, keras.layers.Layer) or not layer.weights:
-        return 0, 0
+        return Count()
     repeats = _product([call.repeats])
+    predicted: float = 0
     inputs, outputs = call.input_shapes[0], call.output_shapes[0]
     if isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS)):
         # A transposed convolution puts its kernel at every position of the input.
         shape = inputs if isinstance(layer, _TRANSPOSED_CONVOLUTIONS) else outputs
         positions = _product(_spatial(layer, shape))
         plain = positions * _size(layer.kernel)
-        added = _of_similarity(layer, positions)
+        added, predicted = _of_similarity(layer, positions)
     elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
         kernels = _size(layer.depthwise_kernel) + _size(layer.pointwise_kernel)
         plain, added = _product(_spatial(layer, outputs)) * kernels, 0
     elif isinstance(layer, keras.layers.Dense):
         vectors = _product(inputs[1:-1])
-        plain, added = vectors * _size(layer.kernel), _of_similarity(layer, vectors)
+        plain = vectors * _size(layer.kernel)
+        added, predicted = _of_similarity(layer, vectors)
     elif cells := _cells(layer):
         steps = _product([inputs[1]])
         pairs = [pair for cell in cells for pair in _kernels_and_parts(cell)]
         plain = steps * sum(_size(kernel) for kernel, _ in pairs)
-        added = steps * sum(_of_vectors(part, kernel) for kernel, part in pairs if part)
+        both = [_of_vectors(part, kernel) for kernel, part in pairs if part]
+        added = steps * sum(each[0] for each in both)
+        predicted = steps * sum(each[1] for each in both)
     else:
         # Scales and biases alone do not count; of other kernels nothing is known.
         is_known = isinstance(layer, keras.layers.Embedding) or all(
             len(variable.shape) < 2 for variable in layer.weights
         )
         plain, added = (0 if is_known else math.nan), 0
-    return repeats * plain, repeats * added
+    return Count(repeats * plain, repeats * added, repeats * predicted)
 
 
 def _spatial(layer: Any, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -315,33 +355,36 @@ def _kernels_and_parts(cell: Any) -> list[tuple[keras.Variable, Any]]:
     ]
 
 
-def _of_similarity(layer: Any, positions: float) -> float:
-    """Returns what `M` adds to a convolution or dense layer: nothing where it is static."""
+def _of_similarity(layer: Any, positions: float) -> tuple[float, float]:
+    """Returns what `M` adds to a layer, and its predictor's part; nothing if static."""
     if getattr(layer, "predictor", None) is None:
-        return 0
+        return 0, 0
     if isinstance(layer, keras.layers.Dense):
-        return positions * _of_vectors(layer, layer.kernel)
+        added, predicted = _of_vectors(layer, layer.kernel)
+        return positions * added, positions * predicted
     predictor = layer.predictor
     if not isinstance(predictor, SimilarityPredictor):
-        return math.nan
+        return math.nan, math.nan
     *kernel_size, channels, _ = layer.kernel.shape
     taps = math.prod(kernel_size)
-    at_each = _of_kernels(predictor, layer.adaptation)
-    at_each += _of_comparison(layer.similarity, taps, channels)
+    predicted = positions * _of_kernels(predictor, layer.adaptation)
+    compared = positions * _of_comparison(layer.similarity, taps, channels)
     matrices_made = 1 if predictor.pooled else positions
-    return positions * at_each + matrices_made * _of_making(layer.similarity, taps)
+    made = matrices_made * _of_making(layer.similarity, taps)
+    return predicted + compared + made, predicted
 
 
-def _of_vectors(part: Any, kernel: keras.Variable) -> float:
-    """Returns what `M v` adds for one vector, the static `M` of a cell included."""
+def _of_vectors(part: Any, kernel: keras.Variable) -> tuple[float, float]:
+    """Returns what `M v` adds for one vector, a cell's static `M` included, as above."""
     features = kernel.shape[0]
     taps = part.block_size or features
     compared = _of_comparison(part.similarity, taps, features // taps)
     if part.predictor is None:
-        return compared
+        return compared, 0
     if not isinstance(part.predictor, DenseSimilarityPredictor):
-        return math.nan
-    return compared + _of_making(part.similarity, taps) + _of_kernels(part.predictor)
+        return math.nan, math.nan
+    predicted = _of_kernels(part.predictor)
+    return compared + _of_making(part.similarity, taps) + predicted, predicted
 
 
 def _of_kernels(*networks: Layer | None) -> int:

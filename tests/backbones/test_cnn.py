@@ -17,15 +17,31 @@ from golden_backbones import (
 from golden_files import DTYPES, FLOAT64_IS_LONG, Golden, gradients, recipe_weights
 from keras import ops
 
-from nsl_keras import backbones, convert, losses
+from nsl_keras import backbones, convert, losses, predictors
 from nsl_keras.layers import NeuralSimilarityConv2D
-from nsl_keras.predictors import SimilarityPredictor
 
 TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
 
 
 def neural(**options):
     return functools.partial(NeuralSimilarityConv2D, **options)
+
+
+def published(similarity, kind="sphere", **settings):
+    """Makes convolutions with the authors' predictors."""
+
+    def convolution(*args, **options):
+        predictor = predictors.published(
+            kind,
+            similarity,
+            kernel_regularizer=options.get("kernel_regularizer"),
+            **settings,
+        )
+        return NeuralSimilarityConv2D(
+            *args, similarity=similarity, predictor=predictor, **options
+        )
+
+    return convolution
 
 
 # The networks of Meta-Neighborhoods.
@@ -37,7 +53,7 @@ def neural(**options):
 def test_meta_neighborhoods_authors_numbers(network, modulate, dtype):
     def build():
         if network == "shallownet":
-            model = backbones.convnet4()
+            model = backbones.convnet4(batch_normalization=keras.layers.BatchNormalization)
         else:
             model = supershallownet((32, 32, 3))
         return model if modulate == "None" else convert.add_film(model, "all", 10)
@@ -85,14 +101,14 @@ KINDS = {
     "plain": (keras.layers.Conv2D, 511_200, 695_520),
     "static_dns": (neural(similarity="diagonal"), 511_281, 695_601),
     "static_uns": (neural(similarity="unconstrained"), 511_929, 696_249),
-    "dynamic_dns": (neural(similarity="diagonal", predictor="sphere"), 890_946, 1_075_266),
+    "dynamic_dns": (published("diagonal"), 890_946, 1_075_266),
     "dynamic_uns": (
-        neural(similarity="unconstrained", predictor="sphere"),
+        published("unconstrained"),
         2_014_560,
         2_198_880,
     ),
     "fspherenet": (
-        neural(similarity="diagonal", predictor="full_sphere"),
+        published("diagonal", "full_sphere"),
         890_946,
         1_075_266,
     ),
@@ -124,7 +140,7 @@ def cnn9_variables(model):
         for theirs, ours in (("m1", "hidden"), ("m2", "output")):
             convolution = getattr(layer.predictor, f"{ours}_convolution")
             variables[f"{name}.{theirs}.W"] = convolution.kernel
-            norm = getattr(layer.predictor, f"{ours}_normalization")
+            norm = getattr(layer.predictor, f"{ours}_normalization", None)
             if norm is not None:
                 variables |= normalization_variables(f"{name}.{theirs}.bn", norm)
     return {
@@ -135,7 +151,9 @@ def cnn9_variables(model):
 
 def filled(kind, golden):
     """The network with the authors' weights, and our variables by their names."""
-    model = backbones.cnn9(convolution=KINDS[kind][0])
+    model = backbones.cnn9(
+        convolution=KINDS[kind][0], batch_normalization=keras.layers.BatchNormalization
+    )
     variables = cnn9_variables(model)
     weights = recipe_weights(golden.meta)
     assert set(variables) == set(weights)
@@ -256,7 +274,7 @@ def test_parameters_of_the_authors_cnn9(convolution, parameters):
         (
             {
                 "variant": "paper",
-                "convolution": neural(similarity="unconstrained", predictor="sphere"),
+                "convolution": published("unconstrained"),
             },
             2_478_752,
             9,
@@ -273,18 +291,16 @@ def test_variants_of_cnn9(options, parameters, depth):
     assert ("root_convolution" in names) == (options["variant"] == "code")
 
 
-def dynamic_with_32_filters(filters, kernel_size, **options):
-    # Appendix A.
-    predictor = SimilarityPredictor(hidden_filters=32)
-    return NeuralSimilarityConv2D(filters, kernel_size, predictor=predictor, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "parameters", "millions"),
     [
         ({}, 8_901_568, 8.90),
-        ({"convolution": dynamic_with_32_filters}, 9_257_410, 9.26),
-        ({"convolution": neural(predictor="sphere")}, 9_613_090, 9.61),
+        (
+            {"convolution": published("diagonal", hidden_filters=32)},
+            9_257_410,
+            9.26,
+        ),  # Appendix A
+        ({"convolution": published("diagonal")}, 9_613_090, 9.61),
         ({"plus": True}, 9_706_844, 9.71),
     ],
     ids=["plain", "dynamic_32", "dynamic_64", "plus"],
@@ -294,7 +310,7 @@ def test_parameters_of_cnn10(options, parameters, millions):
     assert count(model) == parameters
     assert round(parameters / 1e6, 2) == millions
     assert model.output_shape == (None, 1000)
-    if options.get("convolution") is dynamic_with_32_filters:
+    if parameters == 9_257_410:
         # The 9.25 million of Appendix A are those in kernels.
         kernels = [v for v in model.trainable_variables if v.name == "kernel"]
         assert sum(int(np.prod(v.shape)) for v in kernels) == 9_252_832
@@ -305,7 +321,7 @@ def test_parameters_of_cnn10(options, parameters, millions):
     [
         ({}, 28_768),
         ({"convolution": neural(similarity="unconstrained")}, 28_768 + 4 * 81),
-        ({"convolution": neural(predictor="sphere")}, 107_112),
+        ({"convolution": published("diagonal")}, 107_112),
         ({"plus": True}, 110_935),
     ],
     ids=["plain", "static_uns", "dynamic_dns", "plus"],

@@ -34,7 +34,9 @@ def modulated(layer):
 
 def check_authors_numbers(depth, modulate, dtype):
     def build():
-        model = backbones.resnet_v2(depth)
+        model = backbones.resnet_v2(
+            depth, batch_normalization=keras.layers.BatchNormalization
+        )
         assert count(model) == PARAMETERS[depth]
         assert model.name == f"resnet_v2_{depth}"
         return model if modulate == "None" else convert.add_film(model, modulated, 10)

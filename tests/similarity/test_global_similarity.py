@@ -152,7 +152,7 @@ def test_config_without_a_convolution_may_name_its_defaults():
     [
         ("diagonal", 0),
         ("unconstrained", 1e-6),
-        ("predicted_mask", 0.05),
+        ("predicted_mask", 0),
         ("softmax_attention", 0),
     ],
 )

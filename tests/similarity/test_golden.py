@@ -117,13 +117,8 @@ def test_static_layer(name, dtype):
 )
 def test_dynamic_layer(name, kind, similarity, dtype):
     golden = Golden(name)
-    predictor = nsl_keras.predictors.SimilarityPredictor(
-        3,
-        kind=kind,
-        similarity=similarity,
-        padding="same",
-        momentum=MOMENTUM,
-        dtype=dtype,
+    predictor = nsl_keras.predictors.published(
+        kind, similarity, momentum=MOMENTUM, dtype=dtype
     )
     model, layer, normalization = block(golden, dtype, predictor)
     hidden, output = predictor.hidden_convolution, predictor.output_convolution
