@@ -672,6 +672,9 @@ class SharedSimilarityPredictor(SimilarityPredictor):
     With 32 adapted filters the predictors of CNN-9 hold half the parameters of disjoint
     ones. The layers' kernels must have the same number of taps.
 
+    There is no batch norm unless it is asked for: one set of moving statistics does not
+    fit the inputs of several layers, and inference falls far below training.
+
     A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
     by one, gives each of them a predictor of its own.
 
@@ -686,7 +689,9 @@ class SharedSimilarityPredictor(SimilarityPredictor):
         padding: `"same"`, or `"causal"` for causal 1D layers; `None` is what suits the
             layer that is built first.
         adaptation_initializer: Initializer of the adaptations' kernels.
-        **kwargs: `data_format`, `pooled`, `batch_normalization`, `momentum`, `epsilon`,
+        batch_normalization: bool or `None`: `True` for both batch norms of
+            `SimilarityPredictor`, `None` for none.
+        **kwargs: `data_format`, `pooled`, `momentum`, `epsilon`,
             `momentum_warmup`, `synchronized`, `hidden_kernel_initializer`,
             `output_kernel_initializer`, `start` and `kernel_regularizer` (of the
             adaptations' kernels too) of `SimilarityPredictor`; `name`, `dtype`,
@@ -735,6 +740,7 @@ class SharedSimilarityPredictor(SimilarityPredictor):
         hidden_filters: int | None = None,
         padding: str | None = None,
         adaptation_initializer: Any = "he_normal",
+        batch_normalization: bool | None = None,
         **kwargs: Any,
     ) -> None:
         if padding not in (None, "same", "causal"):
@@ -755,12 +761,33 @@ class SharedSimilarityPredictor(SimilarityPredictor):
             similarity=similarity,
             hidden_filters=hidden_filters,
             padding=padding,
+            batch_normalization=batch_normalization,
             **kwargs,
         )
         self.adapted_filters = validation.positive_integer(
             adapted_filters, "adapted_filters"
         )
         self.adaptation_initializer = keras.initializers.get(adaptation_initializer)
+
+    def _normalizes(self, by_default: bool) -> bool:
+        return bool(self.batch_normalization)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Predictor:
+        if "start" not in config and config.get("batch_normalization") is None:
+            # Of a file from before: its batch norms went by the kind.
+            kind, similarity = config.get("kind", "sphere"), config.get("similarity")
+            diagonal = matrices.get(similarity or "diagonal").predictor_batch_normalization
+            if kind in ("cnn", "mlp") and not diagonal:
+                raise ValueError(
+                    "A shared `predictor` of kind 'cnn' for a similarity other than "
+                    "'diagonal' does not load from a file of an earlier version: it had a "
+                    "single batch norm. Make the model anew, and train it. "
+                    f"Received: kind={kind!r}, similarity={similarity!r}"
+                )
+            wanted = kind == "full_sphere" or diagonal
+            config = {**config, "batch_normalization": wanted}
+        return super().from_config(config)
 
     def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
         self._take(layer, "kernel_size", compare=False)

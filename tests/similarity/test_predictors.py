@@ -545,9 +545,9 @@ def test_shared_predictor_is_one_network_with_adaptations():
         assert layer.adaptation.bias is None
     assert tuple(shared.hidden_convolution.kernel.shape) == (3, 3, 5, 7)
     assert shared.hidden_convolution.strides == (1, 1)
-    # Kernels and biases, adaptations, and once the two kernels and the batch norms.
-    assert len(model.trainable_variables) == 3 * 2 + 3 + 2 + 4
-    assert len(model.non_trainable_variables) == 6
+    # Kernels and biases, adaptations, and once the two kernels.
+    assert len(model.trainable_variables) == 3 * 2 + 3 + 2
+    assert not model.non_trainable_variables
     assert model.count_params() == count(model.variables)
 
 
@@ -602,10 +602,27 @@ def test_sharing_saves_half_of_the_predictors_of_cnn9():
     one = SharedSimilarityPredictor(hidden_filters=64)
     shared = predictor_parameters(lambda: one)
     inputs = 3 * 32 + 32 + 2 * 64 + 64 + 2 * 128
-    normalizations = 2 * (64 + 9)
+    normalizations = 2 * (64 + 9)  # Shared predictors have none.
     assert disjoint == 9 * inputs * 64 + 9 * (9 * 64 * 9 + normalizations)
-    assert shared == 9 * inputs * 32 + 9 * 32 * 64 + 9 * 64 * 9 + normalizations
+    assert shared == 9 * inputs * 32 + 9 * 32 * 64 + 9 * 64 * 9
     assert 0.45 < shared / disjoint < 0.55
+
+
+def test_shared_predictors_of_files_from_before():
+    for kind, similarity, normalized in (
+        ("sphere", "diagonal", True),
+        ("sphere", "symmetric", False),
+        ("full_sphere", "unconstrained", True),
+    ):
+        shared = SharedSimilarityPredictor(3, kind, similarity)
+        assert shared.batch_normalization is None
+        config = shared.get_config()
+        del config["start"], config["momentum_warmup"]
+        again = SharedSimilarityPredictor.from_config(config)
+        assert again.batch_normalization is normalized
+    config |= {"kind": "cnn"}
+    with pytest.raises(ValueError, match=r"does not load.*Received: kind='cnn'"):
+        SharedSimilarityPredictor.from_config(config)
 
 
 def test_shared_predictor_serves_layers_of_several_kinds():
