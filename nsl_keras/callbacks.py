@@ -1,5 +1,9 @@
 """Public callbacks."""
 
-from nsl_keras.neighborhoods.callbacks import EntryStatistics, NeighborProjector
+from nsl_keras.neighborhoods.callbacks import (
+    DictionaryInitializer,
+    EntryStatistics,
+    NeighborProjector,
+)
 
-__all__ = ["EntryStatistics", "NeighborProjector"]
+__all__ = ["DictionaryInitializer", "EntryStatistics", "NeighborProjector"]

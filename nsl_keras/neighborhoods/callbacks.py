@@ -1,4 +1,4 @@
-"""Callbacks: how a dictionary is used, and its keys for TensorBoard's projector."""
+"""Callbacks: a dictionary's start, its use, and its keys for TensorBoard's projector."""
 
 from __future__ import annotations
 
@@ -93,11 +93,7 @@ class EntryStatistics(keras.callbacks.Callback):
         self.usage: np.ndarray | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not isinstance(self.model, MetaNeighborhoodModel):
-            raise ValueError(
-                "`EntryStatistics` must be a callback of a MetaNeighborhoodModel. "
-                f"Received: a {type(self.model).__name__}"
-            )
+        _require_model(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
@@ -119,6 +115,61 @@ class EntryStatistics(keras.callbacks.Callback):
             "usage_entropy": _entropy(usage),
             "dead_entries": float(np.mean(usage < self.dead_below / len(usage))),
         }
+
+
+class DictionaryInitializer(keras.callbacks.Callback):
+    """Sets a dictionary's entries to training examples, after the first epochs of `fit`.
+
+    Keys become features of examples, at the features' own scale, and values their labels:
+    `MetaNeighborhoodModel.initialize_from`, at the moment when the backbone's features mean
+    something. Entries and inner rates are trained from there.
+
+    Args:
+        x: Array of inputs, of at least as many examples as there are entries.
+        y: Array of labels or targets, as for `fit`.
+        epochs: int, the number of epochs before; 0 for the start of training.
+        seed: int or `None`, the seed of the draw.
+
+    Raises:
+        ValueError: For `x` and `y` of different lengths and a negative `epochs`; in `fit`,
+            if the model is no `MetaNeighborhoodModel`, and for what `initialize_from`
+            refuses.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> model = nsl_keras.MetaNeighborhoodModel(
+    ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
+    >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    >>> y = np.arange(32) % 3
+    >>> start = nsl_keras.callbacks.DictionaryInitializer(x, y, epochs=1, seed=0)
+    >>> history = model.fit(x, y, epochs=2, callbacks=[start], verbose=0)
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, learns the entries from
+        a random start; a start from examples is this package's.
+    """
+
+    def __init__(self, x: Any, y: Any, epochs: int = 1, seed: int | None = None) -> None:
+        super().__init__()
+        self.x, self.y = np.asarray(x), np.asarray(y)
+        require_same_length(self.x, self.y, "x")
+        self.epochs = (
+            epochs if epochs == 0 else validation.positive_integer(epochs, "epochs")
+        )
+        self.seed = seed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _require_model(self)
+        if self.epochs == 0:
+            self.model.initialize_from(self.x, self.y, seed=self.seed)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch + 1 == self.epochs:
+            self.model.initialize_from(self.x, self.y, seed=self.seed)
 
 
 class NeighborProjector(keras.callbacks.Callback):
@@ -194,11 +245,7 @@ class NeighborProjector(keras.callbacks.Callback):
         self.class_names = class_names
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not isinstance(self.model, MetaNeighborhoodModel):
-            raise ValueError(
-                "`NeighborProjector` must be a callback of a MetaNeighborhoodModel. "
-                f"Received: a {type(self.model).__name__}"
-            )
+        _require_model(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.write()
@@ -256,6 +303,14 @@ class NeighborProjector(keras.callbacks.Callback):
         scratch = self.log_dir / f".{name}.{os.getpid()}"
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(self.log_dir / name)
+
+
+def _require_model(callback: keras.callbacks.Callback) -> None:
+    if not isinstance(callback.model, MetaNeighborhoodModel):
+        raise ValueError(
+            f"`{type(callback).__name__}` must be a callback of a MetaNeighborhoodModel. "
+            f"Received: a {type(callback.model).__name__}"
+        )
 
 
 def _entropy(weights: np.ndarray) -> float:

@@ -8,7 +8,11 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from nsl_keras.callbacks import EntryStatistics, NeighborProjector
+from nsl_keras.callbacks import (
+    DictionaryInitializer,
+    EntryStatistics,
+    NeighborProjector,
+)
 
 ENTRIES, FEATURES = 6, 4
 RNG = np.random.default_rng(0)
@@ -37,6 +41,39 @@ def fitted(callback, task="classification", epochs=1):
     y = RNG.normal(size=(300, 2)) if task == "regression" else Y
     history = model.fit(X, y, epochs=epochs, verbose=0, callbacks=[callback]).history
     return model, history
+
+
+# DictionaryInitializer.
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_entries_become_examples_after_so_many_epochs(epochs, task):
+    y = RNG.normal(size=(300, 2)) if task == "regression" else Y
+    moments = []
+
+    class Keys(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            features = ops.convert_to_numpy(self.model.features(X))
+            keys = np.array(self.model.dictionary.keys.value)
+            distances = np.linalg.norm(keys[:, None] - features[None], axis=-1).min(axis=1)
+            moments.append(bool(distances.max() < 1e-5))
+
+    model = make_model(task)
+    callbacks = [DictionaryInitializer(X, y, epochs, seed=1), Keys()]
+    model.fit(X, y, epochs=3, verbose=0, callbacks=callbacks)
+    assert moments == [epoch == epochs for epoch in range(3)]
+
+
+def test_errors_of_the_initializer():
+    with pytest.raises(ValueError, match=r"`epochs` must be.*=-1"):
+        DictionaryInitializer(X, Y, epochs=-1)
+    with pytest.raises(ValueError, match=r"same length.*len\(x\)=300, len\(y\)=2"):
+        DictionaryInitializer(X, Y[:2])
+    plain = keras.Sequential([keras.layers.Dense(3)])
+    plain.compile(loss="mse")
+    with pytest.raises(ValueError, match="`DictionaryInitializer` must be a callback of a"):
+        plain.fit(X, np.zeros((300, 3)), callbacks=[DictionaryInitializer(X, Y)], verbose=0)
 
 
 # EntryStatistics.

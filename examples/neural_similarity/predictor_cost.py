@@ -1,0 +1,344 @@
+"""What predictors of dynamic similarities cost, and what they give: one picture.
+
+    python -m examples.neural_similarity.predictor_cost --data_file=FILE.npz
+
+Trains a narrow network (16-32-64 filters, two convolutions a stage) on the training classes
+of a few-shot image set for a few epochs of Adam, with every kind of predictor below in its
+convolutions, and plain. A fifth of the images of each class is kept for validation. The
+time of a training step is measured beside the plain network's, in the same process, in
+interleaved rounds on one core.
+
+Writes a file a run to --output_dir/results/predictor_cost/, and a picture to
+--output_dir/results/figures/. Runs that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# One core, so that times do not depend on how many there are.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import keras
+import numpy as np
+from absl import app, flags
+
+import nsl_keras
+from examples.common import runs, tables
+from examples.few_shot import data as few_shot_data
+from nsl_keras.normalization import BatchNormalization
+from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
+
+FLAGS = flags.FLAGS
+
+#: Where the records are, in results/.
+PLACE = "predictor_cost"
+FILTERS = (16, 32, 64)
+ROUNDS = 15
+
+#: Arguments of `SimilarityPredictor` by name; `None` for a convolution without predictor.
+PREDICTORS: dict[str, dict | None] = {
+    "plain": None,
+    "default": {},
+    "width 4": {"hidden_filters": 4},
+    "width 8": {"hidden_filters": 8},
+    "width 16": {"hidden_filters": 16},
+    "width 64": {"hidden_filters": 64},
+    "1x1 output": {"kind": "example_1x1_output"},
+    "depthwise": {"kind": "example_depthwise"},
+    "at half size": {"kind": "example_half_size"},
+    "one M an image": {"pooled": True},
+    "shared": {"adapted_filters": 8},
+    "plain convolutions": {"kind": "cnn"},
+    "published": {
+        "start": "published",
+        "momentum": 0.999,
+        "momentum_warmup": False,
+    },
+}
+SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
+MARKERS = {"DNS": "o", "UNS": "s"}
+
+
+def _parameters_of(predictor, kernel_size: int) -> list[keras.layers.Layer]:
+    """A convolution to the parameters of `M` that starts at zero, with its batch norm."""
+    normalized = predictor.similarity.predictor_batch_normalization
+    convolution = keras.layers.Conv2D(
+        predictor.outputs,
+        kernel_size,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal" if normalized else "zeros",
+        name="output_convolution",
+    )
+    norm = BatchNormalization(gamma_initializer="zeros", name="output_normalization")
+    return [convolution, norm] if normalized else [convolution]
+
+
+@nsl_keras.predictors.register("example_1x1_output")
+def narrow_output(predictor):
+    """A hidden layer as usual, and an output that looks at one position."""
+    normalized = predictor.similarity.predictor_batch_normalization
+    relu = keras.layers.ReLU(name="hidden_relu")
+    return [*predictor.hidden("input", normalized), relu, *_parameters_of(predictor, 1)]
+
+
+@nsl_keras.predictors.register("example_depthwise")
+def depthwise(predictor):
+    """A separable hidden layer, and an output that looks at one position."""
+    return [
+        keras.layers.SeparableConv2D(
+            predictor.hidden_filters, 3, padding="same", use_bias=False, name="hidden"
+        ),
+        BatchNormalization(name="hidden_normalization"),
+        keras.layers.ReLU(name="hidden_relu"),
+        *_parameters_of(predictor, 1),
+    ]
+
+
+@nsl_keras.predictors.register("example_half_size")
+def half_size(predictor):
+    """Predicts for blocks of 2x2 positions."""
+    normalized = predictor.similarity.predictor_batch_normalization
+    return [
+        keras.layers.AveragePooling2D(name="smaller"),
+        *predictor.hidden("input", normalized),
+        keras.layers.ReLU(name="hidden_relu"),
+        *predictor.output(None, normalized),
+        keras.layers.UpSampling2D(name="larger"),
+    ]
+
+
+def make_model(similarity: str, name: str, classes: int) -> keras.Model:
+    """The network, with the predictor of a name in each of its convolutions."""
+    options = PREDICTORS[name]
+    shared = SharedSimilarityPredictor(**options) if name == "shared" else None
+
+    def convolution(filters: int) -> keras.layers.Layer:
+        arguments = {"padding": "same", "use_bias": False}
+        if options is None:
+            return keras.layers.Conv2D(filters, 3, **arguments)
+        if name == "published":
+            width = nsl_keras.similarities.get(SIMILARITIES[similarity]).predictor_filters
+            predictor = SimilarityPredictor(hidden_filters=width, **options)
+        else:
+            predictor = shared or SimilarityPredictor(**options)
+        return nsl_keras.layers.NeuralSimilarityConv2D(
+            filters,
+            3,
+            similarity=SIMILARITIES[similarity],
+            predictor=predictor,
+            **arguments,
+        )
+
+    layers = [keras.Input((32, 32, 3))]
+    for filters in FILTERS:
+        for _ in range(2):
+            layers += [
+                convolution(filters),
+                keras.layers.BatchNormalization(momentum=0.9),
+                keras.layers.ReLU(),
+            ]
+        layers.append(keras.layers.MaxPooling2D())
+    layers += [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes)]
+    model = keras.Sequential(layers)
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def parts(classes: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Training and validation images of some of the classes, drawn by a seed."""
+    found = few_shot_data.load("images", data_file=FLAGS.data_file).train
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(np.unique(found.labels))[:classes])
+    members = rng.permutation(np.flatnonzero(np.isin(found.labels, chosen)))
+    images = found.images[members].astype("float32") / 255
+    labels = np.searchsorted(chosen, found.labels[members])
+    last = len(members) * 4 // 5
+    return images[:last], labels[:last], images[last:], labels[last:]
+
+
+def time_ratio(model: keras.Model, plain: keras.Model, batch: tuple) -> list[float]:
+    """The median of a training step's time over the plain network's, and its quartiles."""
+    ratios = []
+    for number in range(ROUNDS + 2):
+        times = []
+        for each in (plain, model):
+            start = time.perf_counter()
+            each.train_on_batch(*batch)
+            times.append(time.perf_counter() - start)
+        if number >= 2:  # Two rounds to warm up.
+            ratios.append(times[1] / times[0])
+    return [round(float(np.quantile(ratios, share)), 3) for share in (0.5, 0.25, 0.75)]
+
+
+def one_run(similarity: str, name: str, seed: int) -> dict:
+    """The record of a training."""
+    images, labels, validation_images, validation_labels = parts(FLAGS.classes, seed)
+    keras.utils.set_random_seed(seed)
+    model = make_model(similarity, name, FLAGS.classes)
+    history = model.fit(
+        images,
+        labels,
+        batch_size=32,
+        epochs=FLAGS.epochs,
+        validation_data=(validation_images, validation_labels),
+        verbose=0,
+    ).history
+    counts = nsl_keras.convert.summary(model)
+    plain = make_model(similarity, "plain", FLAGS.classes)
+    return {
+        **{"similarity": similarity, "predictor": name, "seed": seed},
+        "command": runs.command("neural_similarity.predictor_cost"),
+        "versions": runs.versions(),
+        **{key: [round(each, 4) for each in history[key]] for key in history},
+        "parameters": model.count_params(),
+        "multiply_adds": counts.multiply_adds,
+        "plain_multiply_adds": counts.plain_multiply_adds,
+        "step_time_ratio": time_ratio(model, plain, (images[:32], labels[:32])),
+    }
+
+
+def summarize(found: list[dict]) -> list[dict]:
+    """Differences from the plain network, paired by seed, and costs: a row a predictor."""
+    rows = []
+    plain = {run["seed"]: run for run in found if run["predictor"] == "plain"}
+    for similarity in SIMILARITIES:
+        for name in PREDICTORS:
+            own = [
+                run
+                for run in found
+                if (run["similarity"], run["predictor"]) == (similarity, name)
+                and run["seed"] in plain
+            ]
+            if not own or name == "plain":
+                continue
+            gains = [
+                100 * (run["val_accuracy"][-1] - plain[run["seed"]]["val_accuracy"][-1])
+                for run in own
+            ]
+            rows.append(
+                {
+                    "similarity": similarity,
+                    "predictor": name,
+                    "gains": gains,
+                    "time": float(np.median([run["step_time_ratio"][0] for run in own])),
+                    "parameters": own[0]["parameters"],
+                    "multiply_adds": (own[0]["multiply_adds"] or np.nan)
+                    / own[0]["plain_multiply_adds"],
+                }
+            )
+    return rows
+
+
+def write_picture(rows: list[dict], path: pathlib.Path) -> None:
+    """Draws gain in validation accuracy against the time of a step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    for similarity, marker in MARKERS.items():
+        own = [row for row in rows if row["similarity"] == similarity]
+        axis.errorbar(
+            [row["time"] for row in own],
+            [np.mean(row["gains"]) for row in own],
+            yerr=[np.std(row["gains"]) for row in own],
+            fmt=marker,
+            capsize=3,
+            label=f"dynamic {similarity}",
+        )
+        for row in own:
+            axis.annotate(
+                row["predictor"],
+                (row["time"], np.mean(row["gains"])),
+                xytext=(6, 4),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    axis.axhline(0, color="black", linestyle=":")
+    axis.set_xlabel("time of a training step / plain")
+    axis.set_ylabel("validation accuracy - plain (points)")
+    axis.legend()
+    runs.write_figures(path.parent, {path.stem: figure})
+
+
+def table(rows: list[dict]) -> str:
+    """One line a similarity and predictor."""
+    columns = ["M", "predictor", "accuracy - plain", "step time", "multiply-adds"]
+    return tables.markdown(
+        [*columns, "parameters"],
+        [
+            [
+                row["similarity"],
+                row["predictor"],
+                tables.mean(row["gains"], "+"),
+                f"{row['time']:.1f}",
+                f"{row['multiply_adds']:.1f}",
+                f"{row['parameters']:,}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def section(results: pathlib.Path) -> str:
+    """The section of results/README.md."""
+    title = "## Neural Similarity Learning: what predictors cost"
+    records = runs.RunRecords(results / PLACE)
+    found = records.runs
+    if not found:
+        return f"{title}\n\nNot run."
+    setting = records.setting
+    return (
+        f"{title}\n\n{tables.commands(found)}: a network of 16, 32 and 64 filters, two "
+        f"convolutions a stage, on {setting['classes']} training classes of a few-shot "
+        f"image set, {setting['epochs']} epochs of Adam. Validation accuracy less the "
+        "plain network's in points, paired by seed; time and multiply-adds of a step over "
+        "those of the plain network, on one core without XLA.\n\n"
+        f"{table(summarize(found))}\n\n"
+        "![Gain in accuracy against the time of a step](figures/predictor_cost.png)"
+    )
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("data_file", None, "The images, as for examples.few_shot.")
+    flags.DEFINE_integer("classes", 40, "How many of the training classes.")
+    flags.DEFINE_integer("epochs", 5, "Passes over the training images.")
+    flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
+    flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    flags.DEFINE_string("output_dir", "runs/predictor_cost", "Where to write.")
+    flags.mark_flag_as_required("data_file")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+    results = runs.results_folder(FLAGS.output_dir)
+    setting = {"classes": FLAGS.classes, "epochs": FLAGS.epochs}
+    records = runs.RunRecords(results / PLACE, setting)
+    titles = {}
+    for seed in map(int, FLAGS.seeds):
+        for similarity in FLAGS.similarities:
+            for name in FLAGS.predictors:
+                if name == "plain" and similarity != FLAGS.similarities[0]:
+                    continue  # The same network.
+                titles[similarity, name, seed] = f"{similarity}, {name}, seed {seed}"
+    runs.run_all(records, titles, one_run)
+    rows = summarize(records.runs)
+    print(f"\n{table(rows)}")
+    write_picture(rows, results / "figures" / "predictor_cost.png")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)
