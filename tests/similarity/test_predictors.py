@@ -8,6 +8,7 @@ from similarity_layers import FAMILY, assert_close, assert_equal, randomize
 
 from nsl_keras import predictors, similarities
 from nsl_keras.layers import (
+    BatchNormalization,
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityDense,
@@ -279,6 +280,39 @@ def test_fixed_momentum():
     predictor(images, training=True)
     norm = predictor.hidden_normalization
     assert array(norm.moving_variance).min() >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "similarity"),
+    [("sphere", "diagonal"), ("full_sphere", "diagonal"), ("cnn", "unconstrained")],
+)
+def test_inference_follows_training_from_the_first_epoch(kind, similarity):
+    rng = np.random.default_rng(0)
+    labels = np.arange(512) % 4
+    images = rng.normal(size=(512, 10, 10, 3)).astype("float32")
+    for label in range(4):
+        row, column = divmod(label, 2)
+        images[labels == label, 5 * row : 5 * row + 5, 5 * column : 5 * column + 5] += 0.5
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((10, 10, 3))]
+    for _ in range(3):
+        layers += [
+            NeuralSimilarityConv2D(8, 3, similarity=similarity, predictor=kind),
+            BatchNormalization(),
+            keras.layers.ReLU(),
+        ]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    history = model.fit(images, labels, batch_size=16, epochs=2, verbose=0).history
+    assert history["loss"][0] < 1.5 * np.log(4)
+    accuracies = []
+    for training in (True, False):
+        with keras.StatelessScope():
+            outputs = array(model(ops.convert_to_tensor(images), training=training))
+        accuracies.append(np.mean(outputs.argmax(axis=1) == labels))
+    assert accuracies[0] > 0.6  # It has learned something.
+    assert accuracies[1] >= accuracies[0] - 0.03
 
 
 # The width.
