@@ -45,7 +45,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.run
 
-# Every method, used naively, against the plain network: many hours on one core. What is
+# Every method, used naively, against the plain network: some five hours on one core. What is
 # trained already stays; `--help` names fewer cells and shares for several processes.
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
