@@ -62,7 +62,11 @@ def test_shard():
     ("network", "methods"),
     [
         ("no_batch_norm", ["plain", "static_dns", "neighbors_dense"]),
-        pytest.param("small_resnet", list(METHODS), marks=pytest.mark.long),
+        pytest.param(
+            "narrow_cnn",
+            ["plain_longer", "dynamic_uns", "neighbors_film", "converted_dynamic_dns"],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_runs(network, methods, tiny, tmp_path):
