@@ -23,7 +23,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-long lint bench results tune setup
+.PHONY: demo test test-long lint bench no-harm results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -44,6 +44,12 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.run
+
+# Every method, used naively, against the plain network: some five hours on one core. What is
+# trained already stays; `--help` names fewer cells and shares for several processes.
+no-harm: $(INSTALLED)
+	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
+	$(PY) -m benchmarks.no_harm --report
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)

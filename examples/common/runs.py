@@ -27,12 +27,12 @@ Key = tuple[str | int, ...]
 _SETTING = "setting.json"
 
 
-def command(module: str) -> str:
+def command(module: str, package: str = "examples") -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
     arguments = " ".join(sys.argv[1:])
     for flag in ("data_dir", "data_file", "state_dir", "model_dir"):
         arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
-    return f"python -m examples.{module} {arguments}".rstrip()
+    return f"python -m {package}.{module} {arguments}".rstrip()
 
 
 def versions() -> dict[str, str]:
@@ -66,7 +66,10 @@ def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes a JSON file, which is whole at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(as_json(content) + "\n")
+    with scratch.open("w") as file:
+        file.write(as_json(content) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # Else a machine that fails may keep the name alone.
     scratch.replace(path)
 
 

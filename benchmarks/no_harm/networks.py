@@ -1,0 +1,113 @@
+"""Small networks as one writes them with Keras, for images of 8x8 pixels and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+from keras import layers
+
+Tensor = keras.KerasTensor
+Convolution = Callable[..., keras.layers.Layer]
+
+WIDTHS = (16, 32, 64)
+#: Keras's default, 0.99, needs more steps than these trainings have.
+MOMENTUM = 0.9
+CLASSIFIER = "classifier"
+
+
+class Network(NamedTuple):
+    """A kind of network.
+
+    Attributes:
+        title: What tables call it.
+        features: A function from inputs and a convolution to features.
+        batch_norm: Whether it has batch norms.
+    """
+
+    title: str
+    features: Callable[[Tensor, Convolution], Tensor]
+    batch_norm: bool = True
+
+    def make(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        convolution: Convolution = layers.Conv2D,
+    ) -> keras.Model:
+        """Returns the network, whose last layer is `Dense` and gives logits."""
+        inputs = keras.Input(input_shape)
+        features = self.features(inputs, convolution)
+        return keras.Model(inputs, layers.Dense(classes, name=CLASSIFIER)(features))
+
+
+def backbone(network: keras.Model) -> keras.Model:
+    """Returns the network without its last layer; they share weights."""
+    return keras.Model(network.input, network.get_layer(CLASSIFIER).input)
+
+
+def copy_weights(network: keras.Model, other: keras.Model) -> None:
+    """Copies a plain network's weights to one with other convolutions."""
+    for layer in network.layers:
+        if isinstance(layer, layers.Conv2D):
+            convolution = other.get_layer(layer.name)
+            convolution.kernel.assign(layer.kernel)
+            convolution.bias.assign(layer.bias)
+        elif layer.weights:
+            other.get_layer(layer.name).set_weights(layer.get_weights())
+
+
+def narrow_cnn(x: Tensor, convolution: Convolution) -> Tensor:
+    """Two convolutions a stage with batch norm and ReLU, and global average pooling."""
+    for stage, filters in enumerate(WIDTHS):
+        if stage:
+            x = layers.MaxPooling2D()(x)
+        for unit in range(2):
+            x = _normalized(x, convolution, filters, f"stage_{stage}_unit_{unit}")
+            x = layers.ReLU()(x)
+    return layers.GlobalAveragePooling2D()(x)
+
+
+def small_resnet(x: Tensor, convolution: Convolution) -> Tensor:
+    """A convolution, then a residual block a stage, and global average pooling."""
+    x = layers.ReLU()(_normalized(x, convolution, WIDTHS[0], "root"))
+    for stage, filters in enumerate(WIDTHS):
+        strides, name = (2 if stage else 1), f"stage_{stage}"
+        shortcut = x
+        if stage:
+            shortcut = _normalized(x, convolution, filters, f"{name}_shortcut", 1, strides)
+        x = _normalized(x, convolution, filters, f"{name}_first", 3, strides)
+        x = _normalized(layers.ReLU()(x), convolution, filters, f"{name}_second")
+        x = layers.ReLU()(layers.Add()([x, shortcut]))
+    return layers.GlobalAveragePooling2D()(x)
+
+
+def no_batch_norm(x: Tensor, convolution: Convolution) -> Tensor:
+    """Three convolutions with ReLU, and a hidden dense layer."""
+    for stage, filters in enumerate(WIDTHS):
+        if stage:
+            x = layers.MaxPooling2D()(x)
+        x = convolution(
+            filters, 3, padding="same", activation="relu", name=f"stage_{stage}"
+        )(x)
+    return layers.Dense(64, activation="relu", name="hidden")(layers.Flatten()(x))
+
+
+def _normalized(
+    x: Tensor,
+    convolution: Convolution,
+    filters: int,
+    name: str,
+    kernel_size: int = 3,
+    strides: int = 1,
+) -> Tensor:
+    x = convolution(filters, kernel_size, strides=strides, padding="same", name=name)(x)
+    return layers.BatchNormalization(momentum=MOMENTUM, name=f"{name}_normalization")(x)
+
+
+NETWORKS = {
+    "narrow_cnn": Network("narrow CNN", narrow_cnn),
+    "small_resnet": Network("small ResNet", small_resnet),
+    "no_batch_norm": Network("no batch norm", no_batch_norm, batch_norm=False),
+}

@@ -1,0 +1,387 @@
+"""Tables, picture and verdicts of the do-no-harm matrix, from the files of its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+
+from matplotlib.figure import Figure
+from scipy import stats  # Comes with scikit-learn.
+
+from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
+from benchmarks.no_harm.methods import COMPARED, METHODS
+from benchmarks.no_harm.networks import NETWORKS
+from examples.common import runs, tables
+
+#: A cell may lose so many points,
+WORST_CELL = -1.0
+#: the mean over cells so many,
+WORST_MEAN = -0.3
+#: and inference may be so far below training after an epoch, or as far as the plain
+#: network's and a point more.
+LARGEST_GAP = 3.0
+GAP_ABOVE_PLAIN = 1.0
+#: More seeds are needed where the interval is wider to either side.
+WIDEST = 2.0
+#: Where the picture's colours end.
+FULL_COLOUR = 5.0
+
+PICTURE = "no_harm.png"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A method in a cell, beside its baseline with the same seeds.
+
+    Attributes:
+        dataset: Name of the image set.
+        network: Name of the network.
+        method: Name of the method.
+        found: Records of the method, a seed each.
+        baseline: Records of its baseline, with the same seeds.
+    """
+
+    dataset: str
+    network: str
+    method: str
+    found: list[dict]
+    baseline: list[dict]
+
+    @property
+    def title(self) -> str:
+        """What the cell is called."""
+        return f"{DATASETS[self.dataset].title} {NETWORKS[self.network].title}"
+
+    @property
+    def differences(self) -> list[float]:
+        """Test accuracy above the baseline's, in points, by seed."""
+        pairs = zip(self.found, self.baseline, strict=True)
+        return [test_accuracy(run) - test_accuracy(other) for run, other in pairs]
+
+    @property
+    def difference(self) -> float:
+        """The mean difference."""
+        return statistics.mean(self.differences)
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the mean's 95 % interval (paired t); infinite for one seed."""
+        count = len(self.differences)
+        if count < 2:
+            return math.inf
+        quantile = float(stats.t.ppf(0.975, count - 1))
+        return quantile * statistics.stdev(self.differences) / math.sqrt(count)
+
+    @property
+    def needs_more_seeds(self) -> bool:
+        """Whether the interval is too wide to judge by."""
+        return self.half_width > WIDEST
+
+    @property
+    def largest_gap(self) -> float:
+        """The largest gap between training and inference after an epoch that passes."""
+        return max(LARGEST_GAP, mean_gap(self.baseline) + GAP_ABOVE_PLAIN)
+
+    @property
+    def step_time(self) -> float:
+        """Time of a step over the baseline's."""
+        pairs = zip(self.found, self.baseline, strict=True)
+        return statistics.median(
+            run["seconds_per_step"] / other["seconds_per_step"] for run, other in pairs
+        )
+
+
+def test_accuracy(run: dict) -> float:
+    """Accuracy at the end, in percent."""
+    return 100 * run["test_accuracy"][-1]
+
+
+def mean_gap(found: Iterable[dict], epoch: str = "first_epoch") -> float:
+    """Accuracy in training mode above that in inference mode, in points."""
+    accuracies = [run["by_mode"][epoch] for run in found]
+    return 100 * statistics.mean(
+        each["training"] - each["inference"] for each in accuracies
+    )
+
+
+def compare(found: list[dict]) -> list[Comparison]:
+    """Returns every method in every cell where there are runs of it and its baseline."""
+    by_key: dict[tuple, dict[int, dict]] = {}
+    for run in found:
+        key = run["dataset"], run["network"], run["method"]
+        by_key.setdefault(key, {})[run["seed"]] = run
+    comparisons = []
+    for dataset in DATASETS:
+        for network in NETWORKS:
+            for name, method in COMPARED.items():
+                own = by_key.get((dataset, network, name), {})
+                baseline = by_key.get((dataset, network, method.baseline), {})
+                seeds = sorted(set(own) & set(baseline))
+                if seeds:
+                    made = [own[seed] for seed in seeds], [baseline[seed] for seed in seeds]
+                    comparisons.append(Comparison(dataset, network, name, *made))
+    return comparisons
+
+
+def of_method(comparisons: Iterable[Comparison], method: str) -> list[Comparison]:
+    """The cells of a method."""
+    return [each for each in comparisons if each.method == method]
+
+
+def verdicts(comparisons: list[Comparison]) -> list[str]:
+    """Lines that begin with PASS, FAIL or NOT RUN: three criteria for each method."""
+    return [line for name in COMPARED for line in _verdicts_of(name, comparisons)]
+
+
+def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
+    title, cells = COMPARED[name].title, of_method(comparisons, name)
+    if not cells:
+        yield f"NOT RUN {title}"
+        return
+    counted = f"{title} ({_count(cells)})"
+    losses = [each for each in cells if each.difference < WORST_CELL]
+    named = [f"{each.title} {each.difference:+.2f}" for each in losses]
+    unsure = [each.title for each in cells if each.needs_more_seeds]
+    if unsure:
+        named.append(f"needs more seeds: {', '.join(unsure)}")
+    yield _verdict(not losses, f"{counted}: no cell below {WORST_CELL:.1f} points", *named)
+    mean = statistics.mean(each.difference for each in cells)
+    yield _verdict(
+        mean >= WORST_MEAN,
+        f"{counted}: mean over cells at least {WORST_MEAN:.1f} points",
+        f"{mean:+.2f}",
+    )
+    gaps = [each for each in cells if mean_gap(each.found) > each.largest_gap]
+    yield _verdict(
+        not gaps,
+        f"{counted}: inference at most {LARGEST_GAP:.0f} points below training after one "
+        f"epoch, or the baseline's gap + {GAP_ABOVE_PLAIN:.0f}",
+        *(
+            f"{each.title} {mean_gap(each.found):.1f}, baseline "
+            f"{mean_gap(each.baseline):.1f}"
+            for each in gaps
+        ),
+    )
+
+
+def _count(cells: list[Comparison]) -> str:
+    return "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+
+
+def _verdict(passed: bool, what: str, *named: str) -> str:
+    line = f"{'PASS' if passed else 'FAIL'} {what}"
+    return f"{line}: {'; '.join(named)}" if named else line
+
+
+def summary_table(comparisons: list[Comparison]) -> str:
+    """Markdown: a row a method, over all its cells."""
+    columns = ["method", "cells", "mean difference", "largest loss", "largest gain"]
+    columns += ["gap after one epoch", "its baseline's", "gap at the end"]
+    columns += ["its baseline's", "step time"]
+    rows = []
+    for name, method in COMPARED.items():
+        cells = of_method(comparisons, name)
+        if not cells:
+            rows.append([method.title, "not run"])
+            continue
+        worst = min(cells, key=lambda each: each.difference)
+        best = max(cells, key=lambda each: each.difference)
+        rows.append(
+            [
+                method.title,
+                str(len(cells)),
+                tables.mean((each.difference for each in cells), "+"),
+                _named(worst) if worst.difference < 0 else "none",
+                _named(best) if best.difference > 0 else "none",
+                *_mean_gaps(cells, "first_epoch"),
+                *_mean_gaps(cells, "last_epoch"),
+                f"{statistics.median(each.step_time for each in cells):.2f}x",
+            ]
+        )
+    return tables.markdown(columns, rows)
+
+
+def _named(cell: Comparison) -> str:
+    return f"{cell.difference:+.2f} ({cell.title})"
+
+
+def _mean_gaps(cells: list[Comparison], epoch: str) -> list[str]:
+    of_both: tuple[Callable, ...] = (lambda each: each.found, lambda each: each.baseline)
+    return [
+        f"{statistics.mean(mean_gap(of(each), epoch) for each in cells):.1f}"
+        for of in of_both
+    ]
+
+
+def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
+    """Markdown: a table a cell, with a row a method."""
+    parts = []
+    for dataset in DATASETS:
+        for network in NETWORKS:
+            own = [
+                run
+                for run in found
+                if (run["dataset"], run["network"]) == (dataset, network)
+            ]
+            if own:
+                title = f"### {DATASETS[dataset].title}, {NETWORKS[network].title}"
+                compared = {
+                    each.method: each
+                    for each in comparisons
+                    if (each.dataset, each.network) == (dataset, network)
+                }
+                parts.append(f"{title}\n\n{_cell_table(network, own, compared)}")
+    return "\n\n".join(parts)
+
+
+def _cell_table(network: str, found: list[dict], compared: dict[str, Comparison]) -> str:
+    columns = ["method", "test accuracy", "difference", "95 % half-width"]
+    columns += ["gap after one epoch", "gap at the end", "parameters", "step time", "seeds"]
+    rows = []
+    for name, method in METHODS.items():
+        own = tables.of_method(found, name)
+        if not own:
+            suited = method.suits(NETWORKS[network])
+            rows.append([method.title, "not run" if suited else "not applicable"])
+            continue
+        cell = compared.get(name)
+        failed = sum("failed" in run for run in own)
+        rows.append(
+            [
+                method.title + (f" (failed in {failed} of {len(own)})" if failed else ""),
+                tables.mean(map(test_accuracy, own)),
+                tables.mean(cell.differences, "+") if cell else "",
+                f"{cell.half_width:.2f}" if cell and len(cell.found) > 1 else "",
+                f"{mean_gap(own):.1f}",
+                f"{mean_gap(own, 'last_epoch'):.1f}",
+                f"{own[0]['parameters']:,}",
+                f"{cell.step_time:.2f}x" if cell else "",
+                tables.seeds(own),
+            ]
+        )
+    return tables.markdown(columns, rows)
+
+
+def plot_differences(comparisons: list[Comparison]) -> Figure:
+    """Draws the differences, methods by cells: blue gains, red loses."""
+    columns = list(dict.fromkeys((each.dataset, each.network) for each in comparisons))
+    names = [name for name in COMPARED if of_method(comparisons, name)]
+    values = {
+        (each.method, (each.dataset, each.network)): each.difference for each in comparisons
+    }
+    figure = Figure(
+        figsize=(4.4 + 0.62 * len(columns), 2.6 + 0.42 * len(names)), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.9")
+    drawn = [[values.get((name, column), math.nan) for column in columns] for name in names]
+    image = axes.imshow(
+        drawn, cmap="RdBu", vmin=-FULL_COLOUR, vmax=FULL_COLOUR, aspect="auto"
+    )
+    for row, name in enumerate(names):
+        for column, cell in enumerate(columns):
+            value = values.get((name, cell))
+            suited = COMPARED[name].suits(NETWORKS[cell[1]])
+            text = (
+                f"{round(value, 1) + 0:+.1f}"
+                if value is not None
+                else ("" if suited else "n/a")
+            )
+            dark = value is not None and abs(value) > 0.6 * FULL_COLOUR
+            axes.text(
+                *(column, row, text),
+                ha="center",
+                va="center",
+                fontsize=9,
+                color="white" if dark else "black",
+                weight="bold" if value is not None and value < WORST_CELL else "normal",
+            )
+    axes.set_yticks(range(len(names)), [COMPARED[name].title for name in names])
+    axes.set_xticks(
+        range(len(columns)),
+        [
+            f"{DATASETS[dataset].title}\n{NETWORKS[network].title}"
+            for dataset, network in columns
+        ],
+        rotation=60,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=8,
+    )
+    for column in range(1, len(columns)):
+        if columns[column][0] != columns[column - 1][0]:
+            axes.axvline(column - 0.5, color="black", linewidth=1)
+    axes.tick_params(length=0)
+    bar = figure.colorbar(image, extend="both")
+    bar.set_label("test accuracy above the plain network's, points")
+    return figure
+
+
+def page(records: runs.RunRecords) -> str:
+    """Markdown of the whole report."""
+    found, setting = records.runs, records.setting
+    comparisons = compare(found)
+    lines = "\n".join(verdicts(comparisons))
+    return f"""# Do no harm
+
+Does a method of this package, used naively and with every default, make a first training
+worse than that of the plain network? Written by `python -m benchmarks.no_harm --report`
+from the files in `runs/`.
+
+Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
+{setting["batch_size"]}, images in [0, 1], no augmentation. Accuracies are those on test
+images at the end, in percent, mean ± standard deviation over seeds. At most
+{TEST_IMAGES:,} test images are used, always the same. Differences are in points, to the
+plain network of the same training images, order and, where a method has them, start
+weights; half-widths are those of the 95 % interval (paired t). What is converted from a
+trained network is trained for as many epochs again, with a new optimizer, and so is the
+plain network that it is compared with.
+
+The gap is the accuracy in training mode above that in inference mode, in points, on the
+same {setting["compared_images"]} training images. In training mode batch norms normalize
+by batches; dictionaries are complete in both modes. Step times are ratios to the plain
+network's.
+
+![Differences to the plain network]({PICTURE})
+
+## Verdicts
+
+```
+{lines}
+```
+
+## Methods
+
+Differences are means ± standard deviations over the cells; gaps are means over them.
+
+{summary_table(comparisons)}
+
+## Cells
+
+{cell_tables(found, comparisons)}
+"""
+
+
+def write(records: runs.RunRecords, folder: pathlib.Path) -> None:
+    """Writes page and picture, and prints the verdicts.
+
+    Raises:
+        ValueError: If there are no two runs to compare.
+    """
+    comparisons = compare(records.runs)
+    if not comparisons:
+        raise ValueError(
+            f"`output_dir` must hold runs of a method and of its baseline. Received: "
+            f"{records.folder} with {len(records.runs)} runs"
+        )
+    print("\n".join(verdicts(comparisons)))
+    text = page(records)
+    for name, save in (
+        ("README.md", lambda path: path.write_text(text)),
+        (PICTURE, lambda path: plot_differences(comparisons).savefig(path, dpi=150)),
+    ):
+        save(folder / name)
+        print(f"Wrote {folder / name}")

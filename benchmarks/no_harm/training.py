@@ -1,0 +1,153 @@
+"""A first training as a newcomer writes it, and what is recorded of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+import nsl_keras
+from benchmarks.no_harm.data import Images
+from benchmarks.no_harm.methods import METHODS, PLAIN
+from benchmarks.no_harm.networks import Network
+from examples.common.data import Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all runs have in common.
+
+    Attributes:
+        epochs: Passes over the training images. What is pretrained has had as many before.
+        batch_size: Images of a step.
+        learning_rate: Adam's.
+        compared_images: Training images that are evaluated in training mode too.
+    """
+
+    epochs: int = 5
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    compared_images: int = 512
+
+
+class Cell:
+    """A network on images with a seed, which all methods are trained on.
+
+    Args:
+        setting: The recipe.
+        images: The images of the seed.
+        network: The network.
+        seed: The seed of weights and order.
+    """
+
+    def __init__(
+        self, setting: Setting, images: Images, network: Network, seed: int
+    ) -> None:
+        self.setting = setting
+        self.images = images
+        self.seed = seed
+        self.make_network = functools.partial(
+            network.make, images.train.images.shape[1:], images.classes
+        )
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Trains by a method, and returns the record."""
+        method = METHODS[name]
+        if name == PLAIN:
+            return self._pretrained[0]
+        weights = self._pretrained[1] if method.pretrained else None
+        plain = self._initial()
+        if weights is not None:
+            plain.set_weights(weights)
+        return self._train(method.make(self.make_network, plain), method.pretrained)
+
+    @functools.cached_property
+    def _pretrained(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """The record and the weights of the plain network after its training."""
+        plain = self._initial()
+        return self._train(plain), plain.get_weights()
+
+    def _initial(self) -> keras.Model:
+        """A plain network, the same with every call."""
+        keras.utils.set_random_seed(self.seed)
+        return self.make_network()
+
+    def _train(self, model: keras.Model, pretrained: bool = False) -> dict[str, Any]:
+        setting, (train, test, _) = self.setting, self.images
+        model.compile(
+            optimizer=keras.optimizers.Adam(setting.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        first_epoch = setting.epochs if pretrained else 0
+        compared = train.take(setting.compared_images)
+        record: dict[str, Any] = {"parameters": model.count_params(), "history": []}
+        accuracies, by_mode, times = [], {}, []
+        for epoch in range(setting.epochs):
+            generator = np.random.default_rng([self.seed, first_epoch + epoch])
+            order = generator.permutation(len(train.labels))
+            start = time.process_time()
+            try:
+                history = model.fit(
+                    train.images[order],
+                    train.labels[order],
+                    batch_size=setting.batch_size,
+                    shuffle=False,
+                    verbose=0,
+                ).history
+            except nsl_keras.NonFiniteLossError as error:
+                record["failed"] = f"epoch {epoch + 1}: {error}"
+                history = {}
+            times.append(time.process_time() - start)
+            record["history"].append(
+                {key: float(value[0]) for key, value in history.items()}
+            )
+            accuracies.append(accuracy(model, test))
+            if epoch in (0, setting.epochs - 1):
+                found = accuracies_by_mode(model, compared, setting.batch_size)
+                by_mode = {"first_epoch": found} | by_mode | {"last_epoch": found}
+        # Processor time: what else the machine does moves the other. The first epoch traces
+        # the step, where there are others.
+        steps = -(-len(train.labels) // setting.batch_size)
+        return record | {
+            "test_accuracy": accuracies,
+            "by_mode": by_mode,
+            "seconds_per_step": statistics.median(times[1:] or times) / steps,
+            "training_seconds": sum(times),
+        }
+
+
+def accuracy(model: keras.Model, split: Split) -> float:
+    """Share of images that a model in inference mode classifies right."""
+    logits = model.predict(split.images, batch_size=250, verbose=0)
+    return float(np.mean(logits.argmax(axis=-1) == split.labels))
+
+
+def accuracies_by_mode(
+    model: keras.Model, split: Split, batch_size: int
+) -> dict[str, float]:
+    """Accuracies on the same images, in training mode and in inference mode.
+
+    No state changes. In training mode batch norms normalize by batches as large as those
+    of the training; a dictionary is complete in both modes.
+    """
+    right = 0
+    with keras.StatelessScope():
+        for start in range(0, len(split.labels), batch_size):
+            batch = split.images[start : start + batch_size]
+            if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+                features = model.features(batch, training=True)
+                logits = model.neighborhood(features, training=False)
+            else:
+                logits = model(batch, training=True)
+            found = keras.ops.convert_to_numpy(logits).argmax(axis=-1)
+            right += int(np.sum(found == split.labels[start : start + batch_size]))
+    return {
+        "training": right / len(split.labels),
+        "inference": accuracy(model, split),
+    }

@@ -1,0 +1,155 @@
+"""Tables, picture and verdicts from runs that are made up."""
+
+import math
+
+import keras
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the benchmarks run on TensorFlow", allow_module_level=True)
+
+from benchmarks.no_harm import report
+from benchmarks.no_harm.methods import COMPARED, METHODS
+from examples.common import runs
+
+
+def record(
+    method, seed, accuracy, *, gap=0.0, dataset="digits", network="narrow_cnn", seconds=1.0
+):
+    return {
+        "dataset": dataset,
+        "network": network,
+        "method": method,
+        "seed": seed,
+        "parameters": 1000,
+        "test_accuracy": [0.1, accuracy],
+        "by_mode": {
+            "first_epoch": {"training": 0.9, "inference": 0.9 - gap},
+            "last_epoch": {"training": 0.9, "inference": 0.9},
+        },
+        "seconds_per_step": seconds,
+    }
+
+
+def several(method, accuracies, **options):
+    return [record(method, seed, each, **options) for seed, each in enumerate(accuracies)]
+
+
+def lines_of(title, found):
+    lines = report.verdicts(report.compare(found))
+    return [line for line in lines if line.split(" ", 1)[1].startswith(f"{title} (")]
+
+
+def test_differences_are_paired_by_seed():
+    found = several("plain", [0.5, 0.7, 0.9])
+    found += several("static_dns", [0.51, 0.72, 0.93])[::-1]
+    found.append(record("static_dns", 7, 0.1))  # A seed that plain lacks.
+    (cell,) = report.compare(found)
+    assert cell.differences == pytest.approx([1.0, 2.0, 3.0])
+    assert cell.difference == pytest.approx(2.0)
+    # Student's t for two degrees of freedom, 4.303, and a standard deviation of 1.
+    assert cell.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert cell.needs_more_seeds
+
+
+def test_one_seed_has_no_interval():
+    (cell,) = report.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
+    assert cell.half_width == math.inf
+    assert cell.needs_more_seeds
+
+
+def test_conversions_are_compared_with_the_longer_training():
+    found = several("plain", [0.5]) + several("plain_longer", [0.8])
+    found += several("converted_static_dns", [0.7])
+    (cell,) = report.compare(found)
+    assert cell.difference == pytest.approx(-10.0)
+
+
+def test_a_loss_fails_and_is_named():
+    found = several("plain", [0.5, 0.6]) + several("static_dns", [0.48, 0.58])
+    found += several("plain", [0.5, 0.6], network="small_resnet")
+    found += several("static_dns", [0.53, 0.63], network="small_resnet")
+    worst, mean, gap = lines_of("static DNS", found)
+    assert worst == "FAIL static DNS (2 cells): no cell below -1.0 points: " + (
+        "digits narrow CNN -2.00"
+    )
+    assert mean.startswith("PASS") and mean.endswith("+0.50")
+    assert gap.startswith("PASS")
+
+
+def test_a_low_mean_fails():
+    found = several("plain", [0.5, 0.6]) + several("static_dns", [0.495, 0.595])
+    worst, mean, _ = lines_of("static DNS", found)
+    assert worst.startswith("PASS") and "more seeds" not in worst
+    assert mean.startswith("FAIL") and mean.endswith("-0.50")
+
+
+def test_scattered_seeds_need_more():
+    found = several("plain", [0.5, 0.6]) + several("static_dns", [0.5, 0.7])
+    worst, *_ = lines_of("static DNS", found)
+    assert worst.startswith("PASS")
+    assert worst.endswith("needs more seeds: digits narrow CNN")
+
+
+@pytest.mark.parametrize(
+    ("plain", "own", "verdict"),
+    [
+        (0.0, 0.029, "PASS"),
+        (0.0, 0.031, "FAIL"),
+        (0.2, 0.209, "PASS"),
+        (0.2, 0.211, "FAIL"),
+    ],
+)
+def test_gap_between_training_and_inference(plain, own, verdict):
+    found = several("plain", [0.5], gap=plain) + several("static_dns", [0.5], gap=own)
+    *_, gap = lines_of("static DNS", found)
+    assert gap.startswith(verdict)
+
+
+def test_what_was_not_run_is_said():
+    found = several("plain", [0.5]) + several("static_dns", [0.5])
+    lines = report.verdicts(report.compare(found))
+    assert sum(line.startswith("NOT RUN ") for line in lines) == len(COMPARED) - 1
+
+
+def test_page_and_picture(tmp_path, capsys):
+    setting = {"learning_rate": 1e-3, "epochs": 2, "batch_size": 32, "compared_images": 512}
+    records = runs.RunRecords(tmp_path / "runs", setting)
+    for network in ("narrow_cnn", "no_batch_norm"):
+        for name in METHODS:
+            if (network, name) == ("no_batch_norm", "neighbors_film"):
+                continue
+            for seed in (0, 1):
+                accuracy = 0.5 + 0.01 * seed * (name == "static_dns")
+                made = record(name, seed, accuracy, network=network, seconds=2.0)
+                records.add(("digits", network, name, seed), made)
+    report.write(records, tmp_path)
+    assert capsys.readouterr().out.count("PASS ") == 3 * len(COMPARED)
+    text = (tmp_path / "README.md").read_text()
+    assert "| static DNS | 2 | +0.50 ± 0.00 | none | +0.50 (digits narrow CNN) |" in text
+    assert "| static DNS | 50.50 ± 0.71 | +0.50 ± 0.71 | 6.35 | 0.0 | 0.0 | 1,000 |" in text
+    assert "iFiLM | not applicable |" in text
+    assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_has_methods_and_cells():
+    found = several("plain", [0.5]) + several("static_dns", [0.4])
+    found += several("plain", [0.5], dataset="mnist_6000")
+    found += several("static_uns", [0.51], dataset="mnist_6000")
+    axes = report.plot_differences(report.compare(found)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "static DNS",
+        "static UNS",
+    ]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "digits\nnarrow CNN",
+        "MNIST (6,000)\nnarrow CNN",
+    ]
+    assert [text.get_text() for text in axes.texts] == ["-10.0", "", "", "+1.0"]
+    (image,) = axes.images
+    assert image.norm.vmin == -image.norm.vmax
+
+
+def test_nothing_to_compare(tmp_path):
+    with pytest.raises(ValueError, match=r"`output_dir` must hold runs.*with 0 runs"):
+        report.write(runs.RunRecords(tmp_path), tmp_path)
