@@ -34,7 +34,9 @@ with strategy.scope():
     backbone = keras.Sequential([
         keras.Input((8, 8, 1)),
         nsl_keras.layers.NeuralSimilarityConv2D(4, 3, activation="relu"),
-        keras.layers.BatchNormalization(synchronized=True),
+        nsl_keras.layers.BatchNormalization(synchronized=True),
+        nsl_keras.layers.NeuralSimilarityConv2D(
+            3, 3, predictor=nsl_keras.predictors.SimilarityPredictor(synchronized=True)),
         keras.layers.Flatten(),
         keras.layers.Dense(6),
     ])
@@ -55,7 +57,8 @@ history = model.fit(x, y, batch_size=16, epochs=4, shuffle=False, verbose=0,
 found = model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
 print(json.dumps({
     "losses": losses, "history": history, "evaluation": found,
-    "weights": [np.asarray(v.value).ravel().tolist() for v in model.trainable_variables],
+    "weights": [np.asarray(v.value).ravel().tolist() for v in model.variables
+                if v.dtype == "float32"],
 }))
 """
 
@@ -82,6 +85,7 @@ def test_two_replicas_equal_one_device():
     one, two = train("none"), train("mirrored")
     assert len(one["losses"]) == 20
     assert largest_difference(one["losses"], two["losses"]) < 1e-5
+    assert one["weights"].count([20.0]) == 3  # The steps of the batch norms.
     for weights, others in zip(one["weights"], two["weights"], strict=True):
         assert largest_difference(weights, others) < 1e-5
     assert set(one["history"]) == {"loss", "accuracy", "unadapted_accuracy"}
