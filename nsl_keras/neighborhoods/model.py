@@ -130,10 +130,10 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2, Eq. (1)-(3), Algorithm
-        1. One inner step of a learned scalar rate, the temperature of 0.2 and the dropout of
-        half the entries are those of Appendix A.2; the start of the rate at 0.05 and those
-        of keys and values are the authors' code's. The 1,000 entries are those of the
-        paper's regressions; its image sets have 5,000 and 10,000.
+        1. One inner step of a learned scalar rate, the temperature of 0.2 and the dropout
+        of half the entries are those of Appendix A.2; the start of the rate at 0.05 and
+        those of keys and values are the authors' code's. The 1,000 entries are those of
+        the paper's regressions; its image sets have 5,000 and 10,000.
     """
 
     def __init__(

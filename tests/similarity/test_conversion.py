@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras import layers, predictors, rewiring, similarities
+from nsl_keras import backbones, layers, predictors, rewiring, similarities
 from nsl_keras.convert import add_similarity, fold
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
@@ -582,6 +582,23 @@ def test_fold_of_other_layers_of_the_package():
     )
     with pytest.raises(ValueError, match=expected):
         fold(model)
+
+
+def test_fold_of_batch_norms():
+    model = stack(
+        layers.NeuralSimilarityConv2D(4, 3, similarity="unconstrained"),
+        layers.BatchNormalization(name="norm"),
+        keras.layers.ReLU(),
+    )
+    randomize(model.trainable_variables)
+    model(IMAGES, training=True)
+    folded = fold(model)
+    assert type(folded.get_layer("norm")) is keras.layers.BatchNormalization
+    assert difference(model, folded, IMAGES) <= 1e-5
+    backbone = backbones.convnet4((8, 9, 3), 4)
+    assert not any(
+        "nsl_keras" in each.__module__ for each in map(type, fold(backbone).layers)
+    )
 
 
 def test_fold_of_recurrent_cells(tmp_path):
