@@ -189,6 +189,20 @@ def test_older_runs_keep_their_table(tmp_path):
     records = runs.RunRecords(tmp_path, setting)
     assert "are of an older version" in table.section(records)
     assert "not run" not in table.section(records)
+    record = {
+        "method": "finetuning",
+        "seed": 0,
+        "learning_rate": 1e-3,
+        "command": "",
+        "batch_normalization": "moving",
+        "training_images": 60,
+        "seconds": 1.0,
+        "evaluation_seconds": 1.0,
+        "right_queries": [3, 4],
+    }
+    records.add(("finetuning", 0), record)
+    rows = [line for line in lines_of(records) if line.startswith("| finetuning")]
+    assert len(rows) == 1 and "full batches from Glorot's draw |" in rows[0]
 
 
 @pytest.mark.parametrize("name", list(methods.METHODS))
