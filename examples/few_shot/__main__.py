@@ -11,10 +11,13 @@ class. Omniglot is read from the copy that tensorflow-datasets prepared.
 Networks are trained on the training classes, judged on episodes of the test classes, and
 all choices are made on the validation classes: the paper trains its networks on training
 and validation classes together, here they stay apart. Every method gets the same number
-of training images and the same trials: with several --rates, each is tried for
---trial_share of the images, and the best on validation episodes is taken. A meta-learned
+of training images and of trials: with several --rates, each is tried for --trial_share of
+the images, and the best on validation episodes is taken. Rows with a choice of inner rates
+(MAML, and the meta-learned static network with learned rates) try one with each of the
+--rates, in turn: three rates of Adam or six try all of 0.01, 0.03 and 0.1. A meta-learned
 static network starts from the pretrained one, and then has as many images again. ProtoNet
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
+Colour images are shifted and mirrored in pretraining, unless --noaugmentation is given.
 
 Finished runs are kept in --output_dir/results/few_shot/, those of several --rates in a
 folder that ends in _tuned, and are not run again. An interrupted run goes on from its last
@@ -70,6 +73,14 @@ flags.DEFINE_enum(
     ["support", "transductive", "moving"],
     "Instead of each row's own policy.",
 )
+flags.DEFINE_bool(
+    "augmentation",
+    None,
+    "Shift and mirror images in pretraining; None: those in colour.",
+)
+flags.DEFINE_bool(
+    "episode_augmentation", False, "Shift and mirror images of episodes in training."
+)
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 flags.DEFINE_bool("jit_compile", None, "Compile steps with XLA; None: Keras decides.")
@@ -86,7 +97,10 @@ def main(arguments: list[str]) -> None:
         print(f"Wrote {FLAGS.write_data_file}")
         return
     names = [field.name for field in dataclasses.fields(Setting)]
-    setting = Setting(**{name: getattr(FLAGS, name) for name in names})
+    values = {name: getattr(FLAGS, name) for name in names}
+    if FLAGS.augmentation is None:
+        values["augmentation"] = images.image_shape[-1] == 3
+    setting = Setting(**values)
     states = runs.states_folder(
         FLAGS.state_dir, ["few_shot", dataclasses.asdict(setting), images.counts]
     )

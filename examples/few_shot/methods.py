@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 import nsl_keras
 from examples.common.convolutions import convolutions
@@ -19,11 +22,15 @@ class Method:
 
     Attributes:
         title: Its name.
-        pretrained: Which classifier of all training classes it starts from: `"plain"`,
-            `"dynamic"`, or `None` for a network trained on episodes from the start.
+        pretrained: Which classifier of all training classes it starts from, see
+            `features`; `None` for a network trained on episodes from the start.
         episodic: Whether it is trained on episodes.
         batch_normalization: Whose statistics batch norms normalize by, in training on
             episodes and in tests.
+        learner: What it makes of a pretrained network without further training:
+            `"finetuner"`, `"nearest_neighbor"` or `"nearest_centroid"`.
+        finetuning: Arguments of `few_shot.Finetuner`.
+        inner_rates: Rates of inner steps. The trials take them in turn.
         paper: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
         rebuttal: The same from Table 1 of the authors' rebuttal, the first figures of its
             rows.
@@ -35,16 +42,49 @@ class Method:
     batch_normalization: str
     paper: dict[str, str] = dataclasses.field(default_factory=dict)
     rebuttal: dict[str, str] = dataclasses.field(default_factory=dict)
+    _: dataclasses.KW_ONLY
+    learner: str = "finetuner"
+    finetuning: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inner_rates: tuple[float, ...] = ()
 
+
+_INNER_RATES = (0.01, 0.03, 0.1)
+_CLASSIFIER = {"variables": "classifier"}
 
 METHODS = {
     "finetuning": Method(
-        "finetuning of the classifier", "plain", False, "moving", {"cnn4": "49.79 ± 0.79"}
+        "finetuning of the classifier, from zero",
+        "plain",
+        False,
+        "moving",
+        finetuning=_CLASSIFIER,
+    ),
+    "closer_look": Method(
+        "finetuning of the classifier, CloserLookFewShot's recipe",
+        "plain",
+        False,
+        "moving",
+        {"cnn4": "49.79 ± 0.79"},
+        finetuning=few_shot.finetuning_recipe("closer_look"),
+    ),
+    "finetuning_glorot": Method(
+        "finetuning of the classifier, full batches from Glorot's draw",
+        "plain",
+        False,
+        "moving",
+        finetuning={**_CLASSIFIER, "classifier_initializer": "glorot_uniform"},
     ),
     "nearest_neighbor": Method(
-        "nearest neighbour", "plain", False, "moving", {"cnn4": "51.04 ± 0.65"}
+        "nearest neighbour",
+        "plain",
+        False,
+        "moving",
+        {"cnn4": "51.04 ± 0.65"},
+        learner="nearest_neighbor",
     ),
-    "nearest_centroid": Method("nearest centroid", "plain", False, "moving"),
+    "nearest_centroid": Method(
+        "nearest centroid", "plain", False, "moving", learner="nearest_centroid"
+    ),
     "matching_net": Method("MatchingNet", None, True, "support", {"cnn4": "55.31 ± 0.73"}),
     "proto_net": Method("ProtoNet", None, True, "support", {"cnn4": "68.20 ± 0.66"}),
     "relation_net": Method("RelationNet", None, True, "support", {"cnn4": "65.32 ± 0.70"}),
@@ -55,6 +95,7 @@ METHODS = {
         "support",
         {"cnn4": "63.15 ± 0.91"},
         {"cnn4": "63.15 ± 0.91", "cnn9": "67.64 ± 0.85"},
+        inner_rates=_INNER_RATES,
     ),
     "static_nsn": Method(
         "static NSN",
@@ -63,6 +104,7 @@ METHODS = {
         "moving",
         {"cnn4": "65.74 ± 0.68"},
         {"cnn4": "66.91 ± 0.66", "cnn9": "73.63 ± 0.35"},
+        finetuning={"variables": "similarity+classifier"},
     ),
     "dynamic_nsn": Method(
         "dynamic NSN",
@@ -71,26 +113,88 @@ METHODS = {
         "moving",
         {"cnn4": "71.26 ± 0.65", "cnn9": "77.44 ± 0.63"},
         {"cnn4": "67.82 ± 0.71", "cnn9": "78.98 ± 0.60"},
+        finetuning=_CLASSIFIER,
+    ),
+    "dynamic_centroid": Method(
+        "dynamic network, nearest centroid",
+        "dynamic",
+        False,
+        "moving",
+        learner="nearest_centroid",
+    ),
+    "same_parameters": Method(
+        "plain network with the dynamic one's parameters",
+        "same_parameters",
+        False,
+        "moving",
+        finetuning=_CLASSIFIER,
+    ),
+    "same_parameters_centroid": Method(
+        "plain network with the dynamic one's parameters, nearest centroid",
+        "same_parameters",
+        False,
+        "moving",
+        learner="nearest_centroid",
+    ),
+    "same_cost": Method(
+        "plain network at the dynamic one's cost",
+        "same_cost",
+        False,
+        "moving",
+        finetuning=_CLASSIFIER,
+    ),
+    "same_cost_centroid": Method(
+        "plain network at the dynamic one's cost, nearest centroid",
+        "same_cost",
+        False,
+        "moving",
+        learner="nearest_centroid",
     ),
     "meta_static_nsn": Method(
-        "meta-learned static NSN",
+        "meta-learned static NSN, learned rates, from zero",
+        "plain",
+        True,
+        "moving",
+        inner_rates=_INNER_RATES,
+    ),
+    "meta_static_published": Method(
+        "meta-learned static NSN as published",
         "plain",
         True,
         "moving",
         {"cnn4": "66.21 ± 0.69"},
         {"cnn4": "69.24 ± 0.69", "cnn9": "78.05 ± 0.57"},
+        inner_rates=(0.2,),
+    ),
+    "meta_static_normalized": Method(
+        "meta-learned static NSN as published, on features of length 1",
+        "plain",
+        True,
+        "moving",
+        inner_rates=(0.2,),
     ),
     "neighborhoods": Method("Meta-Neighborhoods of the support set", None, True, "support"),
 }
 #: The row that differences are taken to.
 BASELINE = "finetuning"
+#: Rows whose differences are told besides.
+PAIRS = (
+    ("finetuning", "nearest_centroid"),
+    ("dynamic_nsn", "same_parameters"),
+    ("dynamic_nsn", "same_cost"),
+    ("dynamic_centroid", "same_parameters_centroid"),
+    ("dynamic_centroid", "same_cost_centroid"),
+    ("meta_static_nsn", "static_nsn"),
+)
 
-#: Inner steps in training and in tests, and their rate, as MAML's authors have them for
-#: Omniglot with 5 ways and for Mini-ImageNet (Finn et al. 2017, Appendix A.1).
+#: Inner steps in training and in tests, as MAML's authors have them for Omniglot with 5
+#: ways, and for Mini-ImageNet (Finn et al. 2017, Appendix A.1).
 _MAML = {
-    "omniglot": {"inner_steps": 1, "test_inner_steps": 3, "inner_learning_rate": 0.4},
-    None: {"inner_steps": 5, "test_inner_steps": 10, "inner_learning_rate": 0.01},
+    "omniglot": {"inner_steps": 1, "test_inner_steps": 3},
+    None: {"inner_steps": 5, "test_inner_steps": 10},
 }
+#: Their rate for Omniglot.
+_OMNIGLOT_INNER_RATE = 0.4
 
 _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
 #: Moving statistics that have settled after some hundred steps.
@@ -102,26 +206,82 @@ def features(backbone: str, kind: str, shape: tuple[int, ...]) -> keras.Model:
 
     Args:
         backbone: `"cnn4"` or `"cnn9"`.
-        kind: `"plain"`, or `"dynamic"` for a dynamic diagonal similarity.
+        kind: `"plain"`; `"dynamic"` for a dynamic diagonal similarity, whose predictors
+            start at the identity; `"same_parameters"` and `"same_cost"` for plain networks
+            of the width that has its trainable parameters, or its multiply-adds.
         shape: Shape of an image.
     """
-    dynamic = {"similarity": "diagonal", "predictor": "sphere", "momentum": _MOMENTUM}
-    model = _BACKBONES[backbone](
-        shape,
-        classes=None,
-        batch_normalization_momentum=_MOMENTUM,
-        convolution=convolutions(**(dynamic if kind == "dynamic" else {})),
-    )
+    width = None
+    if kind in _MEASURES:
+        width = plain_width(backbone, kind, tuple(shape))
+    convolution = keras.layers.Conv2D
+    if kind == "dynamic":
+        convolution = convolutions("diagonal", "sphere", _MOMENTUM)
+    model = _network(backbone, tuple(shape), width, convolution)
     outputs = model.output
     if len(outputs.shape) > 2:
         outputs = keras.layers.Flatten()(outputs)
     return keras.Model(model.input, outputs, name=f"{kind}_{backbone}")
 
 
-def classifier(network: keras.Model, classes: int) -> keras.Model:
+def _network(
+    backbone: str,
+    shape: tuple[int, ...],
+    width: int | None,
+    convolution: Callable[..., keras.layers.Layer],
+) -> keras.Model:
+    """The backbone; of CNN-9, whose stages widen, `width` is that of the first."""
+    filters: Any = width
+    if backbone == "cnn9" and width is not None:
+        filters = (width, 2 * width, 4 * width)
+    return _BACKBONES[backbone](
+        shape,
+        classes=None,
+        filters=filters,
+        batch_normalization_momentum=_MOMENTUM,
+        convolution=convolution,
+    )
+
+
+def _parameters(network: keras.Model) -> int:
+    return sum(int(np.prod(each.shape)) for each in network.trainable_variables)
+
+
+def _multiply_adds(network: keras.Model) -> int:
+    return nsl_keras.convert.summary(network).multiply_adds
+
+
+_MEASURES = {"same_parameters": _parameters, "same_cost": _multiply_adds}
+
+
+@functools.cache
+def plain_width(backbone: str, kind: str, shape: tuple[int, ...]) -> int:
+    """The filters of the plain network that is nearest to the dynamic one in a measure."""
+    measure = _MEASURES[kind]
+    target = measure(features(backbone, "dynamic", shape))
+
+    def of_width(width: int) -> int:
+        return measure(_network(backbone, shape, width, keras.layers.Conv2D))
+
+    above = bisect.bisect_left(range(2, 512), target, key=of_width) + 2
+    return min((above - 1, above), key=lambda width: abs(of_width(width) - target))
+
+
+def classifier(
+    network: keras.Model, classes: int, initializer: str = "glorot_uniform"
+) -> keras.Model:
     """The features' network followed by a dense layer; its weights are shared."""
-    outputs = keras.layers.Dense(classes, name="classifier")(network.output)
+    layer = keras.layers.Dense(classes, kernel_initializer=initializer, name="classifier")
+    outputs = layer(network.output)
     return keras.Model(network.input, outputs, name=f"{network.name}_classifier")
+
+
+def inner_rate(name: str, dataset: str, trial: int = 0) -> float | None:
+    """The rate of a row's inner steps in a trial, or `None`."""
+    if (name, dataset) == ("maml", "omniglot"):
+        return _OMNIGLOT_INNER_RATE
+    rates = METHODS[name].inner_rates
+    return rates[trial % len(rates)] if rates else None
 
 
 def episodic_learner(
@@ -132,24 +292,32 @@ def episodic_learner(
     ways: int,
     batch_normalization: str,
     pretrained: keras.Model | None,
+    trial: int = 0,
 ) -> keras.Model:
-    """The model of a row that is trained on episodes."""
+    """The model of a row that is trained on episodes; see `inner_rate` for the trial."""
     options: dict[str, Any] = {"batch_normalization": batch_normalization}
-    if name == "meta_static_nsn":
+    rate = inner_rate(name, dataset, trial)
+    if rate is not None:
+        options["inner_learning_rate"] = rate
+    if name.startswith("meta_static"):
         # Frozen but for the similarities; the new classifier is trained with them.
         network = nsl_keras.convert.add_similarity(pretrained, "diagonal")
+        if name == "meta_static_normalized":
+            outputs = keras.layers.UnitNormalization()(network.output)
+            network = keras.Model(network.input, outputs, name=network.name)
+        ours = name == "meta_static_nsn"
         return few_shot.MAML(
-            classifier(network, ways),
+            classifier(network, ways, "zeros" if ours else "glorot_uniform"),
             "similarity+classifier",
             inner_steps=5,
-            inner_learning_rate=0.2,
+            learning_rate_form="learned" if ours else "fixed",
             test_extra_steps=20,
             **options,
         )
     network = features(backbone, "plain", shape)
     if name == "maml":
-        settings = _MAML.get(dataset, _MAML[None])
-        return few_shot.MAML(classifier(network, ways), **settings, **options)
+        steps = _MAML.get(dataset, _MAML[None])
+        return few_shot.MAML(classifier(network, ways, "zeros"), **steps, **options)
     if name == "relation_net":
         return few_shot.RelationNet(_pooled_twice(network), ways, **options)
     if name == "proto_net":
@@ -201,30 +369,21 @@ def pretrained_learner(
         training_images: Images in [0, 1] of training classes, whose mean features
             nearest centroids are centred on.
     """
-    if name == "nearest_neighbor":
+    row = METHODS[name]
+    if row.learner == "nearest_neighbor":
         return few_shot.NearestNeighbor(
             network, ways, batch_normalization=batch_normalization
         )
-    if name == "nearest_centroid":
+    if row.learner == "nearest_centroid":
         learner = few_shot.NearestCentroid(
             network, ways, metric="euclidean", batch_normalization=batch_normalization
         )
         if batch_normalization == "moving":
             learner.center_on(training_images)
         return learner
-    if name == "static_nsn":
-        static = nsl_keras.convert.add_similarity(
+    if "similarity" in row.finetuning["variables"]:
+        network = nsl_keras.convert.add_similarity(
             network, "diagonal", freeze_backbone=False
         )
-        return few_shot.Finetuner(
-            classifier(static, ways),
-            ways,
-            "similarity+classifier",
-            batch_normalization=batch_normalization,
-        )
-    return few_shot.Finetuner(
-        classifier(network, ways),
-        ways,
-        "classifier",
-        batch_normalization=batch_normalization,
-    )
+    options = {**row.finetuning, "batch_normalization": batch_normalization}
+    return few_shot.Finetuner(classifier(network, ways), ways, **options)

@@ -13,6 +13,11 @@ from nsl_keras import few_shot
 
 #: What the published figures are for: data set, ways and shots.
 PUBLISHED = ("mini_imagenet", 5, 5)
+#: What rows were before they had their names, by the names they had.
+_OLDER_ROWS = {
+    "finetuning": "finetuning_glorot",
+    "meta_static_nsn": "meta_static_published",
+}
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
@@ -45,11 +50,45 @@ def section(records: runs.RunRecords) -> str:
         f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
         f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
-        f"About {setting['training_images']:,} training images a method. Accuracies in %: "
+        f"About {setting['training_images']:,} training images a method. "
+        f"{_of_images(setting)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
-    return f"{title}\n\n{text}\n\n{_table(setting, found)}"
+    differences = _pairs(setting, found)
+    return "\n\n".join([title, text, _table(setting, found), *differences])
+
+
+def _of_images(setting: dict) -> str:
+    """What was done to training images, and what older runs had else."""
+    if _is_older(setting):
+        return (
+            "These runs are of an older version: all new classifiers start at Glorot's "
+            "draw, the predictors' batch norms at a gamma of 1. "
+        )
+    parts = []
+    if setting["augmentation"]:
+        parts.append("in pretraining")
+    if setting["episode_augmentation"]:
+        parts.append("in episodes of training")
+    if not parts:
+        return ""
+    return f"Images are shifted by up to 4 pixels and mirrored {' and '.join(parts)}. "
+
+
+def _is_older(setting: dict) -> bool:
+    return "augmentation" not in setting
+
+
+def _pairs(setting: dict, found: list[dict]) -> list[str]:
+    """A line of differences between rows, where both of a pair ran."""
+    told = []
+    for first, second in methods.PAIRS:
+        titles = [methods.METHODS[name].title for name in (first, second)]
+        difference = _difference(first, second, found, setting)
+        if difference and not _is_older(setting):
+            told.append(f"{titles[0]} less {titles[1]} {difference}")
+    return [f"Paired differences: {'; '.join(told)}."] if told else []
 
 
 def not_run() -> str:
@@ -81,24 +120,32 @@ def _table(setting: dict, found: list[dict]) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     columns += ["here", "difference to finetuning", "seeds", "batch norm", "rate"]
-    columns += ["training images", "training, s", "test, s"]
+    columns += ["support loss", "training images", "training, s", "test, s"]
     rows = []
     for name, method in methods.METHODS.items():
-        cells = [method.title]
+        older = _OLDER_ROWS.get(name, name) if _is_older(setting) else name
+        cells = [methods.METHODS[older].title]
         if published:
             sources = (method.paper, method.rebuttal)
             cells += [source.get(setting["backbone"], "") for source in sources]
         chosen = tables.of_method(found, name)
         if not chosen:
-            rows.append([*cells, "not run"])
+            if not _is_older(setting):
+                rows.append([*cells, "not run"])
+            continue
+        finished = _finished(chosen)
+        if len(finished) < len(chosen):
+            told = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
+            rows.append([*cells, told])
             continue
         evaluation = _evaluation(chosen, setting)
         cells += [
             f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _difference(chosen, found, setting),
+            _difference(name, methods.BASELINE, found, setting),
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
-            ", ".join(dict.fromkeys(f"{run['learning_rate']:g}" for run in chosen)),
+            ", ".join(dict.fromkeys(map(_rate, chosen))),
+            _support_loss(chosen),
             f"{chosen[0]['training_images']:,}",
             _median(chosen, "seconds"),
             _median(chosen, "evaluation_seconds"),
@@ -114,16 +161,34 @@ def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
     return few_shot.Evaluation(np.mean(right, axis=0) / queries)
 
 
-def _difference(chosen: list[dict], found: list[dict], setting: dict) -> str:
-    """Difference to the baseline, over the seeds that both were trained with."""
-    baseline = [run for run in found if run["method"] == methods.BASELINE]
-    both = {run["seed"] for run in chosen} & {run["seed"] for run in baseline}
-    if not both or chosen[0]["method"] == methods.BASELINE:
+def _finished(found: list[dict]) -> list[dict]:
+    return [run for run in found if "diverged" not in run]
+
+
+def _rate(run: dict) -> str:
+    inner = f", inner {run['inner_rate']:g}" if "inner_rate" in run else ""
+    return f"{run['learning_rate']:g}{inner}"
+
+
+def _support_loss(found: list[dict]) -> str:
+    """The loss on support sets before and after the inner steps, the mean over seeds."""
+    losses = [run["support_losses"] for run in found if "support_losses" in run]
+    if not losses:
+        return ""
+    before, after = np.mean(losses, axis=0)
+    return f"{before:.2f} to {after:.2f}"
+
+
+def _difference(first: str, second: str, found: list[dict], setting: dict) -> str:
+    """Difference of two methods, over the seeds that both were trained with."""
+    pair = [_finished(tables.of_method(found, name)) for name in (first, second)]
+    both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
+    if not both or first == second:
         return ""
     paired = few_shot.compare(
         *(
             _evaluation([run for run in each if run["seed"] in both], setting)
-            for each in (chosen, baseline)
+            for each in pair
         )
     )
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 
+import nsl_keras
 from examples.common import recipe, runs
 from examples.common.data import Split
 from examples.few_shot import data, methods
@@ -40,6 +41,10 @@ class Setting:
     validation_episodes: int
     #: Instead of each method's own policy.
     batch_normalization: str | None
+    #: Whether images are shifted and mirrored in pretraining.
+    augmentation: bool = False
+    #: Whether those of episodes are, in training.
+    episode_augmentation: bool = False
 
     @property
     def name(self) -> str:
@@ -47,6 +52,10 @@ class Setting:
         name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
         if self.batch_normalization:
             name += f"_{self.batch_normalization}"
+        if self.augmentation:
+            name += "_augmented"
+        if self.episode_augmentation:
+            name += "_augmented_episodes"
         return f"{name}_tuned" if len(self.rates) > 1 else name
 
 
@@ -97,6 +106,10 @@ class Training:
             network, pretraining = self._pretrained(row.pretrained, rate, images, seed)
             found = {key: found[key] + pretraining[key] for key in found}
         keras.utils.set_random_seed(seed)
+        trial = self.setting.rates.index(rate)
+        inner_rate = methods.inner_rate(method, self.setting.dataset, trial)
+        if inner_rate is not None:
+            found["inner_rate"] = inner_rate
         if row.episodic:
             proto = method == "proto_net"
             ways = self.setting.proto_ways if proto else self.setting.ways
@@ -108,6 +121,7 @@ class Training:
                 ways,
                 self.policy(method),
                 network,
+                trial,
             )
             training = self._fit_episodes(method, learner, ways, rate, images, seed)
             if proto:
@@ -116,7 +130,7 @@ class Training:
                     self.setting.ways,
                     batch_normalization=self.policy(method),
                 )
-            return learner, {key: found[key] + training[key] for key in found}
+            return learner, found | {key: found[key] + training[key] for key in training}
         return (
             methods.pretrained_learner(
                 method,
@@ -138,7 +152,9 @@ class Training:
         folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
         weights, record = folder / "trained.weights.h5", folder / "trained.json"
         if not record.exists():
-            trained = _recipe(images, self.setting.batch_size, rate)
+            trained = _recipe(
+                images, self.setting.batch_size, rate, self.setting.augmentation
+            )
             batches = _Uint8Batches(self.images, trained, seed)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             training = self._fit(model, batches, trained, loss, folder)
@@ -166,6 +182,8 @@ class Training:
         batches = self.sampler("train", seed, ways).batches(
             episodes, recipe.chunk_steps(trained.steps)
         )
+        if setting.episode_augmentation:
+            batches = AugmentedEpisodes(batches, seed)
         folder = self.states / f"{method}_{rate:g}_{images}_{seed}"
         return self._fit(learner, batches, trained, methods.loss(method), folder)
 
@@ -199,7 +217,41 @@ class _Uint8Batches(recipe.Batches):
         return images / np.float32(255), labels
 
 
-def _recipe(images: int, images_per_step: int, rate: float) -> recipe.Recipe:
+class AugmentedEpisodes(keras.utils.PyDataset):
+    """Batches of episodes, their images shifted by up to 4 pixels and mirrored.
+
+    Args:
+        batches: What `EpisodeSampler.batches` returns.
+        seed: Seed of the shifts, which depend on it and on the number of the step.
+    """
+
+    def __init__(self, batches: keras.utils.PyDataset, seed: int) -> None:
+        super().__init__()
+        self.batches, self.seed = batches, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> few_shot.episodes.Batch:
+        self.batches.epoch = self.epoch
+        (support, labels, queries), targets = self.batches[index]
+        step = self.epoch * len(self) + index
+        generator = np.random.default_rng([self.seed, 2, step])
+
+        def moved(images: np.ndarray) -> np.ndarray:
+            flat = images.reshape(-1, *images.shape[2:])
+            return recipe.augmented(flat, _AUGMENTATION, generator).reshape(images.shape)
+
+        return (moved(support), labels, moved(queries)), targets
+
+
+_AUGMENTATION = "pad_crop_flip"
+
+
+def _recipe(
+    images: int, images_per_step: int, rate: float, augmentation: bool = False
+) -> recipe.Recipe:
     """Adam, for about so many images: a number of steps that states are saved between."""
     steps = max(1, round(images / images_per_step))
     if steps > 100:
@@ -208,6 +260,7 @@ def _recipe(images: int, images_per_step: int, rate: float) -> recipe.Recipe:
         steps,
         learning_rate=rate,
         batch_size=images_per_step,
+        augmentation=_AUGMENTATION if augmentation else "none",
         optimizer="adam",
         epsilon=1e-7,
         cosine_decay=True,
@@ -222,19 +275,20 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
     images = round(setting.trial_share * setting.training_images)
 
     def trial(method: str, rate: str) -> dict:
-        learner, _ = training.run(method, float(rate), images, seed=0)
-        evaluation = few_shot.evaluate(
-            learner,
-            training.sampler("validation", VALIDATION_SEED),
-            setting.validation_episodes,
-            batch_size=10,
-        )
-        return {
-            "method": method,
-            "rate": float(rate),
-            "seed": 0,
-            "accuracy": evaluation.mean,
-        }
+        record = {"method": method, "rate": float(rate), "seed": 0}
+        try:
+            learner, found = training.run(method, float(rate), images, seed=0)
+            evaluation = few_shot.evaluate(
+                learner,
+                training.sampler("validation", VALIDATION_SEED),
+                setting.validation_episodes,
+                batch_size=10,
+            )
+        except Exception as error:
+            return record | {"accuracy": 0.0, "diverged": _divergence(error)}
+        if "inner_rate" in found:
+            record["inner_rate"] = found["inner_rate"]
+        return record | {"accuracy": evaluation.mean}
 
     titles = {(method, f"{r:g}"): f"Trial: {method} at {r:g}" for r in setting.rates}
     runs.run_all(trials, titles, trial)
@@ -247,29 +301,64 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
     """Trains a method with one seed, and judges it on the test episodes."""
     setting = training.setting
-    learner, record = training.run(method, rate, setting.training_images, seed)
-    start = time.perf_counter()
-    evaluation = few_shot.evaluate(
-        learner,
-        training.sampler("test", TEST_SEED),
-        setting.test_episodes,
-        batch_size=10,
-    )
-    queries = setting.ways * setting.queries
-    return {
+    record = {
         "method": method,
         "seed": seed,
         "learning_rate": rate,
-        "batch_normalization": evaluation.batch_normalization,
-        **record,
-        "evaluation_seconds": round(time.perf_counter() - start, 1),
-        "accuracy": evaluation.mean,
-        "half_width": evaluation.half_width,
-        "right_queries": np.round(evaluation.accuracies * queries).astype(int).tolist(),
         "command": runs.command("few_shot"),
         "versions": runs.versions(),
         "devices": keras.distribution.list_devices(),
     }
+    sampler = training.sampler("test", TEST_SEED)
+    try:
+        learner, found = training.run(method, rate, setting.training_images, seed)
+        if isinstance(learner, few_shot.MAML):
+            found["support_losses"] = support_losses(learner, sampler)
+        start = time.perf_counter()
+        evaluation = few_shot.evaluate(
+            learner, sampler, setting.test_episodes, batch_size=10
+        )
+    except Exception as error:
+        # A result too: the published inner rate is one that steps may diverge at.
+        return record | {"diverged": _divergence(error)}
+    queries = setting.ways * setting.queries
+    return {
+        **record,
+        "batch_normalization": evaluation.batch_normalization,
+        **found,
+        "evaluation_seconds": round(time.perf_counter() - start, 1),
+        "accuracy": evaluation.mean,
+        "half_width": evaluation.half_width,
+        "right_queries": np.round(evaluation.accuracies * queries).astype(int).tolist(),
+    }
+
+
+def _divergence(error: Exception) -> str:
+    """Returns what a loss that is not finite is reported as; raises any other error."""
+    # In graphs TensorFlow tells it by an assertion.
+    asserted = type(error).__name__ == "InvalidArgumentError"
+    if isinstance(error, nsl_keras.NonFiniteLossError):
+        return str(error)
+    if asserted and "inner loss must be finite" in str(error):
+        return "The inner loss became non-finite."
+    raise error
+
+
+def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> list[float]:
+    """The mean loss on the support sets of ten episodes, before and after the steps."""
+    episodes = sampler.episodes(10)
+    images, labels = episodes.support_images, episodes.support_labels
+    network = learner.classifier
+    unadapted = [network.outputs(network.values(), each)[0] for each in images]
+    adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
+    targets = keras.ops.convert_to_tensor(labels)
+    losses = [
+        keras.ops.mean(
+            keras.ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
+        )
+        for logits in (keras.ops.stack(unadapted), keras.ops.convert_to_tensor(adapted))
+    ]
+    return [round(float(loss), 4) for loss in losses]
 
 
 def run_methods(

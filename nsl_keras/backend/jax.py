@@ -123,6 +123,18 @@ def fused_batch_normalization(
     return outputs, mean, variance
 
 
+# Pooling.
+
+
+def max_pooling(
+    images: Any, pool_size: Sequence[int], strides: Sequence[int], padding: str
+) -> Any:
+    """Pools images, channels last."""
+    return keras.ops.max_pool(
+        images, tuple(pool_size), tuple(strides), padding, "channels_last"
+    )
+
+
 # Data and devices.
 
 

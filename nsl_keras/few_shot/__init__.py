@@ -8,7 +8,12 @@ from nsl_keras.few_shot.classes import (
 )
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
-from nsl_keras.few_shot.finetuning import DampenedMomentum, Finetuner, finetune
+from nsl_keras.few_shot.finetuning import (
+    DampenedMomentum,
+    Finetuner,
+    finetune,
+    finetuning_recipe,
+)
 from nsl_keras.few_shot.maml import MAML
 from nsl_keras.few_shot.matching import MatchingNet
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
@@ -35,6 +40,7 @@ __all__ = [
     "disjoint",
     "evaluate",
     "finetune",
+    "finetuning_recipe",
     "relation_module",
     "rotated_classes",
     "select_classes",

@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32, max_pooling
 from nsl_keras.normalization import (
     BatchNormalization,
     NormalizationByBatch,
@@ -166,7 +166,8 @@ class FunctionalClassifier:
             statistics that the model has stored.
         argument: Name of the argument `selection`, for messages.
         second_order: Whether gradients of gradients may be taken. Without, batch norms
-            take a batch's statistics the faster way.
+            take a batch's statistics the faster way; with, max poolings are those that
+            are differentiated faster.
         logits: Whether the model's outputs must be logits, and not features.
 
     Attributes:
@@ -211,9 +212,11 @@ class FunctionalClassifier:
         self._reached = {
             id(each) for each in self.normalizations if isinstance(each, BatchNormalization)
         }
-        self._by_batch = model
-        if rewiring.is_graph(model) and len(self._reached) < len(self.normalizations):
-            self._by_batch = _normalizing_by_batch(model, self._reached)
+        self._graph = model
+        if rewiring.is_graph(model):
+            pools = second_order and any(map(_has_stand_in, rewiring.layers(model)))
+            if pools or len(self._reached) < len(self.normalizations):
+                self._graph = _with_stand_ins(model, self._reached, pools)
         self._check_normalizations()
 
     def _check_normalizations(self) -> None:
@@ -352,7 +355,7 @@ class FunctionalClassifier:
             if by_batch
             else contextlib.nullcontext(),
         ):
-            model = self._by_batch if by_batch else self.model
+            model = self.model if training else self._graph
             logits = model(images, training=training)
             used = [scope.get_current_value(variable) for variable in moving]
         return at_least_float32(logits), used
@@ -372,17 +375,40 @@ class _Calling(keras.Operation):
         return self._layer.compute_output_spec(*args, **kwargs)
 
 
-def _normalizing_by_batch(model: keras.Model, reached: set[int]) -> keras.Model:
-    """Returns a graph that calls a model's layers, and stand-ins for its batch norms.
+class _MaxPooling(keras.layers.Layer):
+    """Stands for a `MaxPooling2D`, and is differentiated faster."""
+
+    def __init__(self, pooling: keras.layers.MaxPooling2D) -> None:
+        super().__init__(name=pooling.name, dtype=pooling.dtype_policy)
+        self._pooling = pooling
+
+    def call(self, inputs: Tensor) -> Tensor:
+        layer = self._pooling
+        return max_pooling(inputs, layer.pool_size, layer.strides, layer.padding)
+
+    def compute_output_spec(self, inputs: Tensor) -> keras.KerasTensor:
+        return self._pooling.compute_output_spec(inputs)
+
+
+def _has_stand_in(layer: keras.Operation) -> bool:
+    """Whether a layer is a max pooling that `_MaxPooling` can stand for."""
+    return type(layer) is keras.layers.MaxPooling2D and layer.data_format == "channels_last"
+
+
+def _with_stand_ins(model: keras.Model, reached: set[int], pools: bool) -> keras.Model:
+    """Returns a graph that calls a model's layers, and stand-ins for some of them.
 
     Args:
         model: A functional or Sequential model. It is not changed.
         reached: Takes up the ids of the batch norms that have stand-ins.
+        pools: Whether max poolings have stand-ins.
     """
 
     def stand_in(layer: keras.Operation) -> keras.Operation:
         if rewiring.is_graph(layer):
-            return _normalizing_by_batch(layer, reached)
+            return _with_stand_ins(layer, reached, pools)
+        if pools and _has_stand_in(layer):
+            return _MaxPooling(layer)
         normalizes = isinstance(layer, keras.layers.BatchNormalization)
         if normalizes and not isinstance(layer, BatchNormalization):
             reached.add(id(layer))

@@ -97,10 +97,19 @@ def make_episodes(count=EPISODES, dtype=DTYPE, seed=1):
     return Episode(images[0], labels[0], images[1], labels[1])
 
 
-def looped(model, episodes, chosen, steps, policy="support", rule=(0.01, 0.9, 0.9, 0.001)):
+def looped(
+    model,
+    episodes,
+    chosen,
+    steps,
+    policy="support",
+    rule=(0.01, 0.9, 0.9, 0.001),
+    start=None,
+):
     """A loop over `fit`: full batches, fresh weights in each episode.
 
     The steps of an episode are one epoch of repeated batches, which `fit` is faster at.
+    The new classifier's kernel is `start`, or zero.
     """
     dtype = model.get_layer("classifier").dtype
     keras.config.set_floatx(dtype)
@@ -112,17 +121,15 @@ def looped(model, episodes, chosen, steps, policy="support", rule=(0.01, 0.9, 0.
     for layer in copy.layers:
         if layer.name != "classifier":
             layer.set_weights(model.get_layer(layer.name).get_weights())
-    classifier = copy.get_layer("classifier")
-    classifier.kernel.assign(
-        keras.initializers.GlorotUniform(0)(classifier.kernel.shape, dtype)
-    )
+    kernel = copy.get_layer("classifier").kernel
+    kernel.assign(np.zeros(kernel.shape) if start is None else start)
     for layer in copy.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
             layer.trainable = policy != "moving"
     for variable in copy.trainable_variables:
         variable.trainable = bool(chosen(variable))
-    start = copy.get_weights()
+    weights = copy.get_weights()
     optimizer = TorchDescent(*rule)
     optimizer.build(copy.trainable_variables)
     fresh = [ops.convert_to_numpy(variable) for variable in optimizer.variables]
@@ -130,7 +137,7 @@ def looped(model, episodes, chosen, steps, policy="support", rule=(0.01, 0.9, 0.
     copy.compile(optimizer, loss, jit_compile=False)
     logits = []
     for support, labels, queries, _ in zip(*episodes, strict=True):
-        copy.set_weights(start)
+        copy.set_weights(weights)
         for variable, value in zip(optimizer.variables, fresh, strict=True):
             variable.assign(value)
         repeated = [np.concatenate([each] * steps) for each in (support, labels)]
@@ -172,8 +179,12 @@ def test_loops_hold_fused_batch_norms_and_whole_gradients():
     model, episodes = perturbed(network(7, dtype="float32")), make_episodes(dtype="float32")
     finetuner = Finetuner(model, WAYS, steps=3)
     arrays = [tf.convert_to_tensor(each) for each in episodes[:3]]
+    starts, _ = finetuner._draws(episodes.support_images)
     traced = finetuner._compiled.get_concrete_function(
-        [tf.convert_to_tensor(source) for source in finetuner._sources], *arrays
+        [tf.convert_to_tensor(source) for source in finetuner._sources],
+        *arrays,
+        [tf.convert_to_tensor(start) for start in starts],
+        None,
     )
     gradients = [
         function
@@ -194,8 +205,12 @@ def test_loops_hold_fused_batch_norms_and_whole_gradients():
 def test_classifier_alone_is_a_loop_over_fit(classifier):
     model = perturbed(network(7, classifier, "float32"))
     episodes = make_episodes(dtype="float32")
-    expected = looped(model, episodes, classifier_alone, 20)
-    received = finetune(model, episodes, "classifier", steps=20)
+    start = np.random.default_rng(2).normal(size=(36, WAYS)).astype("float32")
+    expected = looped(model, episodes, classifier_alone, 20, start=start)
+    initializer = keras.initializers.Constant(start)
+    received = finetune(
+        model, episodes, "classifier", steps=20, classifier_initializer=initializer
+    )
     np.testing.assert_allclose(received, expected, rtol=0, atol=1e-4)
     assert np.ptp(expected) > 0.1
 
@@ -269,11 +284,9 @@ def test_own_classifier():
     np.testing.assert_allclose(received, expected, rtol=0, atol=1e-5)
 
 
-def test_a_new_classifier_is_drawn_by_seed_and_trained_where_the_old_one_was_frozen():
+def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     model, episodes = perturbed(network(7)), make_episodes(1)
     expected = finetune(model, episodes, "classifier", steps=2)
-    other = finetune(model, episodes, "classifier", steps=2, seed=1)
-    assert np.max(np.abs(expected - other)) > 1e-2
     model.get_layer("classifier").trainable = False
     found = finetune(model, episodes, "classifier", steps=2)
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -281,12 +294,226 @@ def test_a_new_classifier_is_drawn_by_seed_and_trained_where_the_old_one_was_fro
         Finetuner(model, 7, "classifier", new_classifier=False)
 
 
+# Where the new classifier starts, and batches of the support set.
+
+
+def feature_network(features, classes=7, dtype=DTYPE):
+    """A classifier of vectors, so that the features are the images."""
+    inputs = keras.Input((features,), dtype=dtype)
+    outputs = keras.layers.Dense(classes, dtype=dtype, name="classifier")(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def clustered(count=40, ways=5, shots=5, queries=15, features=64, dtype=DTYPE, noise=2.0):
+    """Episodes of vectors around a centre of each class."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(count, ways, features))
+    arrays = []
+    for each in (shots, queries):
+        images = np.repeat(centres, each, axis=1)
+        images = np.maximum(images + noise * rng.normal(size=images.shape), 0)
+        labels = np.tile(np.repeat(np.arange(ways, dtype="int32"), each), (count, 1))
+        arrays += [images.astype(dtype), labels]
+    return Episode(*arrays)
+
+
+def descended(features, labels, kernel, bias, batches, rate=0.01):
+    """A plain loop in NumPy over the batches of one episode."""
+    values, buffers = [kernel, bias], [None, None]
+    for places in batches:
+        places = places[places >= 0]
+        given, targets = features[places], np.eye(kernel.shape[1])[labels[places]]
+        logits = given @ values[0] + values[1]
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        errors = (shares / shares.sum(axis=1, keepdims=True) - targets) / len(places)
+        for index, gradient in enumerate((given.T @ errors, errors.sum(axis=0))):
+            gradient = gradient + 0.001 * values[index]
+            before = buffers[index]
+            buffers[index] = gradient if before is None else 0.9 * before + 0.1 * gradient
+        values = [
+            value - rate * buffer for value, buffer in zip(values, buffers, strict=True)
+        ]
+    return values
+
+
+def test_closer_look_is_a_plain_loop_in_numpy():
+    episodes = clustered(2, ways=3, shots=3, queries=2, features=8)
+    recipe = few_shot.finetuning_recipe("closer_look")
+    finetuner = Finetuner(feature_network(8), 3, **recipe)
+    (kernels, biases), batches = finetuner._draws(episodes.support_images)
+    # 100 passes over 9 images, in batches of 4, 4 and 1.
+    assert batches.shape == (2, 300, 4)
+    sizes = np.sum(batches >= 0, axis=2)
+    np.testing.assert_array_equal(sizes, np.tile([4, 4, 1], (2, 100)))
+    for limit in (np.abs(kernels).max(), np.abs(biases).max()):
+        assert 0.5 / np.sqrt(8) < limit <= 1 / np.sqrt(8)
+    received = finetuner(episodes)
+    for index, logits in enumerate(received):
+        kernel, bias = descended(
+            episodes.support_images[index],
+            episodes.support_labels[index],
+            kernels[index],
+            biases[index],
+            batches[index],
+        )
+        expected = episodes.query_images[index] @ kernel + bias
+        np.testing.assert_allclose(
+            logits, expected, rtol=0, atol=1e-6 if IS_TENSORFLOW else 1e-4
+        )
+
+
+def test_each_pass_sees_every_image_in_an_order_of_its_own():
+    episodes = clustered(3, ways=5, shots=2)
+    finetuner = Finetuner(feature_network(64), 5, "classifier", 10, batch_size=4, seed=1)
+    _, batches = finetuner._draws(episodes.support_images)
+    # Ten steps: three passes of three batches, and one batch of the next.
+    assert batches.shape == (3, 10, 4)
+    orders = [
+        each[each >= 0] for episode in batches for each in (episode[:3], episode[3:6])
+    ]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(10))
+    assert len({tuple(order) for order in orders}) == len(orders)
+    _, other = Finetuner(
+        feature_network(64), 5, "classifier", 10, batch_size=4, seed=2
+    )._draws(episodes.support_images)
+    assert np.any(other != batches)
+
+
+def test_draws_are_an_episodes_own_wherever_it_stands():
+    episodes = clustered(3, ways=5, shots=2)
+    recipe = {**few_shot.finetuning_recipe("closer_look"), "epochs": 3}
+    model = feature_network(64)
+    received = finetune(model, episodes, **recipe)
+    np.testing.assert_array_equal(finetune(model, episodes, **recipe), received)
+    alone = finetune(model, Episode(*(array[1:2] for array in episodes)), **recipe)
+    np.testing.assert_allclose(alone[0], received[1], rtol=0, atol=1e-6)
+    other = finetune(model, episodes, **recipe, seed=1)
+    assert np.max(np.abs(other - received)) > 1e-2
+    (kernels, _), _ = Finetuner(model, 5, **recipe)._draws(episodes.support_images)
+    assert len({kernel.tobytes() for kernel in kernels}) == 3
+
+
+def test_keras_initializers_are_drawn_anew_whatever_their_seed():
+    episodes = clustered(2, ways=5, shots=2)
+
+    def kernels(initializer, seed=0):
+        finetuner = Finetuner(
+            feature_network(64),
+            5,
+            "classifier",
+            classifier_initializer=initializer,
+            seed=seed,
+        )
+        (drawn, bias), _ = finetuner._draws(episodes.support_images)
+        assert not bias.any()
+        return drawn
+
+    drawn = kernels("glorot_uniform")
+    limit = np.sqrt(6 / (64 + 5))
+    assert 0.9 * limit < np.abs(drawn).max() <= limit
+    assert np.any(drawn[0] != drawn[1])
+    same = kernels(keras.initializers.GlorotUniform(seed=7))
+    np.testing.assert_array_equal(same, drawn)
+    assert np.any(kernels("glorot_uniform", seed=1) != drawn)
+
+
+def test_the_first_step_from_zero_leads_to_class_means():
+    episodes = clustered(2)
+    logits = finetune(feature_network(64), episodes, "classifier", steps=1)
+    for index in range(2):
+        support, labels, queries, _ = (array[index] for array in episodes)
+        targets = np.eye(5)[labels]
+        expected = 0.01 * queries @ support.T @ (targets - 1 / 5) / len(support)
+        np.testing.assert_allclose(logits[index], expected, rtol=0, atol=1e-5)
+
+
+def test_from_zero_it_is_as_good_as_the_nearest_centroid():
+    episodes = clustered(100)
+    model = feature_network(64)
+    centroid = few_shot.NearestCentroid(
+        keras.Model(model.input, model.input), 5, "euclidean", normalize=False, dtype=DTYPE
+    )
+    expected = ops.convert_to_numpy(centroid(episodes[:3]))
+
+    def accuracy(logits):
+        return np.mean(np.argmax(logits, axis=-1) == episodes.query_labels)
+
+    assert 0.4 < accuracy(expected) < 0.9
+    received = finetune(model, episodes, "classifier")
+    assert accuracy(received) > accuracy(expected) - 0.01
+
+
+def test_batches_through_the_network_are_those_of_a_classifier_alone():
+    model = perturbed(network(WAYS))
+    ending = keras.layers.Activation("linear", dtype=DTYPE)(model.output)
+    whole = keras.Model(model.input, ending)
+    episodes = make_episodes()
+    options = {
+        "variables": "classifier",
+        "steps": 5,
+        "new_classifier": False,
+        "batch_size": 4,
+    }
+    together, separately = (Finetuner(each, WAYS, **options) for each in (model, whole))
+    assert separately._run == separately._separately
+    np.testing.assert_allclose(
+        together(episodes), separately(episodes), rtol=0, atol=min(ATOL, 1e-5)
+    )
+    # Deeper, by the moving statistics, and new classifiers from draws of their own.
+    options = few_shot.finetuning_recipe("closer_look") | {
+        "variables": "similarity+classifier",
+        "epochs": 2,
+    }
+    logits = finetune(model, episodes, **options)
+    assert np.isfinite(logits).all()
+    assert np.any(finetune(model, episodes, **options, seed=1) != logits)
+
+
+def test_a_batch_of_all_images_is_the_whole_support_set():
+    episodes = clustered(2)
+    expected = finetune(feature_network(64), episodes, "classifier", steps=7)
+    received = finetune(
+        feature_network(64), episodes, "classifier", epochs=7, batch_size=1000
+    )
+    np.testing.assert_allclose(received, expected, rtol=0, atol=min(ATOL, 1e-5))
+
+
+def test_the_defaults_are_the_zero_start():
+    episodes, model = clustered(2), feature_network(64)
+    recipe = few_shot.finetuning_recipe("zero_start")
+    np.testing.assert_array_equal(
+        finetune(model, episodes, "classifier", **recipe),
+        finetune(model, episodes, "classifier"),
+    )
+
+
+def test_similarities_have_a_rate_of_their_own():
+    model, episodes = perturbed(network(WAYS)), make_episodes()
+    options = {"steps": 2, "new_classifier": False, "weight_decay": 0.0, "momentum": 0.0}
+    still = finetune(model, episodes, similarity_learning_rate=1e-12, **options)
+    expected = finetune(model, episodes, "classifier", **options)
+    np.testing.assert_allclose(still, expected, rtol=0, atol=min(ATOL, 1e-5))
+    moved = finetune(model, episodes, similarity_learning_rate=0.1, **options)
+    assert np.max(np.abs(moved - expected)) > 1e-3
+    same = finetune(model, episodes, similarity_learning_rate=0.01, **options)
+    np.testing.assert_array_equal(same, finetune(model, episodes, **options))
+
+
 @pytest.mark.long
 def test_xla():
     model, episodes = perturbed(network(7)), make_episodes(2)
-    for variables in ("classifier", "similarity+classifier"):
+    moving = {"batch_size": 4, "batch_normalization": "moving"}
+    for variables, options in (
+        ("classifier", {}),
+        ("similarity+classifier", {}),
+        ("classifier", moving),
+        ("similarity+classifier", moving),
+    ):
         plain, compiled = (
-            finetune(model, episodes, variables, steps=3, jit_compile=jit_compile)
+            finetune(
+                model, episodes, variables, steps=3, jit_compile=jit_compile, **options
+            )
             for jit_compile in (False, True)
         )
         np.testing.assert_allclose(plain, compiled, rtol=0, atol=ATOL)
@@ -368,12 +595,42 @@ def test_non_finite_images(which, plain):
         ({"dampening": -0.1}, "`dampening` must be"),
         ({"weight_decay": float("nan")}, "`weight_decay` must be"),
         ({"seed": -1}, "`seed` must be"),
+        ({"batch_size": 0}, "`batch_size` must be a positive .* Received: batch_size=0"),
+        ({"batch_size": 2.0}, "`batch_size` must be"),
+        ({"epochs": 0}, "`epochs` must be a positive .* Received: epochs=0"),
+        (
+            {"classifier_initializer": "pytorch"},
+            "`classifier_initializer` must be .* Received: .*='pytorch'",
+        ),
+        ({"classifier_initializer": None}, "`classifier_initializer` must be .*=None"),
+        (
+            {"similarity_learning_rate": 0.0},
+            "`similarity_learning_rate` must be .* Received: similarity_learning_rate=0.0",
+        ),
+        (
+            {"similarity_learning_rate": 0.1, "variables": "classifier"},
+            "`similarity_learning_rate` must be None where no similarity is adapted",
+        ),
+        ({"variables": "similarity"}, "`variables` must hold the kernel of the new"),
+        ({"batch_size": 4}, '`batch_normalization` must be "moving".*batch_size=4'),
         ({"ways": 0}, "`ways` must be"),
     ],
 )
 def test_bad_arguments(arguments, message, plain):
     with pytest.raises(ValueError, match=message):
         Finetuner(plain, **{"ways": WAYS} | arguments)
+
+
+def test_other_recipes():
+    with pytest.raises(ValueError, match="`name` must be one of 'zero_start', 'closer_l"):
+        few_shot.finetuning_recipe("baseline++")
+
+
+def test_cosines_have_no_start_at_zero():
+    model = network(7, nsl_keras.layers.CosineDense, "float32")
+    with pytest.raises(ValueError, match="`classifier_initializer` must not be zero"):
+        Finetuner(model, WAYS, "classifier")
+    Finetuner(model, WAYS, "classifier", classifier_initializer="glorot_uniform")
 
 
 def test_bad_labels(plain):

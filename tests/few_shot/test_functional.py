@@ -303,3 +303,60 @@ def test_a_shared_predictor_is_called_more_than_once():
 def test_synchronized_norms_are_refused():
     with pytest.raises(ValueError, match="layer 'norm' with synchronized=True"):
         FunctionalClassifier(network(synchronized=True))
+
+
+# Max poolings, whose stand-ins are differentiated faster.
+
+
+@pytest.fixture(name="pooled", scope="module")
+def _pooled():
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(3, 3, padding="same"),
+            layers.MaxPooling2D(2, name="pool"),
+            keras.Sequential([layers.MaxPooling2D(2, strides=1, padding="same")]),
+            layers.Flatten(),
+            layers.Dense(4),
+        ]
+    )
+
+
+def test_poolings_have_stand_ins_that_change_no_number(pooled):
+    x = np.random.default_rng(0).normal(size=(5, 6, 6, 2)).astype("float32")
+    live = pooled.get_layer("pool")
+    before = dict(vars(live))
+    classifier = FunctionalClassifier(pooled, "all")
+    assert classifier._graph is not pooled
+    np.testing.assert_allclose(
+        numbers(classifier.outputs(classifier.values(), x)[0]),
+        numbers(pooled(x)),
+        atol=1e-6,
+    )
+    assert pooled.get_layer("pool") is live and vars(live) == before
+    assert FunctionalClassifier(pooled, "all", second_order=False)._graph is pooled
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's kernels")
+def test_gradients_of_poolings_stand_beside_a_pooling(pooled):
+    """Only there the fast kernel is taken; a loop has its gradient in another graph."""
+    import tensorflow as tf
+
+    model = nsl_keras.few_shot.MAML(pooled, inner_steps=2)
+    x, labels = tf.zeros((2, 4, 6, 6, 2)), tf.tile([[0, 1, 2, 3]], (2, 1))
+    model.build((x.shape, labels.shape, x.shape))
+
+    @tf.function
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model((images, labels, images)) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    graph = gradients.get_concrete_function(x).graph.as_graph_def()
+    holding = [
+        [node.op for node in function.node_def]
+        for function in graph.library.function
+        if any(node.op == "MaxPoolGrad" for node in function.node_def)
+    ]
+    assert holding
+    assert all("MaxPool" in operations for operations in holding)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import pathlib
 
 import keras
 import numpy as np
 import pytest
 from jax_process import run_under_jax
 
+import nsl_keras
 from examples.common import runs
 from examples.common.data import Split
 from examples.few_shot import data, methods, table, training
@@ -45,14 +47,19 @@ SETTING = training.Setting(
 )
 
 
-def tiny_training(folder):
+def tiny_training(folder, **changes):
     images = data.FewShotData(**parts())
-    return training.Training(SETTING, images, folder / "states", False, 0)
+    setting = dataclasses.replace(SETTING, **changes)
+    return training.Training(setting, images, folder / "states", False, 0)
+
+
+def lines_of(records):
+    return table.section(records).splitlines()
 
 
 @pytest.mark.long
 def test_rows_of_every_kind(tmp_path, capsys):
-    names = ["finetuning", "nearest_centroid", "meta_static_nsn", "proto_net"]
+    names = ["finetuning", "nearest_centroid", "meta_static_normalized", "proto_net"]
     run = tiny_training(tmp_path)
     records = training.run_methods(run, names, [0], tmp_path)
     assert records.setting["test_classes"] == 3
@@ -61,6 +68,9 @@ def test_rows_of_every_kind(tmp_path, capsys):
     assert finetuned["training_images"] == centroid["training_images"] == 60
     assert finetuned["seconds"] == centroid["seconds"] < meta["seconds"]
     assert meta["training_images"] == 60 + 60
+    assert meta["inner_rate"] == 0.2
+    before, after = meta["support_losses"]
+    assert 0.2 < before < 2 and 0 <= after < 5
     for record in made:
         right = np.array(record["right_queries"]) / (2 * 3)
         assert right.shape == (4,)
@@ -74,13 +84,16 @@ def test_rows_of_every_kind(tmp_path, capsys):
     assert records.runs == made
 
     def row_of_the_centroid():
-        lines = table.section(records).splitlines()
-        return next(line for line in lines if "nearest centroid" in line)
+        return next(line for line in lines_of(records) if "nearest centroid" in line)
 
     row = row_of_the_centroid()
     paired = np.subtract(centroid["right_queries"], finetuned["right_queries"]) / 6
     assert f"| {100 * centroid['accuracy']:.2f} ± " in row
     assert f"| {100 * paired.mean():+.2f} ± " in row
+    row = next(line for line in lines_of(records) if "of length 1 |" in line)
+    assert "| 0.001, inner 0.2 | " in row and f"{before:.2f} to {after:.2f}" in row
+    last = lines_of(records)[-1]
+    assert last.startswith("Paired differences: finetuning of the classifier, from zero")
     # The published figures are for other images, and stand apart.
     assert "| MAML | not run |" in table.section(records)
     assert "| MAML | 63.15 ± 0.91 |  | 63.15 ± 0.91 | 67.64 ± 0.85 | not" in table.not_run()
@@ -119,6 +132,160 @@ def test_trials_choose_on_validation_classes(tmp_path):
     # Trials are not run again, for another seed neither.
     training.run_methods(run, ["proto_net"], [4], tmp_path)
     assert called[4:] == [(1e-3, 60, 4)]
+
+
+def test_inner_rates_are_tried_in_turn(tmp_path):
+    tried = []
+
+    class Trained(training.Training):
+        def run(self, method, rate, images, seed):
+            trial = self.setting.rates.index(rate)
+            tried.append((rate, methods.inner_rate(method, "tiny", trial)))
+            if rate == 1e-2:
+                raise nsl_keras.NonFiniteLossError("The loss became nan.")
+
+            def learner(episode):
+                right = np.eye(2)[episode.query_labels]
+                return right if rate == 3e-3 else np.zeros_like(right)
+
+            found = {"seconds": 0.0, "training_images": images}
+            return learner, found | {"inner_rate": tried[-1][1]}
+
+    setting = dataclasses.replace(SETTING, rates=(1e-3, 3e-3, 1e-2))
+    run = Trained(setting, data.FewShotData(**parts()), tmp_path / "states", "auto", 0)
+    records = training.run_methods(run, ["maml", "meta_static_nsn"], [0], tmp_path)
+    expected = [(1e-3, 0.01), (3e-3, 0.03), (1e-2, 0.1), (3e-3, 0.03)]
+    assert tried == expected + expected
+    assert [record["inner_rate"] for record in records.runs] == [0.03, 0.03]
+    trials = runs.RunRecords(records.folder / "trials").runs
+    diverged = [each for each in trials if "diverged" in each]
+    assert {each["rate"] for each in diverged} == {1e-2}
+    assert {each["accuracy"] for each in diverged} == {0.0}
+
+
+def test_a_run_that_diverges_is_told_and_not_made_again(tmp_path, capsys):
+    class Diverging(training.Training):
+        error: Exception = nsl_keras.NonFiniteLossError("The loss became nan.")
+
+        def run(self, method, rate, images, seed):
+            raise self.error
+
+    run = Diverging(SETTING, data.FewShotData(**parts()), tmp_path / "states", "auto", 0)
+    records = training.run_methods(run, ["meta_static_published"], [0, 1], tmp_path)
+    assert all(record["diverged"] == "The loss became nan." for record in records.runs)
+    row = next(line for line in lines_of(records) if "as published |" in line)
+    assert "| diverged in 2 of 2 runs |" in row
+    training.run_methods(run, ["meta_static_published"], [0, 1], tmp_path)
+    assert capsys.readouterr().out.count("finished before") == 2
+    # Other errors are none of these.
+    run.error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        training.run_methods(run, ["maml"], [0], tmp_path)
+
+
+def test_older_runs_keep_their_table(tmp_path):
+    setting = {**dataclasses.asdict(SETTING), **data.FewShotData(**parts()).counts}
+    del setting["augmentation"], setting["episode_augmentation"]
+    records = runs.RunRecords(tmp_path, setting)
+    assert "are of an older version" in table.section(records)
+    assert "not run" not in table.section(records)
+    record = {
+        "method": "finetuning",
+        "seed": 0,
+        "learning_rate": 1e-3,
+        "command": "",
+        "batch_normalization": "moving",
+        "training_images": 60,
+        "seconds": 1.0,
+        "evaluation_seconds": 1.0,
+        "right_queries": [3, 4],
+    }
+    records.add(("finetuning", 0), record)
+    rows = [line for line in lines_of(records) if line.startswith("| finetuning")]
+    assert len(rows) == 1 and "full batches from Glorot's draw |" in rows[0]
+
+
+@pytest.mark.parametrize("name", list(methods.METHODS))
+def test_every_row_makes_a_learner(name):
+    row, shape = methods.METHODS[name], (16, 16, 3)
+    network = None
+    if row.pretrained:
+        network = methods.features("cnn4", row.pretrained, shape)
+    if row.episodic:
+        learner = methods.episodic_learner(
+            name, "tiny", "cnn4", shape, 2, row.batch_normalization, network
+        )
+        assert isinstance(learner, keras.Model)
+        return
+    learner = methods.pretrained_learner(
+        name, network, 2, row.batch_normalization, np.zeros((4, *shape), "float32")
+    )
+    assert learner.batch_normalization == row.batch_normalization
+
+
+def test_meta_learned_networks():
+    def learner(name):
+        network = methods.features("cnn4", "plain", (16, 16, 3))
+        return methods.episodic_learner(
+            name, "tiny", "cnn4", (16, 16, 3), 2, "moving", network, trial=1
+        )
+
+    ours, published = learner("meta_static_nsn"), learner("meta_static_published")
+    assert (ours.inner_learning_rate, ours.learning_rate_form) == (0.03, "learned")
+    assert (published.inner_learning_rate, published.learning_rate_form) == (0.2, "fixed")
+    kernels = [each.model.get_layer("classifier").kernel for each in (ours, published)]
+    assert [bool(np.any(kernel)) for kernel in kernels] == [False, True]
+    normalized = learner("meta_static_normalized").model
+    features = keras.Model(normalized.input, normalized.layers[-2].output)
+    images = np.random.default_rng(0).random((3, 16, 16, 3))
+    lengths = np.linalg.norm(features.predict(images, verbose=0), axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", ["cnn4", "cnn9"])
+def test_plain_networks_of_the_dynamic_ones_size_and_cost(backbone):
+    shape = (16, 16, 3)
+    dynamic = methods.features(backbone, "dynamic", shape)
+
+    def figures(model):
+        cost = nsl_keras.convert.summary(model).multiply_adds
+        return sum(int(np.prod(v.shape)) for v in model.trainable_variables), cost
+
+    parameters, cost = figures(dynamic)
+    assert figures(methods.features(backbone, "same_parameters", shape))[
+        0
+    ] == pytest.approx(parameters, rel=0.05)
+    assert figures(methods.features(backbone, "same_cost", shape))[1] == pytest.approx(
+        cost, rel=0.05
+    )
+
+
+def test_episodes_are_moved_by_seed_and_step():
+    run = tiny_training(pathlib.Path("unused"))
+    batches = run.sampler("train", 0).batches(2, 3)
+    plain = run.sampler("train", 0).batches(2, 3)
+    moved = training.AugmentedEpisodes(batches, 0)
+    (support, labels, queries), targets = moved[1]
+    (expected, same_labels, _), same_targets = plain[1]
+    assert support.shape == expected.shape
+    assert np.any(support != expected)
+    np.testing.assert_array_equal(labels, same_labels)
+    np.testing.assert_array_equal(targets, same_targets)
+    np.testing.assert_array_equal(moved[1][0][2], queries)
+    # The next epoch has other episodes, as without augmentation.
+    moved.epoch = plain.epoch = 1
+    (later, _, _), targets = moved[1]
+    assert np.any(later != support)
+    np.testing.assert_array_equal(targets, plain[1][1])
+
+
+@pytest.mark.long
+def test_augmented_settings_have_a_folder_of_their_own(tmp_path):
+    run = tiny_training(tmp_path, augmentation=True, episode_augmentation=True)
+    records = training.run_methods(run, ["proto_net"], [0], tmp_path)
+    assert records.folder.name == "tiny_cnn4_2way_2shot_augmented_augmented_episodes"
+    text = table.section(records)
+    assert "mirrored in pretraining and in episodes of training." in text
 
 
 @pytest.mark.parametrize(
