@@ -18,7 +18,7 @@ import examples.neural_similarity.table
 import examples.regression.table
 from examples.common import runs
 from examples.demo import spirals
-from examples.neural_similarity import implicit_regularization
+from examples.neural_similarity import implicit_regularization, predictor_cost
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -49,6 +49,7 @@ def results_readme() -> str:
         examples.neural_similarity.table.sections(RESULTS),
         examples.few_shot.table.sections(RESULTS),
         implicit_regularization.section(RESULTS),
+        predictor_cost.section(RESULTS),
         examples.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         examples.regression.table.section(RESULTS),

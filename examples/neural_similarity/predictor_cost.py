@@ -19,10 +19,6 @@ import pathlib
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# One core, so that times do not depend on how many there are.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras
 import numpy as np
@@ -106,7 +102,7 @@ def half_size(predictor):
     """Predicts for blocks of 2x2 positions."""
     normalized = predictor.similarity.predictor_batch_normalization
     return [
-        keras.layers.AveragePooling2D(name="smaller"),
+        keras.layers.AveragePooling2D(2, name="smaller"),
         *predictor.hidden("input", normalized),
         keras.layers.ReLU(name="hidden_relu"),
         *predictor.output(None, normalized),
@@ -114,7 +110,9 @@ def half_size(predictor):
     ]
 
 
-def make_model(similarity: str, name: str, classes: int) -> keras.Model:
+def make_model(
+    similarity: str, name: str, image_shape: tuple[int, ...], classes: int
+) -> keras.Model:
     """The network, with the predictor of a name in each of its convolutions."""
     options = PREDICTORS[name]
     shared = SharedSimilarityPredictor(**options) if name == "shared" else None
@@ -136,7 +134,7 @@ def make_model(similarity: str, name: str, classes: int) -> keras.Model:
             **arguments,
         )
 
-    layers = [keras.Input((32, 32, 3))]
+    layers = [keras.Input(image_shape)]
     for filters in FILTERS:
         for _ in range(2):
             layers += [
@@ -185,7 +183,8 @@ def one_run(similarity: str, name: str, seed: int) -> dict:
     """The record of a training."""
     images, labels, validation_images, validation_labels = parts(FLAGS.classes, seed)
     keras.utils.set_random_seed(seed)
-    model = make_model(similarity, name, FLAGS.classes)
+    shape = images.shape[1:]
+    model = make_model(similarity, name, shape, FLAGS.classes)
     history = model.fit(
         images,
         labels,
@@ -195,7 +194,7 @@ def one_run(similarity: str, name: str, seed: int) -> dict:
         verbose=0,
     ).history
     counts = nsl_keras.convert.summary(model)
-    plain = make_model(similarity, "plain", FLAGS.classes)
+    plain = make_model(similarity, "plain", shape, FLAGS.classes)
     return {
         **{"similarity": similarity, "predictor": name, "seed": seed},
         "command": runs.command("neural_similarity.predictor_cost"),
@@ -323,6 +322,12 @@ def _define_flags() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # One core, so that times do not depend on how many there are.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     results = runs.results_folder(FLAGS.output_dir)
     setting = {"classes": FLAGS.classes, "epochs": FLAGS.epochs}
     records = runs.RunRecords(results / PLACE, setting)
