@@ -151,7 +151,7 @@ def get(
 
 
 def published(
-    kind: str = "sphere", similarity: Any = "diagonal", **options: Any
+    kind: str = "sphere", similarity: Any = "diagonal", **kwargs: Any
 ) -> SimilarityPredictor:
     """Returns a predictor as the authors of Neural Similarity Learning have it.
 
@@ -162,7 +162,7 @@ def published(
     Args:
         kind: `"sphere"`, `"full_sphere"` or `"cnn"`.
         similarity: Name or `Similarity`, as in the layer served.
-        **options: Arguments of `SimilarityPredictor`, in place of those above too.
+        **kwargs: Arguments of `SimilarityPredictor`, in place of those above too.
 
     Returns:
         A `SimilarityPredictor`.
@@ -184,7 +184,7 @@ def published(
         "momentum": 0.999,
         "momentum_warmup": False,
         "start": "published",
-        **options,
+        **kwargs,
     }
     return SimilarityPredictor(kind=kind, similarity=similarity, **settings)
 
