@@ -1,7 +1,6 @@
 """Recipes and runs that go on where they stopped, whatever is trained."""
 
 import dataclasses
-import json
 
 import keras
 import numpy as np
@@ -57,13 +56,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     whole = tiny_model()
     record = recipe.fit(whole, batches(), TINY, tmp_path / "whole")
     assert np.isfinite(record["training_loss"])
-    assert not (tmp_path / "whole" / "seconds.json").exists()
 
     folder = tmp_path / "interrupted"
     first = tiny_model()
     with pytest.raises(KeyboardInterrupt):
         recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
-    assert len(json.loads((folder / "seconds.json").read_text())) == 2
+    # Of the two chunks that were trained, the second was not yet on the disk.
+    assert recipe.Progress(folder).chunks == 1
+    assert [path.name for path in folder.glob("*.h5")] == ["1.weights.h5"]
     second = tiny_model()
     recipe.fit(second, batches(), TINY, folder)
     assert int(second.optimizer.iterations) == 6
@@ -123,49 +123,6 @@ def test_rates():
     np.testing.assert_allclose([float(falling(n)) for n in (0, 3, 6)], [0.1, 0.05, 0])
     assert TINY.scaled(600).rate_drops == (300, 500)
     assert dataclasses.replace(TINY, rate_drops=()).rates() == 0.1
-
-
-@pytest.mark.parametrize("augmentation", recipe.AUGMENTATIONS[:-1])
-def test_augmentation(augmentation):
-    rng = np.random.default_rng(0)
-    images = rng.random((200, 6, 6, 2)).astype("float32")
-    found = recipe.augmented(images, augmentation, np.random.default_rng(1))
-    assert found.shape == images.shape
-    mode = "constant" if augmentation.startswith("pad") else "symmetric"
-    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode=mode)
-    shifts = range(9) if "crop" in augmentation else [4]
-    mirrors = (1, -1) if "flip" in augmentation else (1,)
-    seen = set()
-    for image, source in zip(found, padded, strict=True):
-        places = [
-            (row, column, mirror)
-            for row in shifts
-            for column in shifts
-            for mirror in mirrors
-            if np.array_equal(
-                image, source[row : row + 6, column : column + 6][:, ::mirror]
-            )
-        ]
-        assert places, "not a shifted, mirrored copy of its image"
-        seen.update(places)
-    # Of 162 places 200 images find most.
-    assert len(seen) > 0.6 * len(shifts) ** 2 * len(mirrors)
-
-
-def test_cutout():
-    images = np.ones((300, 32, 24, 1), "float32")
-    whole, cut = (
-        recipe.augmented(images, augmentation, np.random.default_rng(1))
-        for augmentation in ("pad_crop_flip", "pad_crop_flip_cutout")
-    )
-    # The same images but for the square, which the border may cut.
-    assert np.all((cut == whole) | (cut == 0))
-    sizes = [
-        [np.ptp(np.flatnonzero(image.min(axis)[:, 0] == 0)) + 1 for axis in (1, 0)]
-        for image in 1 - (whole - cut)
-    ]
-    assert np.max(sizes, axis=0).tolist() == [16, 16]
-    assert np.min(sizes) >= 4
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_jax_from_a_file_without_tensorflow(tmp_path):
     ("arguments", "message"),
     [
         (("--method=plain_extra",), "`method` must be one of 'plain', .* in table_1"),
-        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps`, `budget` and `epochs` exclude"),
         (("--temperature=0", "--method=neighborhoods", *SMALL), "`temperature` must be"),
     ],
     ids=str,

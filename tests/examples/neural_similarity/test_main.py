@@ -118,7 +118,7 @@ def test_a_stream_is_trained_on_and_evaluated(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
-        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps`, `budget` and `epochs` exclude"),
         (("--stream", "--train_size=9"), "`train_size` and `stream` exclude each other"),
         (("--budget=0.000001",), "must leave at least one step"),
     ],
