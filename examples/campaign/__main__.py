@@ -23,94 +23,90 @@ campaign/<plan>.json the seconds of each command that is finished.
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import subprocess
 import sys
 import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-from absl import app, flags
+from collections.abc import Sequence
 
 from examples.campaign import plans
 from examples.common import runs
 
-FLAGS = flags.FLAGS
-
 #: Seconds that a command may take longer than it was told to, before it is ended.
 GRACE = 120
 
-#: What a command did with its time.
+#: What became of a command.
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
+#: Flags that say where things are: every command is given them as they are.
+FOLDERS = ("data_dir", "data_file", "output_dir", "state_dir")
 
-def call(command: list[str], folders: list[str], deadline: float) -> str:
+
+def call(command: list[str], options: argparse.Namespace, deadline: float) -> str:
     """Calls a command, and says what became of it."""
     module, *arguments = command
+    for name in FOLDERS:
+        if getattr(options, name) is not None:
+            arguments.append(f"--{name}={getattr(options, name)}")
     if module == "image_classification":
-        arguments.append(f"--model_dir={FLAGS.state_dir}/models")
+        arguments.append(f"--model_dir={options.state_dir}/models")
     left = deadline - time.monotonic()
+    arguments.append(f"--stop_after_minutes={left / 60:.2f}")
     try:
         ended = subprocess.run(
-            [
-                *(sys.executable, "-m", f"examples.{module}"),
-                *(*arguments, *folders, f"--stop_after_minutes={left / 60:.2f}"),
-            ],
-            timeout=left + GRACE,
+            [sys.executable, "-m", f"examples.{module}", *arguments], timeout=left + GRACE
         )
     except subprocess.TimeoutExpired:
         return STOPPED
     return {0: FINISHED, runs.OutOfTime.CODE: STOPPED}.get(ended.returncode, FAILED)
 
 
-def folders_from_flags() -> list[str]:
-    """The flags that every command is given as they are."""
-    names = ("data_dir", "data_file", "output_dir", "state_dir")
-    given = [(name, getattr(FLAGS, name)) for name in names]
-    return [f"--{name}={value}" for name, value in given if value is not None]
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags of a call."""
+    parser = argparse.ArgumentParser("examples.campaign", description=__doc__)
+    parser.add_argument("--plan", choices=list(plans.PLANS), default="narrow")
+    parser.add_argument("--seeds", default="0,1,2", help="the first goes through all rows")
+    parser.add_argument("--budget_minutes", type=float, default=60.0)
+    parser.add_argument(
+        "--also", action="append", default=[], help="a flag of every command, after its own"
+    )
+    parser.add_argument("--data_dir", help="prepared tensorflow-datasets copies")
+    parser.add_argument("--data_file", help="an .npz file of images, or a folder of such")
+    parser.add_argument("--output_dir", default="runs", help="where results/ is written")
+    parser.add_argument(
+        "--state_dir", default="runs/unfinished", help="where unfinished runs are kept"
+    )
+    return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
-    deadline = time.monotonic() + 60 * FLAGS.budget_minutes
-    path = runs.results_folder(FLAGS.output_dir) / "campaign" / f"{FLAGS.plan}.json"
+def main(arguments: Sequence[str]) -> int:
+    """Calls what is left of a plan; returns 1 if a command failed."""
+    options = parse(arguments)
+    deadline = time.monotonic() + 60 * options.budget_minutes
+    path = runs.results_folder(options.output_dir) / "campaign" / f"{options.plan}.json"
     done = json.loads(path.read_text()) if path.exists() else {}
     outcomes: dict[str, list[str]] = {FINISHED: [], STOPPED: [], FAILED: []}
-    for command in plans.commands(FLAGS.plan, FLAGS.seeds):
-        command = [*command, *FLAGS.also]
+    for planned in plans.commands(options.plan, options.seeds.split(",")):
+        command = [*planned, *options.also]
         name = " ".join(command)
         if name in done:
-            outcomes[FINISHED].append(name)
+            outcome = FINISHED
         elif time.monotonic() > deadline:
-            outcomes[STOPPED].append(name)
+            outcome = STOPPED
         else:
             print(f"\n=== {name}", flush=True)
             start = time.monotonic()
-            outcome = call(command, folders_from_flags(), deadline)
-            outcomes[outcome].append(name)
+            outcome = call(command, options, deadline)
             if outcome == FINISHED:
                 done[name] = round(time.monotonic() - start, 1)
                 runs.write_json(path, done)
+        outcomes[outcome].append(name)
     print(f"\n{len(outcomes[FINISHED])} commands finished, {len(outcomes[STOPPED])} left")
     for name in outcomes[FAILED]:
         print(f"Failed: {name}")
-    if outcomes[FAILED]:
-        sys.exit(1)
-
-
-def _define_flags() -> None:
-    flags.DEFINE_enum("plan", "narrow", list(plans.PLANS), "Which rows.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; the first goes through all rows.")
-    flags.DEFINE_float("budget_minutes", 60.0, "Begin nothing that takes longer.")
-    flags.DEFINE_multi_string("also", [], "A flag of every command, after the plan's.")
-    flags.DEFINE_string("data_dir", None, "Folder of prepared tensorflow-datasets copies.")
-    flags.DEFINE_string("data_file", None, "An .npz file of images, or a folder of such.")
-    flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-    flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
+    return int(bool(outcomes[FAILED]))
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    sys.exit(main(sys.argv[1:]))

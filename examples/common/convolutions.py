@@ -46,6 +46,7 @@ def convolutions(
             similarity=similarity,
             hidden_filters=others.hidden_filters,
             start=others.start,
+            momentum_warmup=others.momentum_warmup,
             **norms,
         )
 

@@ -43,6 +43,10 @@ class DeviceLoop:
         self.images = keras.ops.convert_to_tensor(images, "float32")
         self.labels = keras.ops.convert_to_tensor(batches.split.labels, "int32")
 
+        # Keras makes metrics when they are first needed.
+        split = batches.split
+        model.test_on_batch(split.images[:100], split.labels[:100])
+
         @functools.partial(jax.jit, donate_argnums=0)
         def run(state: list, images: Any, labels: Any, drawn: tuple) -> tuple[list, dict]:
             def step(state: list, each: tuple) -> tuple[list, dict]:

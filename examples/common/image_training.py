@@ -198,7 +198,8 @@ def setting_of(found: data.ImageData, trained: recipe.Recipe, **others: object) 
         "filters": filters_from_flags(),
         "input": FLAGS.input,
         "precision": "mixed_bfloat16" if FLAGS.mixed_precision else None,
-        "tuned": FLAGS.tuned or None,
+        # Trials are of the runs that follow them.
+        "tuned": FLAGS.tuned or FLAGS.tune or None,
     }
 
 
@@ -207,7 +208,8 @@ def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
     if FLAGS.filters is not None:
         network = f"{network}_{'-'.join(FLAGS.filters)}"
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
-    return f"{network}_{dataset}_{size}_{trained.steps}"
+    tuned = "_tuned" if FLAGS.tuned or FLAGS.tune else ""
+    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}"
 
 
 def first_record(module: str, name: str, seed: int, model: keras.Model) -> dict:

@@ -1,6 +1,7 @@
 """Recipes and runs that go on where they stopped, whatever is trained."""
 
 import dataclasses
+import time
 
 import keras
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from examples.common import data, recipe
+from examples.common import data, recipe, runs
 
 TINY = recipe.Recipe(6, (3, 5), batch_size=8, augmentation="crop_flip")
 
@@ -83,6 +84,28 @@ def test_a_diverging_run_is_named(tmp_path):
         recipe.fit(tiny_model(diverging), batches(), diverging, tmp_path)
 
 
+def test_a_run_stops_at_its_deadline_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
+    with pytest.raises(SystemExit) as stopped:
+        recipe.fit(tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic())
+    assert stopped.value.code == runs.OutOfTime.CODE
+    assert "Stopped after 0 steps. The same command goes on." in capsys.readouterr().out
+    found = recipe.fit(
+        tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic() + 1000
+    )
+    # Called again after its last step, it trains no more.
+    model = tiny_model()
+    again = recipe.fit(model, batches(), TINY, tmp_path, deadline=time.monotonic())
+    assert again == found
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_loops_on_the_device_need_jax(tmp_path):
+    if keras.backend.backend() != "jax":
+        with pytest.raises(ValueError, match="`on_device` needs the JAX backend"):
+            recipe.fit(tiny_model(), batches(), TINY, tmp_path, on_device=True)
+
+
 def test_batches_are_passes_over_all_images():
     split = data.Split(np.arange(20.0).reshape(20, 1, 1, 1), np.arange(20))
     short = dataclasses.replace(TINY.scaled(5), batch_size=8, augmentation="none")
@@ -123,6 +146,19 @@ def test_rates():
     np.testing.assert_allclose([float(falling(n)) for n in (0, 3, 6)], [0.1, 0.05, 0])
     assert TINY.scaled(600).rate_drops == (300, 500)
     assert dataclasses.replace(TINY, rate_drops=()).rates() == 0.1
+
+
+def test_warmup():
+    warm = dataclasses.replace(TINY, warmup_steps=4)
+    found = [float(warm.rates()(n)) for n in range(7)]
+    np.testing.assert_allclose(found, [0.025, 0.05, 0.075, 0.1, 0.01, 0.01, 1e-3])
+    assert warm.scaled(600).warmup_steps == 400
+    constant = dataclasses.replace(warm, rate_drops=())
+    for each in (warm, constant):
+        schedule = each.rates()
+        config = keras.saving.serialize_keras_object(schedule)
+        again = keras.saving.deserialize_keras_object(config)
+        assert [float(again(n)) for n in (1, 6)] == [float(schedule(n)) for n in (1, 6)]
 
 
 @pytest.mark.parametrize(
