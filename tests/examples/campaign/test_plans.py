@@ -65,7 +65,6 @@ small = [
     "--warmup_steps=1", f"--data_file={data_file}", f"--output_dir={folder}",
     f"--state_dir={folder}/unfinished",
 ]
-defaults = flags.FLAGS.flag_values_dict
 for row in plans.PLANS["published"]:
     number = next((f for f in row.flags if f.startswith("--table=")), "")
     if row.module != module or number not in chosen:
@@ -75,7 +74,7 @@ for row in plans.PLANS["published"]:
         narrow = ["--num_neighbors=8", f"--model_dir={folder}/models"]
     flags.FLAGS.unparse_flags()
     for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
+        flags.FLAGS[name].unparse()  # Back to its default.
     flags.FLAGS(["test", *row.flags, f"--method={row.method}", *small, *narrow])
     command.main(["test"])
 """
@@ -86,10 +85,10 @@ def images(tmp_path):
     """A file of a few images like CIFAR-10's."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", 12), ("validation", 4), ("test", 4)):
-        shape = (count, 32, 32, 3)
-        arrays[f"{part}_images"] = rng.integers(0, 256, shape).astype("uint8")
-        arrays[f"{part}_labels"] = np.arange(count) % 10
+    for part in ("train", "validation", "test"):
+        # As many in each as in a batch: whatever is compiled is compiled once.
+        arrays[f"{part}_images"] = rng.integers(0, 256, (4, 32, 32, 3)).astype("uint8")
+        arrays[f"{part}_labels"] = np.array([0, 3, 6, 9])
     np.savez(tmp_path / "images.npz", class_names=list("abcdefghij"), **arrays)
     return tmp_path / "images.npz"
 
@@ -105,7 +104,7 @@ def images(tmp_path):
         ("neural_similarity", ["--table=8"]),
         ("image_classification", [""]),
     ],
-    ids=str,
+    ids=["table_4", "tables_1_to_3", "cost", "table_8", "neighborhoods"],
 )
 def test_published_rows_train_under_jax(module, tables, images, tmp_path):
     script = tmp_path / "rows.py"
