@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ def convolutions(
     momentum: float = 0.9,
     learn_shape: bool = False,
     synchronized: bool = False,
+    published: bool = False,
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`.
 
@@ -26,20 +28,32 @@ def convolutions(
         momentum: That of the batch norms in predictors: as of the network's own.
         learn_shape: Whether kernels learn their shape.
         synchronized: Whether those batch norms see all replicas.
+        published: Whether predictors are the authors' but for that momentum, instead of
+            the package's default ones.
     """
     if similarity is None:
         return keras.layers.Conv2D
     norms: dict[str, Any] = {"momentum": momentum, "synchronized": synchronized}
     shared = None
+    make: Callable[..., keras.layers.Layer] = nsl_keras.predictors.SimilarityPredictor
+    if published:
+        make = functools.partial(nsl_keras.predictors.published, similarity=similarity)
     if predictor == "shared":
+        # The authors released no code for it: the width and the start of the others.
+        others = make(**norms)
         shared = nsl_keras.predictors.SharedSimilarityPredictor(
-            3, similarity=similarity, **norms
+            3,
+            similarity=similarity,
+            hidden_filters=others.hidden_filters,
+            start=others.start,
+            momentum_warmup=others.momentum_warmup,
+            **norms,
         )
 
     def convolution(filters: int, kernel_size: Any, **options: Any) -> keras.layers.Layer:
         own = shared
         if predictor in ("sphere", "cnn"):
-            own = nsl_keras.predictors.SimilarityPredictor(
+            own = make(
                 kind=predictor,
                 kernel_regularizer=options.get("kernel_regularizer"),
                 **norms,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,6 +13,9 @@ import numpy as np
 from examples.common import image_folders
 
 PARTS = ("train", "validation", "test")
+
+#: Bytes of a file where images are written to several, and what its headers may take.
+PIECE, HEADERS = 64 * 2**20, 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,17 @@ class ImageData:
     @property
     def image_shape(self) -> tuple[int, ...]:
         return self.train.images.shape[1:]
+
+    @property
+    def standardized(self) -> ImageData:
+        """The same data with channels of mean 0 and deviation 1 in the training images."""
+        mean = self.train.images.mean((0, 1, 2))
+        deviation = self.train.images.std((0, 1, 2))
+        splits = (getattr(self, part) for part in PARTS)
+        train, validation, test = (
+            Split((split.images - mean) / deviation, split.labels) for split in splits
+        )
+        return ImageData(train, validation, test, self.class_names)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -158,13 +173,19 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     Args:
         path: A file with `train_images`, `train_labels`, `validation_images`,
             `validation_labels`, `test_images` and `test_labels`; images are uint8, of
-            shape `(n, height, width, channels)`.
+            shape `(n, height, width, channels)`. Or a folder of such files, whose arrays
+            of one name are put together in the order of the files' names.
 
     Raises:
         ValueError: If an array is missing.
     """
-    with np.load(pathlib.Path(path).expanduser()) as archive:
-        arrays = {key: archive[key] for key in archive.files}
+    place = pathlib.Path(path).expanduser()
+    found: dict[str, list[np.ndarray]] = {}
+    for file in sorted(place.glob("*.npz")) if place.is_dir() else [place]:
+        with np.load(file) as archive:
+            for key in archive.files:
+                found.setdefault(key, []).append(archive[key])
+    arrays = {key: np.concatenate(pieces) for key, pieces in found.items()}
     wanted = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
     missing = [key for key in wanted if key not in arrays]
     if missing:
@@ -176,14 +197,46 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
-    """Writes such a file; images that are not uint8 yet are in [0, 1]."""
+    """Writes such a file; images that are not uint8 yet are in [0, 1].
+
+    A path that does not end in `.npz` is made a folder of files of at most `PIECE` bytes.
+    """
     arrays = dict(others)
     for part, split in parts.items():
         images = split.images
         if images.dtype != np.uint8:
             images = np.round(255 * images).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
-    np.savez_compressed(pathlib.Path(path).expanduser(), **arrays)
+    place = pathlib.Path(path).expanduser()
+    if place.suffix == ".npz":
+        np.savez_compressed(place, **arrays)
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    for number, piece in enumerate(_pieces(arrays)):
+        np.savez(place / f"{number:03}.npz", **piece)
+
+
+def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays cut along their first axis, and put together to at most `PIECE` bytes."""
+    piece: dict[str, np.ndarray] = {}
+    room = largest = PIECE - HEADERS
+    for key, array in arrays.items():
+        start = 0
+        while start < len(array):
+            size = array[:1].nbytes
+            count = min(len(array) - start, room // size)
+            if count:
+                piece[key] = array[start : start + count]
+                start, room = start + count, room - count * size
+            if start < len(array):
+                if size > largest:
+                    raise ValueError(
+                        "`write_data_file` must hold images smaller than a piece of "
+                        f"{PIECE} bytes. Received: {key} of {size} bytes each"
+                    )
+                yield piece
+                piece, room = {}, largest
+    yield piece
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import keras
 import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples.common import data, image_folders, recipe, runs
+from examples.common import augmentation, data, image_folders, recipe, runs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
@@ -21,8 +23,16 @@ flags.DEFINE_string(
     "dataset", "digits", "digits, a set that comes as folders of images, or one of tfds."
 )
 flags.DEFINE_string("data_dir", None, "Folder of the set, or of prepared tfds copies.")
-flags.DEFINE_string("data_file", None, "Images from an .npz file; --dataset names them.")
-flags.DEFINE_string("write_data_file", None, "Write the images to such a file, and stop.")
+flags.DEFINE_string(
+    "data_file",
+    None,
+    "Images from an .npz file, or a folder of them; --dataset names them.",
+)
+flags.DEFINE_string(
+    "write_data_file",
+    None,
+    "Write the images to such a file, or a folder of files of at most 64 MiB, and stop.",
+)
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
 flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.")
 flags.DEFINE_integer("image_size", None, "Make the images of so many pixels.")
@@ -30,34 +40,108 @@ flags.DEFINE_integer("steps", None, "Training steps; rate drops in proportion.")
 flags.DEFINE_alias("iterations", "steps")
 flags.DEFINE_float("budget", None, "The same as a fraction of the published steps.")
 flags.DEFINE_integer("batch_size", None, "Instead of the published 128.", lower_bound=1)
+flags.DEFINE_float("epochs", None, "Training steps as passes over the images.")
 flags.DEFINE_float("learning_rate", None, "Instead of the published start rate.")
+flags.DEFINE_enum(
+    "optimizer",
+    None,
+    ["momentum", "nesterov", "adam", "adamw"],
+    "Instead of the published one.",
+)
+flags.DEFINE_bool(
+    "cosine_decay", None, "Let the rate fall to 0 along a cosine, instead of in drops."
+)
+flags.DEFINE_integer("warmup_steps", None, "Steps in which the rate rises at the start.")
+flags.DEFINE_float("penalty", None, "Instead of the published factor of squared weights.")
+flags.DEFINE_float("weight_decay", None, "AdamW's, instead of the published one.")
+flags.DEFINE_enum(
+    "input",
+    None,
+    ["unit", "standardized"],
+    "Images in [0, 1], or with channels of mean 0 and deviation 1, instead of the "
+    "published range.",
+)
+flags.DEFINE_list("filters", None, "Filters of the stages, instead of the published.")
+flags.DEFINE_bool("mixed_precision", False, "Compute in bfloat16, with float32 weights.")
 flags.DEFINE_enum(
     "augmentation",
     None,
-    recipe.AUGMENTATIONS,
+    augmentation.AUGMENTATIONS,
     "By default the published one, as far as the images allow it: mirror images of digits "
     "are no digits.",
 )
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what suits.")
+flags.DEFINE_bool(
+    "on_device",
+    None,
+    "Keep the images on the device, and train many steps in one compiled loop (JAX); "
+    "by default on accelerators.",
+)
+flags.DEFINE_integer("save_every", 500, "Steps after which state is saved, at most.")
+flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
+flags.DEFINE_bool(
+    "step_times", False, "Time the steps of each row beside the plain network's."
+)
+flags.DEFINE_bool(
+    "tune",
+    False,
+    "Try --rates with each row, evaluated on validation images alone, and stop.",
+)
+flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Start rates that --tune tries.")
+flags.DEFINE_float(
+    "tuning_share", 1.0, "The steps of a trial, as a share of the training's."
+)
+flags.DEFINE_bool("tuned", False, "Train each row at the best of its rates of --tune.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
-def steps_from_flags(published: int) -> int:
+#: Rounds of `step_time_ratio` before what is measured, and measured.
+WARM_UP_ROUNDS, ROUNDS = 2, 15
+
+#: When this process began, for --stop_after_minutes.
+STARTED = time.monotonic()
+
+
+def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
     """The steps that the flags ask for."""
-    if FLAGS.steps is not None and FLAGS.budget is not None:
+    given = changes_from_flags("steps", "budget", "epochs")
+    if len(given) > 1:
+        received = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ValueError(
-            "`steps` and `budget` exclude each other. Received: "
-            f"steps={FLAGS.steps}, budget={FLAGS.budget}"
+            f"`steps`, `budget` and `epochs` exclude each other. Received: {received}"
         )
     steps = FLAGS.steps or round(published * (FLAGS.budget or 1))
+    if FLAGS.epochs is not None:
+        # Whole chunks of steps, after which state can be saved.
+        steps = round(FLAGS.epochs * round(train_examples / batch_size))
     if steps < 1:
         raise ValueError(
             "`steps` and `budget` must leave at least one step. Received: "
-            f"steps={FLAGS.steps}, budget={FLAGS.budget}"
+            f"steps={FLAGS.steps}, budget={FLAGS.budget}, epochs={FLAGS.epochs}"
         )
     return steps
+
+
+def recipe_changes_from_flags() -> dict:
+    """What the flags change of every recipe."""
+    changes = changes_from_flags(
+        *("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps"),
+        *("penalty", "weight_decay"),
+    )
+    return changes | ({"input_range": (0.0, 1.0)} if FLAGS.input else {})
+
+
+def filters_from_flags() -> list[int] | None:
+    """The filters of the stages, where the flags give them."""
+    return None if FLAGS.filters is None else [int(each) for each in FLAGS.filters]
+
+
+def use_dtype_from_flags() -> None:
+    """Sets what models are computed in."""
+    if FLAGS.mixed_precision:
+        keras.config.set_dtype_policy("mixed_bfloat16")
 
 
 def changes_from_flags(*names: str) -> dict:
@@ -89,7 +173,9 @@ def load_arrays(image_size: int | None = None) -> data.ImageData:
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
         found = data.resized(found, image_size)
-    return found if FLAGS.hold_out else data.without_validation(found)
+    # Trials are judged on the validation images.
+    found = found if FLAGS.hold_out or FLAGS.tune else data.without_validation(found)
+    return found.standardized if FLAGS.input == "standardized" else found
 
 
 def wrote_data_file(found: data.ImageData) -> bool:
@@ -109,13 +195,21 @@ def setting_of(found: data.ImageData, trained: recipe.Recipe, **others: object) 
         "image_shape": found.image_shape,
         "classes": len(found.class_names),
         "recipe": dataclasses.asdict(trained),
+        "filters": filters_from_flags(),
+        "input": FLAGS.input,
+        "precision": "mixed_bfloat16" if FLAGS.mixed_precision else None,
+        # Trials are of the runs that follow them.
+        "tuned": FLAGS.tuned or FLAGS.tune or None,
     }
 
 
 def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
     """The name of the folder of a setting's runs."""
+    if FLAGS.filters is not None:
+        network = f"{network}_{'-'.join(FLAGS.filters)}"
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
-    return f"{network}_{dataset}_{size}_{trained.steps}"
+    tuned = "_tuned" if FLAGS.tuned or FLAGS.tune else ""
+    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}"
 
 
 def first_record(module: str, name: str, seed: int, model: keras.Model) -> dict:
@@ -130,6 +224,30 @@ def first_record(module: str, name: str, seed: int, model: keras.Model) -> dict:
     }
 
 
+def recipe_of_run(trained: recipe.Recipe, rate: float | None, trial: bool) -> recipe.Recipe:
+    """The recipe at the rate of a run, as short as trials are where it is one."""
+    if rate is not None:
+        trained = dataclasses.replace(trained, learning_rate=rate)
+    if trial:
+        trained = trained.scaled(max(1, round(trained.steps * FLAGS.tuning_share)))
+    return trained
+
+
+def make_batches(split: data.Split, trained: recipe.Recipe, seed: int) -> recipe.Batches:
+    """The batches of a run, in chunks as long as the flags allow."""
+    chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
+    return recipe.Batches(split, trained, seed, chunk)
+
+
+def trains_on_device(batches: keras.utils.PyDataset) -> bool:
+    """Whether chunks of steps are one compiled loop: on accelerators, or as asked."""
+    if FLAGS.on_device is not None:
+        return FLAGS.on_device
+    on_cpu = all(name.startswith("cpu") for name in keras.distribution.list_devices())
+    on_jax = keras.backend.backend() == "jax"
+    return on_jax and not on_cpu and isinstance(batches, recipe.Batches)
+
+
 def train_and_evaluate(
     model: keras.Model,
     batches: keras.utils.PyDataset,
@@ -142,8 +260,18 @@ def train_and_evaluate(
     `evaluated` holds the arguments of `evaluate` for each part. A diverging run is not
     evaluated. Returns what to record.
     """
+    minutes = FLAGS.stop_after_minutes
     try:
-        record = recipe.fit(model, batches, trained, state, verbose=FLAGS.verbose)
+        record = recipe.fit(
+            model,
+            batches,
+            trained,
+            # Chunks of another length would end elsewhere.
+            state / f"chunks_of_{len(batches)}",
+            verbose=FLAGS.verbose,
+            on_device=trains_on_device(batches),
+            deadline=None if minutes is None else STARTED + 60 * minutes,
+        )
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.
         record, evaluated = {"diverged": str(error)}, {}
@@ -155,10 +283,109 @@ def train_and_evaluate(
     return record
 
 
-def evaluated_parts(found: data.ImageData) -> dict[str, dict]:
-    """What to evaluate: validation images that took no part in training, and the test."""
+def step_time_ratio(
+    model: keras.Model, plain: keras.Model, batches: keras.utils.PyDataset
+) -> dict[str, float]:
+    """The time of a training step over the plain network's: median and quartiles.
+
+    Rounds of one step each, one after the other, in this process. It trains both.
+    """
+    batch = batches[0]
+    ratios = []
+    for number in range(WARM_UP_ROUNDS + ROUNDS):
+        times = []
+        for each in (plain, model):
+            start = time.perf_counter()
+            each.train_on_batch(*batch)
+            times.append(time.perf_counter() - start)
+        if number >= WARM_UP_ROUNDS:
+            ratios.append(times[1] / times[0])
+    low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist()
+    return {"median": median, "low": low, "high": high}
+
+
+def make_runs(
+    records: runs.RunRecords,
+    titles: Mapping[str, str],
+    train: Callable[..., dict],
+) -> runs.RunRecords:
+    """Makes the runs that the flags ask for, or the trials of their rates.
+
+    Args:
+        records: Where the runs are kept.
+        titles: Titles of the rows by name.
+        train: A function of name, seed and rate, which is `None` for the recipe's own;
+            with `trial=True` it evaluates on validation images alone.
+
+    Returns:
+        The records of what was made.
+    """
+    if not FLAGS.tune:
+        rates = tuned_rates(records.folder, titles) if FLAGS.tuned else {}
+        runs.run_all(
+            records,
+            runs.every(titles, FLAGS.seeds),
+            lambda name, seed: train(name, seed, rates.get(name)),
+        )
+        return records
+    setting = {**records.setting, "tuning_share": FLAGS.tuning_share}
+    trials = runs.RunRecords(tuning_folder(records.folder), setting)
+    runs.run_all(
+        trials,
+        {
+            (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
+            for seed in map(int, FLAGS.seeds)
+            for name, title in titles.items()
+            for rate in FLAGS.rates
+        },
+        lambda name, rate, seed: train(name, seed, rate, trial=True),
+    )
+    return trials
+
+
+def tuning_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Where the trials for a folder of runs are."""
+    return folder.parent.with_name(f"{folder.parent.name}_tuning") / folder.name.replace(
+        "_everything_", "_all_"
+    )
+
+
+def tuned_rates(folder: pathlib.Path, names: Iterable[str]) -> dict[str, float]:
+    """The rate of each row that was best on validation images.
+
+    Raises:
+        ValueError: If rows have no trials, or not the same ones.
+    """
+    trials = runs.RunRecords(tuning_folder(folder)).runs
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
+    for trial in trials:
+        # A trial that diverged is one without accuracy.
+        accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])
+        accuracies.append(trial.get("validation_accuracy", 0.0))
+    tried = {
+        tuple((rate, len(each)) for rate, each in sorted(rates.items()))
+        for rates in found.values()
+    }
+    if tried == {()} or len(tried) > 1:
+        counts = {name: len(rates) for name, rates in found.items()}
+        raise ValueError(
+            "`tuned` needs the same trials of every row: call the command with --tune "
+            f"first. Received: numbers of rates {counts}"
+        )
+    return {
+        name: max(rates, key=lambda rate: statistics.mean(rates[rate]))
+        for name, rates in found.items()
+    }
+
+
+def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:
+    """What to evaluate: validation images that took no part in training, and the test.
+
+    The test images take no part in a trial.
+    """
+    parts = {"validation": found.validation} | ({} if trial else {"test": found.test})
     return {
         part: {"x": split.images, "y": split.labels, "batch_size": 100}
-        for part, split in (("validation", found.validation), ("test", found.test))
+        for part, split in parts.items()
         if len(split.images)
     }

@@ -7,29 +7,20 @@ sees what an uninterrupted one would have, on either backend.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import keras
 import numpy as np
+from keras import ops
 
 import nsl_keras
-from examples.common import data, runs
-
-#: "crop": padded by 4 pixels of the mirror image, "pad_crop": by zeros; "cutout": a square
-#: of 16x16 pixels is blackened.
-AUGMENTATIONS = (
-    "none",
-    "flip",
-    "crop_flip",
-    "pad_crop",
-    "pad_crop_flip",
-    "pad_crop_flip_cutout",
-)
+from examples.common import augmentation, data, device_loop, runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +32,13 @@ class Recipe:
         rate_drops: Steps after which the rate is divided by 10.
         learning_rate: The rate at the start.
         batch_size: Images of a step.
-        augmentation: One of `AUGMENTATIONS`.
+        augmentation: One of `augmentation.AUGMENTATIONS`.
         optimizer: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
         epsilon: Adam's and AdamW's.
         weight_decay: AdamW's, as in Keras, which multiplies it with the rate.
         clip: Largest entry of a gradient.
         cosine_decay: Whether the rate falls to 0 along a cosine.
+        warmup_steps: Steps in which the rate rises to what it would be otherwise.
         penalty: Factor of half the squared weights in the loss.
         label_smoothing: Probability that is spread over all classes.
         input_range: What black and white, 0 and 1, are to the network.
@@ -62,6 +54,7 @@ class Recipe:
     weight_decay: float = 0.0
     clip: float | None = None
     cosine_decay: bool = False
+    warmup_steps: int = 0
     penalty: float = 0.0
     label_smoothing: float = 0.0
     input_range: tuple[float, float] = (0.0, 1.0)
@@ -72,10 +65,17 @@ class Recipe:
             self,
             steps=steps,
             rate_drops=tuple(round(drop * steps / self.steps) for drop in self.rate_drops),
+            warmup_steps=round(self.warmup_steps * steps / self.steps),
         )
 
     def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
         """The rate of each step."""
+        rates = self._rates_after_warmup()
+        return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
+
+    def _rates_after_warmup(
+        self,
+    ) -> float | keras.optimizers.schedules.LearningRateSchedule:
         schedules = keras.optimizers.schedules
         if self.cosine_decay:
             return schedules.CosineDecay(self.learning_rate, self.steps)
@@ -105,6 +105,27 @@ class Recipe:
         for variable in variables:
             if self.penalty and variable.regularizer is None:
                 variable.regularizer = keras.regularizers.L2(self.penalty / 2)
+
+
+@keras.saving.register_keras_serializable("nsl_keras_examples")
+class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Rates that rise from near 0 in the first steps, in proportion to the step."""
+
+    def __init__(self, rates: Any, warmup_steps: int) -> None:
+        self.rates, self.warmup_steps = rates, warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        rate = self.rates(step) if callable(self.rates) else self.rates
+        share = (ops.cast(step, "float32") + 1) / self.warmup_steps
+        return rate * ops.minimum(share, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rates": self.rates, "warmup_steps": self.warmup_steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WarmedUp:
+        rates = keras.saving.deserialize_keras_object(config["rates"])
+        return cls(rates, config["warmup_steps"])
 
 
 def compile_classifier(
@@ -138,38 +159,6 @@ def spared_of(model: keras.Model) -> list:
     return model.layers[-1].trainable_variables
 
 
-def augmented(
-    images: np.ndarray, augmentation: str, generator: np.random.Generator
-) -> np.ndarray:
-    """Images shifted by up to 4 pixels, mirrored and cut, each for itself.
-
-    Shifted in images are continued by their mirror image, as in the authors' code of
-    Neural Similarity Learning, or by zeros, as in that of Meta-Neighborhoods.
-    """
-    count, height, width, _ = images.shape
-    if augmentation == "none":
-        return images
-    rows, columns = np.arange(height), np.arange(width)
-    rows, columns = np.tile(rows, (count, 1)), np.tile(columns, (count, 1))
-    if "crop" in augmentation:
-        pad = 4
-        mode: Any = "constant" if "pad" in augmentation else "symmetric"
-        images = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode=mode)
-        rows += generator.integers(0, 2 * pad + 1, (count, 1))
-        columns += generator.integers(0, 2 * pad + 1, (count, 1))
-    if "flip" in augmentation:
-        mirrored = generator.random((count, 1)) < 0.5
-        columns = np.where(mirrored, columns[:, ::-1], columns)
-    images = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    if "cutout" in augmentation:
-        rows, columns = (
-            np.abs(2 * (np.arange(size) - generator.integers(0, size, (count, 1))) + 1) < 16
-            for size in (height, width)
-        )
-        images[rows[:, :, None] & columns[:, None, :]] = 0
-    return images
-
-
 class Batches(keras.utils.PyDataset):
     """Random batches, without replacement within a pass over the images.
 
@@ -189,13 +178,20 @@ class Batches(keras.utils.PyDataset):
         return self.chunk
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen, *moves = self.draw(index)
+        images = augmentation.pad(self.split.images[chosen], self.recipe.augmentation)
+        images = augmentation.take_moved(images, np.arange(len(chosen)), *moves)
+        return images.astype("float32"), self.split.labels[chosen]
+
+    def draw(self, index: int) -> tuple[np.ndarray, ...]:
+        """The numbers of a batch's images, and their `augmentation.draw_moves`."""
         step = self.epoch * self.chunk + index
         total = len(self.split.images)
         wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
         chosen = np.array([self._order(at // total)[at % total] for at in wanted])
         generator = np.random.default_rng([self.seed, 1, step])
-        images = augmented(self.split.images[chosen], self.recipe.augmentation, generator)
-        return images.astype("float32"), self.split.labels[chosen]
+        shape, name = self.split.images.shape[1:], self.recipe.augmentation
+        return chosen, *augmentation.draw_moves(shape, len(chosen), name, generator)
 
     def _order(self, number: int) -> np.ndarray:
         """The order of the images in one pass."""
@@ -208,28 +204,41 @@ class Batches(keras.utils.PyDataset):
         return self._orders[number]
 
 
-class Progress(keras.callbacks.Callback):
-    """Tells the batches where training stands, and keeps its time across interruptions."""
+class Progress:
+    """Where a training stands, in a folder: weights, seconds and the last loss.
 
-    def __init__(self, batches: keras.utils.PyDataset, file: pathlib.Path) -> None:
-        super().__init__()
-        self.batches, self.file = batches, file
-        self.seconds: list[float] = []
+    A chunk counts once its weights are on the disk, so that a process may end at any
+    moment.
+    """
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        if not self.seconds and epoch and self.file.exists():
-            self.seconds = json.loads(self.file.read_text())[:epoch]
-        self.batches.epoch = epoch
-        # Keras does not save where random numbers stand: each epoch has a place for them.
-        for variable in self.model.non_trainable_variables:
-            if variable.name == "seed_generator_state":
-                seed = keras.ops.convert_to_numpy(variable)[0]
-                variable.assign(np.array([seed, epoch << 20], "uint32"))
-        self.start = time.perf_counter()
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.file = folder / "progress.json"
+        found = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.seconds: list[float] = found.get("seconds", [])
+        self.logs: dict[str, float] = found.get("logs", {})
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self.seconds.append(time.perf_counter() - self.start)
-        runs.write_json(self.file, self.seconds)
+    @property
+    def chunks(self) -> int:
+        """The number of chunks that are finished."""
+        return len(self.seconds)
+
+    def restore(self, model: keras.Model) -> None:
+        """Gives a compiled model the weights of the last chunk."""
+        if self.chunks:
+            model.load_weights(self._weights(self.chunks))
+
+    def add(self, model: keras.Model, seconds: float, logs: dict[str, float]) -> None:
+        """Keeps what a chunk led to."""
+        self.seconds.append(seconds)
+        self.logs = {name: float(value) for name, value in logs.items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        model.save_weights(self._weights(self.chunks), overwrite=True)
+        runs.write_json(self.file, {"seconds": self.seconds, "logs": self.logs})
+        self._weights(self.chunks - 1).unlink(missing_ok=True)
+
+    def _weights(self, chunks: int) -> pathlib.Path:
+        return self.folder / f"{chunks}.weights.h5"
 
 
 def chunk_steps(steps: int, longest: int = 500) -> int:
@@ -248,34 +257,83 @@ def fit(
     folder: pathlib.Path,
     callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: int = 0,
+    on_device: bool = False,
+    deadline: float | None = None,
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
-    `batches` are `Batches` or `stream.StreamedBatches`: a chunk long each,
-    whose number they take in `epoch`. State is saved in `folder` after each. Returns
-    the final loss, the seconds of all calls, and the images per second (the median over
-    epochs, so that compilation does not count).
+    Args:
+        model: A compiled model.
+        batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
+            they take in `epoch`.
+        recipe: How long to train.
+        folder: Where state is saved after each chunk.
+        callbacks: Further callbacks of each chunk, on the host.
+        verbose: As for `keras.Model.fit`.
+        on_device: Whether chunks are one compiled loop: see `device_loop`.
+        deadline: `time.monotonic()` after which no chunk begins; a chunk is taken to
+            last as long as the one before.
+
+    Returns:
+        The final loss, the seconds of all calls, and the images per second (the median
+        over chunks, so that compilation does not count).
+
+    Raises:
+        nsl_keras.NonFiniteLossError: If the loss diverges.
+        runs.OutOfTime: If the deadline comes first.
     """
-    progress = Progress(batches, folder / "seconds.json")
-    history = model.fit(
-        batches,
-        epochs=recipe.steps // len(batches),
-        shuffle=False,
-        callbacks=[
-            keras.callbacks.BackupAndRestore(str(folder / "state")),
-            progress,
-            keras.callbacks.TerminateOnNaN(),
-            *(callbacks or []),
-        ],
-        verbose=verbose,
-    )
-    loss = history.history["loss"][-1]
-    if not np.isfinite(loss):
-        raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
-    progress.file.unlink()
+    progress = Progress(folder)
+    progress.restore(model)
+    train: Callable[..., dict]
+    if on_device:
+        train = device_loop.DeviceLoop(model, batches)
+    else:
+        train = functools.partial(_fit_chunk, model, batches, callbacks or [], verbose)
+    for chunk in range(progress.chunks, recipe.steps // len(batches)):
+        expected = progress.seconds[-1] if progress.seconds else 0.0
+        if deadline is not None and time.monotonic() + expected > deadline:
+            raise runs.OutOfTime(f"Stopped after {chunk * len(batches):,} steps.")
+        batches.epoch = chunk
+        _place_random_numbers(model, chunk)
+        start = time.perf_counter()
+        logs = train(chunk)
+        seconds = time.perf_counter() - start
+        if on_device and verbose:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            print(f"Chunk {chunk + 1}: {seconds:.1f} s, {shown}", flush=True)
+        if not np.isfinite(logs["loss"]):
+            raise nsl_keras.NonFiniteLossError(f"The training loss is {logs['loss']}.")
+        progress.add(model, seconds, logs)
     images = len(batches) * recipe.batch_size
     return {
-        "training_loss": float(loss),
+        "training_loss": progress.logs["loss"],
         "seconds": round(sum(progress.seconds), 1),
         "images_per_second": round(images / statistics.median(progress.seconds), 1),
     }
+
+
+def _fit_chunk(
+    model: keras.Model,
+    batches: keras.utils.PyDataset,
+    callbacks: list[keras.callbacks.Callback],
+    verbose: int,
+    chunk: int,
+) -> dict:
+    """Trains for one chunk with Keras's own loop; returns its logs."""
+    history = model.fit(
+        batches,
+        epochs=chunk + 1,
+        initial_epoch=chunk,
+        shuffle=False,
+        callbacks=[keras.callbacks.TerminateOnNaN(), *callbacks],
+        verbose=verbose,
+    ).history
+    return {name: values[-1] for name, values in history.items()}
+
+
+def _place_random_numbers(model: keras.Model, chunk: int) -> None:
+    """Gives random numbers a place for each chunk: Keras does not save where they are."""
+    for variable in model.non_trainable_variables:
+        if variable.name == "seed_generator_state":
+            seed = ops.convert_to_numpy(variable)[0]
+            variable.assign(np.array([seed, chunk << 20], "uint32"))

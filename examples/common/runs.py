@@ -27,11 +27,27 @@ Key = tuple[str | int, ...]
 _SETTING = "setting.json"
 
 
+class OutOfTime(SystemExit):
+    """Ends a process before its runs are finished; the same command goes on.
+
+    Args:
+        message: Where the run stands.
+    """
+
+    #: What the process returns: the system's code for "try again".
+    CODE = 75
+
+    def __init__(self, message: str) -> None:
+        print(f"{message} The same command goes on.", flush=True)
+        super().__init__(self.CODE)
+
+
 def command(module: str, package: str = "examples") -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
     arguments = " ".join(sys.argv[1:])
     for flag in ("data_dir", "data_file", "state_dir", "model_dir"):
         arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
+    arguments = re.sub(r" --stop_after_minutes=\S+", "", arguments)
     return f"python -m {package}.{module} {arguments}".rstrip()
 
 

@@ -56,6 +56,76 @@ def commands(runs: list[dict]) -> str:
     return "; ".join(dict.fromkeys(f"`{run['command']}`" for run in runs))
 
 
+def trials(runs: list[dict]) -> str:
+    """One line a row and rate: the mean accuracy on validation images."""
+    found: dict[tuple, list[dict]] = {}
+    for run in runs:
+        found.setdefault((run["method"], run["learning_rate"]), []).append(run)
+    lines = [
+        [
+            method,
+            f"{rate:g}",
+            outcome(
+                each,
+                (100 * r["validation_accuracy"] for r in each if "diverged" not in r),
+            ),
+            seeds(each),
+        ]
+        for (method, rate), each in found.items()
+    ]
+    return markdown(["method", "rate", "validation accuracy, %", "seeds"], lines)
+
+
+def rates(runs: list[dict]) -> str:
+    """The start rates of the runs that have one of their own."""
+    found = {run["learning_rate"] for run in runs if "learning_rate" in run}
+    return ", ".join(f"{rate:g}" for rate in sorted(found))
+
+
+def costs(runs: list[dict]) -> list[str]:
+    """Cells of `COSTS`: what one image takes, and a step beside the plain network's."""
+    adds = runs[0].get("multiply_adds")
+    cell = "" if adds is None else f"{adds / 1e6:.1f}"
+    times = [run["step_time"] for run in runs if "step_time" in run]
+    if not times:
+        return [cell, ""]
+    median, low, high = (
+        statistics.median(each[name] for each in times)
+        for name in ("median", "low", "high")
+    )
+    return [cell, f"{median:.2f} ({low:.2f} to {high:.2f})"]
+
+
+#: What `costs` says.
+COSTS = ["million multiply-adds", "step time / plain (quartiles)"]
+
+
+def training(setting: dict) -> str:
+    """The recipe of a setting in words: optimizer, rates, batches, images."""
+    recipe = setting["recipe"]
+    drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
+    parts = [
+        "which falls to 0 along a cosine"
+        if recipe["cosine_decay"]
+        else f"divided by 10 at {drops}"
+    ]
+    if recipe.get("warmup_steps"):
+        parts.append(f"after {recipe['warmup_steps']:,} steps of warm-up")
+    rate = f"{recipe['learning_rate']:g}"
+    if setting.get("tuned"):
+        rate = "the rate that was best for each row on validation images"
+    images = [
+        f"batches of {recipe['batch_size']}",
+        f"augmentation {recipe['augmentation']}",
+        *([f"{setting['input']} input"] if setting.get("input") else []),
+        *([setting["precision"]] if setting.get("precision") else []),
+    ]
+    optimizer = {"adam": "Adam", "adamw": "AdamW"}.get(
+        recipe["optimizer"], recipe["optimizer"]
+    )
+    return f"{optimizer} at {rate}, {', '.join(parts)}; {', '.join(images)}"
+
+
 def images_per_second(runs: list[dict]) -> str:
     """The median over runs on accelerators: a CPU's moves with whatever else it does."""
     speeds = [

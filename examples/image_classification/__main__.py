@@ -27,6 +27,7 @@ with --write_data_file=images.npz, and read them with --data_file=images.npz.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 
@@ -37,7 +38,7 @@ import numpy as np
 from absl import app, flags, logging
 
 import nsl_keras
-from examples.common import data, image_training, pictures, recipe, runs
+from examples.common import data, image_training, pictures, recipe, runs, tables
 from examples.image_classification import methods, table
 
 FLAGS = flags.FLAGS
@@ -56,22 +57,25 @@ flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed."
 flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
 
 
-def recipes_from_flags() -> dict[str, recipe.Recipe]:
+def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
     """The recipe for each optimizer: the same share of the published steps."""
     published = {
         optimizer: methods.published(FLAGS.dataset, optimizer)
         for optimizer in ("adamw", "nesterov")
     }
     longest = published["adamw"].steps
-    steps = image_training.steps_from_flags(longest)
-    changes = image_training.changes_from_flags("batch_size", "augmentation")
-    rate = image_training.changes_from_flags("learning_rate")
+    steps = image_training.steps_from_flags(
+        longest, train_examples, FLAGS.batch_size or published["adamw"].batch_size
+    )
+    changes = image_training.recipe_changes_from_flags()
+    changes |= image_training.changes_from_flags("augmentation")
+    batch = image_training.changes_from_flags("batch_size", "augmentation")
     recipes = {}
     for optimizer, each in published.items():
         own = max(1, round(steps * each.steps / longest))
-        # The flag is AdamW's rate; SGD's is a hundred times as large.
-        own_rate = rate if optimizer == "adamw" else {}
-        recipes[optimizer] = dataclasses.replace(each.scaled(own), **changes, **own_rate)
+        # The other flags are for what AdamW trains; the rows of SGD are SGD's.
+        own_changes = changes if optimizer == "adamw" else batch
+        recipes[optimizer] = dataclasses.replace(each.scaled(own), **own_changes)
     return recipes
 
 
@@ -109,44 +113,62 @@ def with_coarse_labels(found: data.ImageData) -> data.ImageData:
 def train(
     name: str,
     seed: int,
+    rate: float | None,
     setting: dict,
     recipes: dict[str, recipe.Recipe],
     found: data.ImageData,
     fine: data.ImageData,
-    model_path: pathlib.Path,
+    models: pathlib.Path,
+    trial: bool = False,
 ) -> dict:
     """Trains one method with one seed, keeps the model, and returns its record."""
     keras.utils.set_random_seed(seed)
-    method = methods.METHODS[name]
-    trained = recipes[method.optimizer]
-    model = methods.build(
-        method,
-        FLAGS.backbone,
-        found.image_shape,
-        len(found.class_names),
-        setting["dictionary"],
-        seed,
-    )
-    methods.compile_model(model, trained, jit_compile())
+    trained = recipes[methods.METHODS[name].optimizer]
+    trained = image_training.recipe_of_run(trained, rate, trial)
+    model = make_model(name, seed, setting, trained, found)
     record = image_training.first_record("image_classification", name, seed, model)
     record["steps"] = trained.steps
+    if rate is not None:
+        record["learning_rate"] = rate
+    batches = image_training.make_batches(found.train, trained, seed)
+    part = f"{name}_{seed}" if not trial else f"{name}_{rate}_{seed}_trial"
     record |= image_training.train_and_evaluate(
         model,
-        recipe.Batches(found.train, trained, seed),
+        batches,
         trained,
-        runs.states_folder(FLAGS.state_dir, setting) / f"{name}_{seed}",
-        image_training.evaluated_parts(found),
+        runs.states_folder(FLAGS.state_dir, setting) / part,
+        image_training.evaluated_parts(found, trial),
     )
-    if "diverged" in record:
+    if "diverged" in record or trial:
         return record
     if isinstance(model, nsl_keras.MetaNeighborhoodModel):
         rates = [keras.ops.convert_to_numpy(rate) for rate in model.inner_rates]
         record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
     if fine is not found:
         record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
-    model_path.parent.mkdir(parents=True, exist_ok=True)
-    model.save(model_path)
+    models.mkdir(parents=True, exist_ok=True)
+    model.save(models / f"{name}_{seed}.keras")
+    if FLAGS.step_times:
+        plain = make_model(methods.BASELINE, seed, setting, trained, found)
+        record["step_time"] = image_training.step_time_ratio(model, plain, batches)
     return record
+
+
+def make_model(
+    name: str, seed: int, setting: dict, trained: recipe.Recipe, found: data.ImageData
+) -> keras.Model:
+    """The compiled model of a row."""
+    model = methods.build(
+        methods.METHODS[name],
+        FLAGS.backbone,
+        found.image_shape,
+        len(found.class_names),
+        setting["dictionary"],
+        seed,
+        setting["filters"],
+    )
+    methods.compile_model(model, trained, jit_compile())
+    return model
 
 
 def jit_compile() -> bool | str:
@@ -190,12 +212,13 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    image_training.use_dtype_from_flags()
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
-    recipes = recipes_from_flags()
     fine = load_data()
     if image_training.wrote_data_file(fine):
         return
+    recipes = recipes_from_flags(fine.counts["train_examples"])
     found = with_coarse_labels(fine) if experiment.coarse else fine
     sgd = ("steps", "rate_drops", "learning_rate")
     setting = image_training.setting_of(
@@ -212,14 +235,21 @@ def main(arguments: list[str]) -> None:
     records = runs.RunRecords(
         runs.results_folder(FLAGS.output_dir) / "image_classification" / place, setting
     )
-    runs.run_all(
+    made = image_training.make_runs(
         records,
-        runs.every({name: methods.METHODS[name].title for name in names}, FLAGS.seeds),
-        lambda name, seed: train(
-            *(name, seed, setting, recipes, found, fine),
-            models / f"{name}_{seed}.keras",
+        {name: methods.METHODS[name].title for name in names},
+        functools.partial(
+            train,
+            setting=setting,
+            recipes=recipes,
+            found=found,
+            fine=fine,
+            models=models,
         ),
     )
+    if FLAGS.tune:
+        print(f"\n{tables.trials(made.runs)}\n\nWrote {made.folder}")
+        return
     print(f"\n{table.section(records, [FLAGS.experiment])}\n")
     print(f"Wrote {records.folder}")
     if FLAGS.figures:

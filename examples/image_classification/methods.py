@@ -243,13 +243,19 @@ def build(
     classes: int,
     dictionary: dict,
     seed: int,
+    filters: Sequence[int] | None = None,
 ) -> keras.Model:
     """The model of one row, from images in [0, 1] to logits.
 
-    `dictionary` has the setting's `num_neighbors`, `temperature` and `dropout`. A plain
-    model is `Sequential`, its first layer the backbone.
+    `dictionary` has the setting's `num_neighbors`, `temperature` and `dropout`; `filters`
+    are those of ConvNet-4. A plain model is `Sequential`, its first layer the backbone.
     """
-    options: dict[str, Any] = {}
+    if filters is not None and backbone != "convnet4":
+        raise ValueError(
+            "`filters` must be left out for backbones other than 'convnet4'. Received: "
+            f"filters={filters!r}, backbone={backbone!r}"
+        )
+    options: dict[str, Any] = {} if filters is None else {"filters": filters}
     if backbone != "convnet4":
         # The last ReLU is left out for the cosine alone (Section 2.3).
         options["final_relu"] = method.dot_product

@@ -98,16 +98,18 @@ def _published_table(
 
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe, dictionary = setting["recipe"], setting["dictionary"]
-    drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
+    if setting.get("filters"):
+        sizes = "-".join(map(str, setting["filters"]))
+        backbone = f"{setting['backbone']} of {sizes} filters"
+    else:
+        backbone = setting["backbone"]
+    entries = f"{dictionary['num_neighbors']:,} entries, T = {dictionary['temperature']:g}"
     return (
-        f"### {setting['backbone']} on {setting['dataset']}, {setting['classes']} classes: "
+        f"### {backbone} on {setting['dataset']}, {setting['classes']} classes: "
         f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
-        f"{tables.commands(found)}. AdamW at {recipe['learning_rate']:g}, divided by 10 at "
-        f"{drops}; batches of {recipe['batch_size']}, augmentation "
-        f"{recipe['augmentation']}; {dictionary['num_neighbors']:,} entries, T = "
-        f"{dictionary['temperature']:g}. Accuracies on {setting['test_examples']:,} test "
-        "images after the last step, in %, mean ± standard deviation over seeds; "
-        "differences paired by seed."
+        f"{tables.commands(found)}. {tables.training(setting)}; {entries}. Accuracies on "
+        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
+        "standard deviation over seeds; differences paired by seed."
     )
 
 
@@ -116,7 +118,10 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
     columns = ["method", *(["paper"] if published else [])]
     columns += ["here", "difference to vanilla", "before adaptation"]
     columns += ["fine classes, by nearest images"] if experiment.coarse else []
-    columns += ["seeds", "parameters", "images per second on a GPU"]
+    timed = any("step_time" in run for run in found)
+    tuned = any("learning_rate" in run for run in found)
+    columns += ["seeds", *(["rate"] if tuned else []), "parameters"]
+    columns += [*(tables.COSTS if timed else []), "images per second on a GPU"]
     baseline = tables.percent(found, methods.BASELINE, "test_accuracy")
     rows = []
     for name, method in experiment.methods.items():
@@ -137,7 +142,9 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
             cells.append(tables.mean(induced.values()))
         cells += [
             tables.seeds(chosen),
+            *([tables.rates(chosen)] if tuned else []),
             f"{chosen[0]['parameters']:,}",
+            *(tables.costs(chosen) if timed else []),
             tables.images_per_second(chosen),
         ]
         rows.append(cells)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 import nsl_keras
 from examples.common.convolutions import convolutions
@@ -20,6 +22,9 @@ class Method:
     #: Arguments of `convolutions`.
     similarity: dict[str, Any] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: For a plain network that is as large as another: that row, and what is alike,
+    #: `"parameters"` or `"multiply_adds"`.
+    alike: tuple[str, str] | None = None
 
 
 _DNS, _UNS = {"similarity": "diagonal"}, {"similarity": "unconstrained"}
@@ -42,6 +47,12 @@ METHODS = {
     ),
     "dynamic_dns_shared": Method(
         "dynamic NSN, DNS, one shared predictor", _DNS | {"predictor": "shared"}
+    ),
+    "cnn_parameters": Method(
+        "CNN as large as dynamic DNS", alike=("dynamic_dns", "parameters")
+    ),
+    "cnn_cost": Method(
+        "CNN as costly as dynamic DNS", alike=("dynamic_dns", "multiply_adds")
     ),
 }
 
@@ -68,6 +79,9 @@ class Table:
     errors: dict[str, dict[str, float]]
     #: Top-5 errors of the same data set, where the paper has them.
     top_5_errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: Predictors of the rows: the authors' (`"published"`), or the package's own
+    #: (`"default"`).
+    predictors: str = "published"
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -149,6 +163,22 @@ TABLES = {
             "spherenet_attention": {"cifar10": 8.24},
         },
     ),
+    "cost": Table(
+        "Beside plain networks as large and as costly; not in the paper",
+        "cnn9",
+        "paper",
+        "cnn",
+        # In order of worth.
+        {
+            "cnn": {},
+            "dynamic_dns": {},
+            "cnn_cost": {},
+            "cnn_parameters": {},
+            "static_dns": {},
+            "dynamic_uns": {},
+        },
+        predictors="default",
+    ),
 }
 
 
@@ -158,18 +188,81 @@ def build(
     input_shape: tuple[int, ...],
     classes: int,
     momentum: float,
+    published: bool = True,
     **options: Any,
 ) -> keras.Model:
-    """The network of one row; `options` are further ones of the backbone's function."""
+    """The network of one row.
+
+    Args:
+        network: Name of the backbone.
+        method: The row.
+        input_shape: Height, width and channels.
+        classes: Their number.
+        momentum: That of batch norms.
+        published: Whether predictors are the authors'.
+        **options: Further arguments of the backbone's function.
+    """
+    arguments = (input_shape, classes, momentum, published)
+    if method.alike:
+        options["filters"] = alike_filters(network, method, *arguments, **options)
     options = {**method.options, **options, "batch_normalization_momentum": momentum}
     if method.similarity:
-        options["convolution"] = convolutions(momentum=momentum, **method.similarity)
+        options["convolution"] = convolutions(
+            momentum=momentum, published=published, **method.similarity
+        )
     function = {
         "cnn9": nsl_keras.backbones.cnn9,
         "cnn10": nsl_keras.backbones.cnn10,
         "spherenet": nsl_keras.backbones.self_attention_spherenet,
     }[network]
     return function(input_shape, classes, **options)
+
+
+def size_of(model: keras.Model) -> dict[str, int | None]:
+    """The trainable parameters of a network, and its multiply-adds for one image."""
+    return {
+        "parameters": sum(int(ops.size(each)) for each in model.trainable_variables),
+        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
+    }
+
+
+def alike_filters(
+    network: str,
+    method: Method,
+    *arguments: Any,
+    filters: Sequence[int] | None = None,
+    **options: Any,
+) -> list[int]:
+    """Filters of the plain network that is nearest in size to the row it is like.
+
+    Those of the stages keep their proportions to one filter of the last.
+    """
+    other, measure = method.alike or ("cnn", "parameters")
+    base = list(filters or (32, 64, 128))
+
+    def size(name: str, widths: list[int]) -> int:
+        model = build(network, METHODS[name], *arguments, filters=widths, **options)
+        found = size_of(model)[measure]
+        if found is None:
+            raise ValueError(f"The {measure} of {name!r} are not known.")
+        return found
+
+    def scaled(last: int) -> list[int]:
+        return [max(1, round(width * last / base[-1])) for width in base]
+
+    target = size(other, base)
+    low, high = base[-1], 2 * base[-1]
+    while size("cnn", scaled(high)) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if size("cnn", scaled(middle)) < target:
+            low = middle
+        else:
+            high = middle
+    return min(
+        (scaled(low), scaled(high)), key=lambda each: abs(size("cnn", each) - target)
+    )
 
 
 #: The authors' penalty on kernels, gammas and betas, and that on the static unconstrained
@@ -227,6 +320,8 @@ def trainable(
                 SIMILARITY_PENALTY / 2
             )
     model = keras.Model(inputs, backbone(scaled), name=f"{backbone.name}_on_images")
+    # AdamW would decay static similarities to zero, away from the identity.
+    spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
-    compile_classifier(model, recipe, top_5=top_5, jit_compile=jit_compile)
+    compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
     return model

@@ -40,6 +40,7 @@ def tables_of(records: runs.RunRecords) -> list[str]:
         number
         for number, table in methods.TABLES.items()
         if table.network == records.setting["network"]
+        and table.predictors == records.setting.get("predictors", "published")
         and ran & set(table.methods) - {table.baseline}
     ]
 
@@ -61,22 +62,21 @@ def not_run(numbers: list[str]) -> str:
             for name, method in table.methods.items()
         ]
         made = tables.markdown(["method", *datasets, "here"], rows)
-        parts.append(f"Table {number}. {table.title}\n\n{made}")
+        parts.append(f"{_title(number)}\n\n{made}")
     return "\n\n".join(parts)
 
 
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe = setting["recipe"]
-    drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
+    if setting.get("filters"):
+        variant += f" of {'-'.join(map(str, setting['filters']))} filters"
     return (
         f"### {setting['network']}{variant} on {setting['dataset']}: "
         f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
-        f"{tables.commands(found)}. {recipe['optimizer']} at "
-        f"{recipe['learning_rate']:g}, "
-        f"divided by 10 at {drops}; batches of {recipe['batch_size']}, augmentation "
-        f"{recipe['augmentation']}, batch norm momentum "
-        f"{setting['batch_normalization_momentum']:g}. Errors on "
+        f"{tables.commands(found)}. {tables.training(setting)}, batch norm momentum "
+        f"{setting['batch_normalization_momentum']:g}, "
+        f"{setting.get('predictors', 'published')} predictors. Errors on "
         f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
         "standard deviation over seeds; differences paired by seed."
     )
@@ -89,7 +89,11 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
     columns = ["method", *([f"paper ({dataset})"] if published else [])]
     columns += ["here", "difference to baseline", "seeds"]
     columns += ["paper, top-5", "top-5"] if top_5 else []
-    columns += ["parameters", "images per second on a GPU"]
+    timed = any("step_time" in run for run in found)
+    tuned = any("learning_rate" in run for run in found)
+    columns += ["rate"] if tuned else []
+    columns += ["parameters", *(tables.COSTS if timed else [])]
+    columns += ["images per second on a GPU"]
     baseline = _errors(found, table.baseline, "test_accuracy")
     rows = []
     for name, method in table.methods.items():
@@ -109,12 +113,19 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
         if top_5:
             cells.append(f"{table.top_5_errors[name]:.2f}")
             cells.append(tables.mean(_errors(found, name, "test_top_5").values()))
+        cells += [tables.rates(chosen)] if tuned else []
         cells += [
             f"{chosen[0]['parameters']:,}",
+            *(tables.costs(chosen) if timed else []),
             tables.images_per_second(chosen),
         ]
         rows.append(cells)
-    return f"Table {number}. {table.title}\n\n{tables.markdown(columns, rows)}"
+    return f"{_title(number)}\n\n{tables.markdown(columns, rows)}"
+
+
+def _title(number: str) -> str:
+    title = methods.TABLES[number].title
+    return f"Table {number}. {title}" if number.isdigit() else title
 
 
 def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:

@@ -212,3 +212,50 @@ def test_resized_and_merged_data(tmp_path):
     np.savez(tmp_path / "other.npz", train_images=images)
     with pytest.raises(ValueError, match=r"`data_file` must hold .*without train_labels"):
         image_data.load_file(tmp_path / "other.npz")
+
+
+def make_data(count, channels=3):
+    rng = np.random.default_rng(0)
+    splits = [
+        image_data.Split(
+            rng.integers(0, 256, (size, 8, 8, channels)).astype("uint8"),
+            rng.integers(0, 4, size),
+        )
+        for size in (count, 5, 7)
+    ]
+    return image_data.ImageData(*splits, ["a", "b", "c", "d"])
+
+
+def test_pieces_are_small_and_lossless(tmp_path, monkeypatch):
+    data = make_data(40)
+    whole, folder = f"{tmp_path}/whole.npz", f"{tmp_path}/pieces"
+    monkeypatch.setattr(image_data, "PIECE", 6000)
+    monkeypatch.setattr(image_data, "HEADERS", 3000)
+    image_data.save_file(data, folder)
+    image_data.save_file(data, whole)
+    files = sorted((tmp_path / "pieces").iterdir())
+    assert len(files) > 3
+    assert max(path.stat().st_size for path in files) <= 6000
+    found, expected = map(image_data.read_arrays, (folder, whole))
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array)
+        assert found[key].dtype == array.dtype
+    np.testing.assert_array_equal(found["train_images"], data.train.images)
+    monkeypatch.setattr(image_data, "PIECE", 3100)
+    with pytest.raises(ValueError, match="smaller than a piece of 3100 bytes"):
+        image_data.save_file(data, f"{tmp_path}/none")
+
+
+def test_standardized_images():
+    found = make_data(40)
+    made = found.standardized
+    np.testing.assert_allclose(made.train.images.mean((0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose(made.train.images.std((0, 1, 2)), 1, rtol=1e-6)
+    # By the training images' numbers.
+    deviation = found.train.images.std((0, 1, 2))
+    np.testing.assert_allclose(
+        np.diff(made.test.images, axis=0),
+        np.diff(found.test.images.astype(float), axis=0) / deviation,
+        atol=1e-6,
+    )

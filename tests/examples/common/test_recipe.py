@@ -1,7 +1,7 @@
 """Recipes and runs that go on where they stopped, whatever is trained."""
 
 import dataclasses
-import json
+import time
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from examples.common import data, recipe
+from examples.common import data, recipe, runs
 
 TINY = recipe.Recipe(6, (3, 5), batch_size=8, augmentation="crop_flip")
 
@@ -57,13 +57,14 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     whole = tiny_model()
     record = recipe.fit(whole, batches(), TINY, tmp_path / "whole")
     assert np.isfinite(record["training_loss"])
-    assert not (tmp_path / "whole" / "seconds.json").exists()
 
     folder = tmp_path / "interrupted"
     first = tiny_model()
     with pytest.raises(KeyboardInterrupt):
         recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
-    assert len(json.loads((folder / "seconds.json").read_text())) == 2
+    # Of the two chunks that were trained, the second was not yet on the disk.
+    assert recipe.Progress(folder).chunks == 1
+    assert [path.name for path in folder.glob("*.h5")] == ["1.weights.h5"]
     second = tiny_model()
     recipe.fit(second, batches(), TINY, folder)
     assert int(second.optimizer.iterations) == 6
@@ -81,6 +82,28 @@ def test_a_diverging_run_is_named(tmp_path):
     diverging = dataclasses.replace(TINY, learning_rate=1e30)
     with pytest.raises(nsl_keras.NonFiniteLossError, match="loss is nan"):
         recipe.fit(tiny_model(diverging), batches(), diverging, tmp_path)
+
+
+def test_a_run_stops_at_its_deadline_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
+    with pytest.raises(SystemExit) as stopped:
+        recipe.fit(tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic())
+    assert stopped.value.code == runs.OutOfTime.CODE
+    assert "Stopped after 0 steps. The same command goes on." in capsys.readouterr().out
+    found = recipe.fit(
+        tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic() + 1000
+    )
+    # Called again after its last step, it trains no more.
+    model = tiny_model()
+    again = recipe.fit(model, batches(), TINY, tmp_path, deadline=time.monotonic())
+    assert again == found
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_loops_on_the_device_need_jax(tmp_path):
+    if keras.backend.backend() != "jax":
+        with pytest.raises(ValueError, match="`on_device` needs the JAX backend"):
+            recipe.fit(tiny_model(), batches(), TINY, tmp_path, on_device=True)
 
 
 def test_batches_are_passes_over_all_images():
@@ -125,47 +148,17 @@ def test_rates():
     assert dataclasses.replace(TINY, rate_drops=()).rates() == 0.1
 
 
-@pytest.mark.parametrize("augmentation", recipe.AUGMENTATIONS[:-1])
-def test_augmentation(augmentation):
-    rng = np.random.default_rng(0)
-    images = rng.random((200, 6, 6, 2)).astype("float32")
-    found = recipe.augmented(images, augmentation, np.random.default_rng(1))
-    assert found.shape == images.shape
-    mode = "constant" if augmentation.startswith("pad") else "symmetric"
-    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode=mode)
-    shifts = range(9) if "crop" in augmentation else [4]
-    mirrors = (1, -1) if "flip" in augmentation else (1,)
-    seen = set()
-    for image, source in zip(found, padded, strict=True):
-        places = [
-            (row, column, mirror)
-            for row in shifts
-            for column in shifts
-            for mirror in mirrors
-            if np.array_equal(
-                image, source[row : row + 6, column : column + 6][:, ::mirror]
-            )
-        ]
-        assert places, "not a shifted, mirrored copy of its image"
-        seen.update(places)
-    # Of 162 places 200 images find most.
-    assert len(seen) > 0.6 * len(shifts) ** 2 * len(mirrors)
-
-
-def test_cutout():
-    images = np.ones((300, 32, 24, 1), "float32")
-    whole, cut = (
-        recipe.augmented(images, augmentation, np.random.default_rng(1))
-        for augmentation in ("pad_crop_flip", "pad_crop_flip_cutout")
-    )
-    # The same images but for the square, which the border may cut.
-    assert np.all((cut == whole) | (cut == 0))
-    sizes = [
-        [np.ptp(np.flatnonzero(image.min(axis)[:, 0] == 0)) + 1 for axis in (1, 0)]
-        for image in 1 - (whole - cut)
-    ]
-    assert np.max(sizes, axis=0).tolist() == [16, 16]
-    assert np.min(sizes) >= 4
+def test_warmup():
+    warm = dataclasses.replace(TINY, warmup_steps=4)
+    found = [float(warm.rates()(n)) for n in range(7)]
+    np.testing.assert_allclose(found, [0.025, 0.05, 0.075, 0.1, 0.01, 0.01, 1e-3])
+    assert warm.scaled(600).warmup_steps == 400
+    constant = dataclasses.replace(warm, rate_drops=())
+    for each in (warm, constant):
+        schedule = each.rates()
+        config = keras.saving.serialize_keras_object(schedule)
+        again = keras.saving.deserialize_keras_object(config)
+        assert [float(again(n)) for n in (1, 6)] == [float(schedule(n)) for n in (1, 6)]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,26 @@ def test_digits_end_to_end(tmp_path, capsys, narrow, one_thread):
 
 
 @pytest.mark.long
+def test_trials_choose_the_rate(tmp_path, capsys, one_thread):
+    arguments = (
+        *("--filters=4,4,4,6", "--input=standardized", "--cosine_decay", *SMALL),
+        *("--method=neighborhoods", "--rates=1e-3,1e30", "--step_times"),
+    )
+    run(tmp_path, *arguments, "--tune", "--nohold_out")
+    assert "| neighborhoods | 1e+30 | " in capsys.readouterr().out
+    assert not (tmp_path / "models").exists()
+    run(tmp_path, *arguments, "--tuned", "--nohold_out")
+    records = results(tmp_path, "convnet4_4-4-4-6_digits_64_4_tuned")
+    assert records.setting["filters"] == [4, 4, 4, 6]
+    (record,) = records.runs
+    assert record["learning_rate"] == 1e-3
+    assert record["step_time"]["median"] > 0
+    output = capsys.readouterr().out
+    assert "convnet4 of 4-4-4-6 filters on digits" in output
+    assert "which falls to 0 along a cosine" in output
+
+
+@pytest.mark.long
 def test_coarse_classes(tmp_path, capsys, narrow, one_thread):
     run(tmp_path, *SMALL, "--experiment=A.9", "--figures")
     records = results(tmp_path, "convnet4_digits_coarse_64_4")
@@ -128,8 +148,9 @@ def test_jax_from_a_file_without_tensorflow(tmp_path):
     ("arguments", "message"),
     [
         (("--method=plain_extra",), "`method` must be one of 'plain', .* in table_1"),
-        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps`, `budget` and `epochs` exclude"),
         (("--temperature=0", "--method=neighborhoods", *SMALL), "`temperature` must be"),
+        (("--filters=4", "--backbone=resnet29", *SMALL), "`filters` must be left out"),
     ],
     ids=str,
 )

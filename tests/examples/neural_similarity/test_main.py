@@ -66,6 +66,39 @@ def test_digits_end_to_end(tmp_path, capsys):
 
 
 @pytest.mark.long
+def test_trials_choose_the_rate(tmp_path, capsys):
+    arguments = (
+        *("--table=cost", "--filters=4,4,8", "--train_size=32", "--batch_size=8"),
+        *("--epochs=1", "--optimizer=adam", "--cosine_decay", "--input=standardized"),
+        *("--verbose=0", "--nojit_compile", "--method=cnn", "--method=static_dns"),
+        *("--step_times", "--rates=1e-3,1e30"),
+    )
+    with pytest.raises(ValueError, match="needs the same trials of every row"):
+        run(tmp_path, *arguments, "--tuned")
+    run(tmp_path, *arguments, "--tune", "--tuning_share=0.5", "--method=cnn")
+    assert "| cnn | 1e+30 | " in capsys.readouterr().out
+    name = "cnn9_default_4-4-8_digits_32_4_tuned"
+    trials = runs.RunRecords(tmp_path / "results" / "neural_similarity_tuning" / name)
+    assert len(trials.runs) == 4
+    assert not any("test_accuracy" in trial for trial in trials.runs)
+    run(tmp_path, *arguments, "--tuned")
+    records = results(tmp_path, name)
+    assert records.setting["predictors"] == "default"
+    assert records.setting["filters"] == [4, 4, 8]
+    assert records.setting["input"] == "standardized"
+    for record in records.runs:
+        assert record["learning_rate"] == 1e-3
+        assert record["multiply_adds"] > 0
+        time = record["step_time"]
+        assert 0 < time["low"] <= time["median"] <= time["high"]
+    output = capsys.readouterr().out
+    assert "of 4-4-8 filters on digits" in output
+    assert "| CNN as costly as dynamic DNS | not run |" in output
+    assert "step time / plain (quartiles)" in output
+    assert table.tables_of(records) == ["cost"]
+
+
+@pytest.mark.long
 def test_jax_from_a_file_without_tensorflow(tmp_path, capsys):
     file = f"{tmp_path}/digits.npz"
     run(tmp_path, "--train_size=64", f"--write_data_file={file}")
@@ -118,7 +151,7 @@ def test_a_stream_is_trained_on_and_evaluated(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
-        (("--steps=5", "--budget=0.1"), "`steps` and `budget` exclude"),
+        (("--steps=5", "--budget=0.1"), "`steps`, `budget` and `epochs` exclude"),
         (("--stream", "--train_size=9"), "`train_size` and `stream` exclude each other"),
         (("--budget=0.000001",), "must leave at least one step"),
     ],

@@ -1,5 +1,7 @@
 """Rows of the tables: recipes and penalties are the authors', and all can be built."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -63,6 +65,68 @@ def test_inputs_are_scaled_as_published():
         model = methods.trainable(backbone, methods.RECIPES[name])
         found = ops.convert_to_numpy(model(np.array([[0.0, 1.0]], "float32")))
         np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+def test_predictors_are_the_authors_or_the_packages():
+    for network_default, published in ((False, True), (True, False)):
+        for name in ("dynamic_dns", "dynamic_dns_shared"):
+            model = methods.build(
+                *("cnn9", methods.METHODS[name], (8, 8, 3), 4, 0.9, published),
+                filters=(4, 4, 20),
+            )
+            predictors = [
+                layer.predictor for layer in model.layers if hasattr(layer, "predictor")
+            ]
+            assert {each.start == "identity" for each in predictors} == {network_default}
+            assert {each.momentum_warmup for each in predictors} == {network_default}
+            assert {each.momentum for each in predictors} == {0.9}
+            widths = {each.hidden_filters for each in predictors}
+            if published:
+                assert widths == {64}
+            elif name == "dynamic_dns":
+                assert widths == {8, 10}
+
+
+@pytest.mark.parametrize("measure", ["parameters", "multiply_adds"])
+def test_plain_networks_as_large_as_another(measure):
+    name = {"parameters": "cnn_parameters", "multiply_adds": "cnn_cost"}[measure]
+    arguments = ((8, 8, 3), 4, 0.9, False)
+    options = {"filters": (6, 8, 16)}
+    row = methods.METHODS[name]
+    wanted = methods.build("cnn9", methods.METHODS["dynamic_dns"], *arguments, **options)
+    target = methods.size_of(wanted)[measure]
+    found = methods.alike_filters("cnn9", row, *arguments, **options)
+    last = found[-1]
+    assert found == [round(6 * last / 16), round(8 * last / 16), last]
+
+    def distance(last):
+        widths = [round(each * last / 16) for each in (6, 8, 16)]
+        plain = methods.METHODS["cnn"]
+        model = methods.build("cnn9", plain, *arguments, filters=widths)
+        return abs(methods.size_of(model)[measure] - target)
+
+    assert distance(last) <= min(distance(last - 1), distance(last + 1))
+    built = methods.build("cnn9", row, *arguments, **options)
+    assert methods.size_of(built)[measure] - target in (
+        distance(last),
+        -distance(last),
+    )
+
+
+def test_adamw_spares_similarities():
+    backbone = nsl_keras.backbones.cnn9(
+        (8, 8, 3), 4, convolutions(similarity="diagonal"), filters=(4, 4, 4)
+    )
+    recipe = dataclasses.replace(
+        methods.RECIPES["paper"].scaled(6), optimizer="adamw", weight_decay=0.5, penalty=0.0
+    )
+    model = methods.trainable(backbone, recipe, False)
+    gradients = [ops.zeros_like(each) for each in model.trainable_variables]
+    before = [ops.convert_to_numpy(each) for each in model.trainable_variables]
+    model.optimizer.apply(gradients, model.trainable_variables)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        changed = bool(np.any(ops.convert_to_numpy(variable) != old))
+        assert changed == (variable.name != "similarity" and bool(old.any()))
 
 
 @pytest.mark.long

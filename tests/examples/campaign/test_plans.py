@@ -1,0 +1,120 @@
+"""Every command of a campaign is one that its example takes, and the rows train."""
+
+import numpy as np
+import pytest
+from jax_process import run_script_under_jax
+
+from examples.campaign import plans
+from examples.image_classification import methods as neighborhood_methods
+from examples.neural_similarity import methods as similarity_methods
+
+ROWS = plans.PLANS["published"]
+
+
+def test_rows_are_rows_of_tables():
+    for rows in plans.PLANS.values():
+        assert len(set(rows)) == len(rows)
+        for row in rows:
+            if row.module == "image_classification":
+                known = neighborhood_methods.EXPERIMENTS["table_1"].names
+            else:
+                (number,) = (
+                    flag.removeprefix("--table=")
+                    for flag in row.flags
+                    if flag.startswith("--table=")
+                )
+                known = similarity_methods.TABLES[number].methods
+            assert row.method in known
+
+
+@pytest.mark.parametrize("plan", plans.PLANS)
+def test_rows_of_a_table_have_the_same_trials(plan):
+    tuning = {}
+    for row in plans.PLANS[plan]:
+        tuning.setdefault((row.module, row.flags), set()).add(row.tuning)
+    assert all(len(each) == 1 for each in tuning.values())
+
+
+def test_order_of_commands():
+    made = list(plans.commands("narrow", ["0", "1"]))
+    rows = plans.PLANS["narrow"]
+    assert len(made) == 3 * len(rows)
+    assert len({tuple(command) for command in made}) == len(made)
+    methods = [
+        next(flag for flag in command if flag.startswith("--method="))[9:]
+        for command in made
+    ]
+    assert methods[:10:2] == [
+        *("cnn", "dynamic_dns"),
+        *("plain", "neighborhoods_film", "neighborhoods"),
+    ]
+    for trials, run in zip(made[:20:2], made[1:20:2], strict=True):
+        assert "--tune" in trials
+        assert {"--tuned", "--seeds=0"} <= set(run)
+    assert all({"--tuned", "--seeds=1"} <= set(run) for run in made[20:])
+
+
+SCRIPT = """
+import importlib, pathlib, sys
+from absl import flags
+from examples.campaign import plans
+folder, data_file, module, *chosen = sys.argv[1:]
+command = importlib.import_module(f"examples.{module}.__main__")
+small = [
+    "--steps=2", "--batch_size=4", "--save_every=1", "--on_device", "--verbose=0",
+    "--warmup_steps=1", f"--data_file={data_file}", f"--state_dir={folder}/unfinished",
+]
+for place, row in enumerate(plans.PLANS["published"]):
+    number = next((f for f in row.flags if f.startswith("--table=")), "")
+    if row.module != module or number not in chosen:
+        continue
+    narrow = ["--filters=4,4,6"] if number and number != "--table=8" else []
+    if module == "image_classification":
+        narrow = ["--num_neighbors=8", f"--model_dir={folder}/models"]
+    flags.FLAGS.unparse_flags()
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()  # Back to its default.
+    own = [f"--output_dir={folder}/{place}", f"--method={row.method}"]
+    flags.FLAGS(["test", *row.flags, *own, *small, *narrow])
+    command.main(["test"])
+"""
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A file of a few images like CIFAR-10's."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part in ("train", "validation", "test"):
+        # As many in each as in a batch: whatever is compiled is compiled once.
+        arrays[f"{part}_images"] = rng.integers(0, 256, (4, 32, 32, 3)).astype("uint8")
+        arrays[f"{part}_labels"] = np.array([0, 3, 6, 9])
+    np.savez(tmp_path / "images.npz", class_names=list("abcdefghij"), **arrays)
+    return tmp_path / "images.npz"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("module", "tables"),
+    [
+        ("neural_similarity", ["--table=4"]),
+        ("neural_similarity", ["--table=1", "--table=2", "--table=3"]),
+        ("neural_similarity", ["--table=cost"]),
+        ("neural_similarity", ["--table=8"]),
+        ("image_classification", [""]),
+    ],
+    ids=["table_4", "tables_1_to_3", "cost", "table_8", "neighborhoods"],
+)
+def test_published_rows_train_under_jax(module, tables, images, tmp_path):
+    script = tmp_path / "rows.py"
+    script.write_text(SCRIPT)
+    run_script_under_jax(script, str(tmp_path), str(images), module, *tables, timeout=800)
+    wanted = [
+        row
+        for row in ROWS
+        if row.module == module
+        and next((f for f in row.flags if f.startswith("--table=")), "") in tables
+    ]
+    made = tmp_path.glob(f"*/results/{module}/*/*_0.json")
+    assert len(list(made)) == len(wanted)
