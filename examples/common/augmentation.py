@@ -76,3 +76,14 @@ def take_moved(images: Any, chosen: Any, rows: Any, columns: Any, *cut: Any) -> 
         cut_rows, cut_columns = cut
         taken = taken * ~(cut_rows[:, :, None] & cut_columns[:, None, :])[..., None]
     return taken
+
+
+def augmented(
+    images: np.ndarray, augmentation: str, generator: np.random.Generator
+) -> np.ndarray:
+    """Images of which each is moved in a way of its own."""
+    moves = draw_moves(images.shape[1:], len(images), augmentation, generator)
+    moved: np.ndarray = take_moved(
+        pad(images, augmentation), np.arange(len(images)), *moves
+    )
+    return moved

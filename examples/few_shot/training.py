@@ -13,6 +13,7 @@ import numpy as np
 
 import nsl_keras
 from examples.common import recipe, runs
+from examples.common.augmentation import augmented
 from examples.common.data import Split
 from examples.few_shot import data, methods
 from nsl_keras import few_shot
@@ -241,7 +242,7 @@ class AugmentedEpisodes(keras.utils.PyDataset):
 
         def moved(images: np.ndarray) -> np.ndarray:
             flat = images.reshape(-1, *images.shape[2:])
-            return recipe.augmented(flat, _AUGMENTATION, generator).reshape(images.shape)
+            return augmented(flat, _AUGMENTATION, generator).reshape(images.shape)
 
         return (moved(support), labels, moved(queries)), targets
 

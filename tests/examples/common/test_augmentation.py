@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from examples.common.augmentation import AUGMENTATIONS, draw_moves, pad, take_moved
-
-
-def augmented(images, augmentation, generator):
-    moves = draw_moves(images.shape[1:], len(images), augmentation, generator)
-    return take_moved(pad(images, augmentation), np.arange(len(images)), *moves)
+from examples.common.augmentation import AUGMENTATIONS, augmented
 
 
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS[:-1])
