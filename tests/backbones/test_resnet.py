@@ -132,7 +132,12 @@ def test_resnet50_is_that_of_keras():
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classes=3, classifier_activation=None
     )
-    model = backbones.resnet50((64, 64, 3), 3, batch_normalization_epsilon=1.001e-5)
+    model = backbones.resnet50(
+        (64, 64, 3),
+        3,
+        batch_normalization=keras.layers.BatchNormalization,
+        batch_normalization_epsilon=1.001e-5,
+    )
     rng = np.random.default_rng(0)
     pairs = {"root": "conv1", "classifier": "predictions"}
     for stage, blocks in enumerate((3, 4, 6, 3)):
