@@ -35,7 +35,6 @@ from nsl_keras.similarity.recurrent import (
     is_foldable,
     similarities_of,
 )
-from nsl_keras.similarity.summary import summary
 
 Layer: TypeAlias = keras.layers.Layer
 Shape: TypeAlias = tuple[int | None, ...]
@@ -170,9 +169,8 @@ def add_similarity(
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
                 each.trainable = False
-    costly = predictor is not None and summary(new_model).costly_predictors
-    if costly:
-        logging.warning(costly)
+    if predictor is not None:
+        _warn_of_costly(new_layers.values())
     logging.info(
         "Neural similarities (%s, %s) were added to %d layers of %r: %s",
         type(similarity).__name__,
@@ -384,6 +382,18 @@ def _warn_of_start(made: Iterable[Any]) -> None:
                 'of the model change. With `start="identity"` they do not.',
                 stacklevel=3,
             )
+
+
+def _warn_of_costly(layers: Iterable[Any]) -> None:
+    costly = predictors.name_costly(
+        {
+            layer.name: predictors.multiply_adds(layer.predictor, layer.adaptation)
+            / math.prod(layer.kernel.shape)
+            for layer in layers
+        }
+    )
+    if costly is not None:
+        logging.warning(costly)
 
 
 def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) -> None:

@@ -8,14 +8,14 @@ them convolutions, at the positions that the layer served stands at;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.registry import Names
@@ -981,6 +981,37 @@ class DenseSimilarityPredictor(Predictor):
             "block_size": self.block_size,
             "hidden_units": self.hidden_units,
         }
+
+
+def multiply_adds(*networks: keras.layers.Layer | None) -> int:
+    """Returns the multiply-adds of predictors and adaptations at one position."""
+    layers = [
+        layer for each in networks if each for layer in [each, *rewiring.sublayers(each)]
+    ]
+    return sum(math.prod(each.kernel.shape) for each in layers if hasattr(each, "kernel"))
+
+
+def name_costly(ratios: Mapping[str, float | None]) -> str | None:
+    """Says which predictors cost more than the layers they serve.
+
+    Args:
+        ratios: Multiply-adds of a layer's predictor over those of the plain layer, by the
+            layer's name; `None` where that is not known.
+
+    Returns:
+        A sentence, or `None` if there are none.
+    """
+    costly = [
+        f"{name!r} ({ratio:.1f} times)"
+        for name, ratio in ratios.items()
+        if ratio is not None and ratio > 1
+    ]
+    if not costly:
+        return None
+    return (
+        "Predictors take more multiply-adds than the plain layers that they serve in "
+        f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their width."
+    )
 
 
 def _unless_none(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:

@@ -16,6 +16,8 @@ from nsl_keras.similarity.predictors import (
     DenseSimilarityPredictor,
     SharedSimilarityPredictor,
     SimilarityPredictor,
+    multiply_adds,
+    name_costly,
 )
 from nsl_keras.similarity.recurrent import SimilarityCell, is_foldable, similarities_of
 
@@ -92,18 +94,7 @@ class ModelSummary:
     @property
     def costly_predictors(self) -> str | None:
         """Says which predictors cost more than the layers they serve; `None` if none do."""
-        costly = [
-            f"{each.name!r} ({each.predictor_ratio:.1f} times)"
-            for each in self.layers
-            if (each.predictor_ratio or 0) > 1
-        ]
-        if not costly:
-            return None
-        return (
-            "Predictors take more multiply-adds than the plain layers that they serve in "
-            f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their "
-            "width."
-        )
+        return name_costly({each.name: each.predictor_ratio for each in self.layers})
 
     def __str__(self) -> str:
         head = (
@@ -367,7 +358,7 @@ def _of_similarity(layer: Any, positions: float) -> tuple[float, float]:
         return math.nan, math.nan
     *kernel_size, channels, _ = layer.kernel.shape
     taps = math.prod(kernel_size)
-    predicted = positions * _of_kernels(predictor, layer.adaptation)
+    predicted = positions * multiply_adds(predictor, layer.adaptation)
     compared = positions * _of_comparison(layer.similarity, taps, channels)
     matrices_made = 1 if predictor.pooled else positions
     made = matrices_made * _of_making(layer.similarity, taps)
@@ -383,16 +374,8 @@ def _of_vectors(part: Any, kernel: keras.Variable) -> tuple[float, float]:
         return compared, 0
     if not isinstance(part.predictor, DenseSimilarityPredictor):
         return math.nan, math.nan
-    predicted = _of_kernels(part.predictor)
+    predicted = multiply_adds(part.predictor)
     return compared + _of_making(part.similarity, taps) + predicted, predicted
-
-
-def _of_kernels(*networks: Layer | None) -> int:
-    """Returns the multiply-adds of predictors and adaptations at one position."""
-    layers = [
-        layer for each in networks if each for layer in [each, *rewiring.sublayers(each)]
-    ]
-    return sum(_size(layer.kernel) for layer in layers if hasattr(layer, "kernel"))
 
 
 def _of_comparison(similarity: matrices.Similarity, taps: int, channels: int) -> int:

@@ -10,7 +10,8 @@ import pytest
 from keras import ops
 
 from nsl_keras import backbones, layers, predictors, rewiring, similarities
-from nsl_keras.convert import add_similarity, fold
+from nsl_keras.convert import add_similarity, fold, summary
+from nsl_keras.similarity import conversion
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -378,6 +379,21 @@ def test_a_predictor_as_a_pattern(plain):
 def test_wrong_predictors(wrong, plain):
     with pytest.raises(ValueError, match="`predictor` must be"):
         add_similarity(plain, predictor=wrong)
+
+
+def test_costly_predictors_are_named(plain, monkeypatch):
+    said = []
+    monkeypatch.setattr(conversion.logging, "warning", said.append)
+    add_similarity(plain)
+    add_similarity(
+        keras.Sequential([keras.Input((9, 9, 40)), keras.layers.Conv2D(40, 3)]),
+        predictor="sphere",
+    )
+    assert not said
+    model = add_similarity(plain, predictor="sphere", layers=["depthwise"])
+    (message,) = said
+    assert message == summary(model).costly_predictors
+    assert "'depthwise' (" in message
 
 
 def test_few_nonzeros_are_warned_about(plain):
