@@ -255,15 +255,22 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
             capsize=3,
             label=f"dynamic {similarity}",
         )
-        for row in own:
+        own = sorted(own, key=lambda row: row["time"])
+        for number, row in enumerate(own):
+            # Above and below in turn, so that neighbours' names do not overlap.
             axis.annotate(
                 row["predictor"],
                 (row["time"], np.mean(row["gains"])),
-                xytext=(6, 4),
+                xytext=(0, 8 if number % 2 else -14),
                 textcoords="offset points",
+                horizontalalignment="center",
                 fontsize=8,
             )
     axis.axhline(0, color="black", linestyle=":")
+    axis.set_yscale("symlog", linthresh=5)
+    ticks = [-20, -10, -5, -2, 0, 2, 5]
+    axis.set_yticks(ticks, labels=[f"{tick:+d}" if tick else "0" for tick in ticks])
+    axis.margins(y=0.15)
     axis.set_xlabel("time of a training step / plain")
     axis.set_ylabel("validation accuracy - plain (points)")
     axis.legend()
