@@ -23,7 +23,8 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-long lint bench no-harm results tune setup
+.PHONY: demo test test-long test-oldest test-newest packages lint bench no-harm results \
+	tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -36,6 +37,20 @@ test-long: $(INSTALLED)
 	$(PYTEST) -m "long and not data"
 	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS)
 	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA)) $(PYTEST) -m data)
+
+# The same tests as `make test` with the lowest and with the latest versions of the metadata,
+# each in an environment of its own. What old versions warn about is no error there.
+test-oldest test-newest: test-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r requirements/$*.txt
+	.venv-$*/bin/python -m pytest --numprocesses=2 --dist=worksteal -W default \
+		-m "not long and not data"
+
+# Wheel and source distribution, each tried in an empty environment of each interpreter.
+PYTHONS ?= $(PYTHON)
+packages:
+	$(PYTHON) tests/release/packages.py --keep=dist $(addprefix --python=,$(PYTHONS))
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
