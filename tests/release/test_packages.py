@@ -1,4 +1,4 @@
-"""What is released: the wheel alone suffices, and the oldest versions are those promised."""
+"""What is released: a wheel that suffices, and oldest versions that are those promised."""
 
 import os
 import pathlib
