@@ -584,7 +584,7 @@ def test_errors_of_inputs(name, predictor):
     with pytest.raises(ValueError, match=r"zero or negative"):
         layer(member.tensor()[:, :2])
     with pytest.raises(ValueError, match=r"negative"):
-        member.make(kernel_size=20, predictor=predictor).build(member.inputs.shape)
+        member.make(kernel_size=20, predictor=predictor)(member.tensor())
 
 
 @pytest.mark.parametrize(
