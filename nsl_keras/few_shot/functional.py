@@ -221,7 +221,8 @@ class FunctionalClassifier:
 
     def _check_normalizations(self) -> None:
         for layer in self.normalizations:
-            if layer.synchronized or layer.renorm:
+            # Older versions of Keras have no batch renormalization.
+            if layer.synchronized or getattr(layer, "renorm", False):
                 kind = "synchronized" if layer.synchronized else "renorm"
                 raise ValueError(
                     "Batch norms of `model` must take the statistics of the episode at "

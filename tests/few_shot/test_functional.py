@@ -1,5 +1,7 @@
 """A classifier as a function of its variables and batch statistics."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -195,8 +197,8 @@ def test_unsuitable_models_are_refused():
         keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Softmax()]),
         logits=False,
     )
-    with pytest.raises(ValueError, match="layer 'norm' with renorm=True"):
-        FunctionalClassifier(network(renorm=True))
+    with pytest.raises(ValueError, match="layer 'norm' with synchronized=True"):
+        FunctionalClassifier(network(synchronized=True))
     with pytest.raises(ValueError, match="`batch_normalization` must be one of"):
         FunctionalClassifier(network(), batch_normalization="query")
     norm = layers.BatchNormalization(name="twice")
@@ -205,6 +207,13 @@ def test_unsuitable_models_are_refused():
     with pytest.raises(ValueError, match="layer 'twice', which is called more often"):
         FunctionalClassifier(shared)
     FunctionalClassifier(shared, batch_normalization="transductive")
+
+
+def test_renormalization_is_refused():
+    if "renorm" not in inspect.signature(layers.BatchNormalization).parameters:
+        pytest.skip("This version of Keras has no batch renormalization.")
+    with pytest.raises(ValueError, match="layer 'norm' with renorm=True"):
+        FunctionalClassifier(network(renorm=True))
 
 
 class Hidden(layers.Layer):
