@@ -21,8 +21,10 @@ from nsl_keras.training import (
     check,
     check_finite,
     checking_data,
+    finite_examples,
     is_array,
     loss_of_logits,
+    mark_non_finite,
 )
 
 UNADAPTED = "unadapted_"
@@ -238,12 +240,13 @@ class MetaNeighborhoodModel(CheckedModel):
         made.build(model.input_shape)
         return made
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = tuple(input_shape)
+    def build(self, input_shape: Any) -> None:
+        features = input_shape
         if self.backbone is not None:
             if not self.backbone.built:
-                self.backbone.build(features)
-            features = tuple(self.backbone.compute_output_shape(features))
+                self.backbone.build(input_shape)
+            features = self.backbone.compute_output_shape(input_shape)
+        features = tuple(features)
         if len(features) != 2:
             origin = "inputs" if self.backbone is None else "`backbone`"
             raise ValueError(
@@ -308,31 +311,37 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
-        if not is_array(x) or not is_array(y):
+        if not _are_arrays(x) or not is_array(y):
             raise ValueError(
                 "`x` and `y` must be arrays. Received: "
                 f"x of type {type(x).__name__}, y of type {type(y).__name__}"
             )
-        x, y = ops.convert_to_numpy(x), ops.convert_to_numpy(y)
-        require_same_length(x, y, "x")
+        x, y = keras.tree.map_structure(ops.convert_to_numpy, (x, y))
+        for each in keras.tree.flatten(x):
+            require_same_length(each, y, "x")
         self._check_data(x, y)
         drawn = self.dictionary.draw_examples(y, seed)
+        examples = keras.tree.map_structure(lambda each: each[drawn], x)
         features = np.concatenate(
             [
                 ops.convert_to_numpy(self.features(batch, training=False))
-                for batch in self._batches(x[drawn], batch_size)
+                for batch in self._batches(examples, batch_size)
             ]
         )
         self.dictionary.assign_examples(features, y[drawn])
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
-        """Yields an array in batches, for the built model."""
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
+        """Yields arrays in batches, for the built model."""
         batch_size = validation.positive_integer(batch_size, "batch_size")
-        for start in range(0, len(x), batch_size):
-            batch = ops.convert_to_tensor(x[start : start + batch_size])
-            if not self.built:
-                self.build(batch.shape)
-            yield batch
+        if not _are_arrays(x):
+            x = np.asarray(x)
+        if not self.built:
+            self.build(_shapes(x))
+        for start in range(0, len(keras.tree.flatten(x)[0]), batch_size):
+            batch = slice(start, start + batch_size)
+            yield keras.tree.map_structure(
+                lambda each, batch=batch: ops.convert_to_tensor(each[batch]), x
+            )
 
     def neighbors(self, x: Any, k: int = 5, batch_size: int = 32) -> Neighbors:
         """Returns the dictionary entries that moved each prediction, and by how much.
@@ -418,13 +427,14 @@ class MetaNeighborhoodModel(CheckedModel):
         return [*super().metrics, *self._unadapted_metrics.metrics]
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not is_array(x):
+        if not _are_arrays(x):
             return
-        validation.finite(x, "x")
+        for each in keras.tree.flatten(x):
+            validation.finite(each, "x")
         if is_array(y):
             if not self.built:
                 with variable_scope(self):
-                    self.build((None, *x.shape[1:]))
+                    self.build(_shapes(x))
             outputs = self.dictionary.num_values
             if self.task == "classification":
                 validation.class_labels(y, outputs)
@@ -466,6 +476,18 @@ class MetaNeighborhoodModel(CheckedModel):
         loss = self.compute_loss(x, y, predictions.adapted, sample_weight, training=False)
         self._track(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
+
+    def predict_step(self, *arguments: Any) -> Any:
+        """One step: of `data` on TensorFlow, `(state, data)` on JAX.
+
+        Examples with non-finite inputs get NaN outputs: no class, and no harm to others.
+        """
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(arguments[-1])
+        predicted = super().predict_step(*arguments)
+        if keras.backend.backend() == "jax":
+            outputs, state = predicted
+            return mark_non_finite(outputs, finite_examples(x)), state
+        return mark_non_finite(predicted, finite_examples(x))
 
     def compute_loss_and_updates(
         self,
@@ -526,7 +548,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Unpacks a batch, which waits for the checks that the backend can make."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if not self.built:
-            self.build(x.shape)
+            self.build(_shapes(x))
         with checking_data():
             x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
             if y is not None:
@@ -570,6 +592,16 @@ class MetaNeighborhoodModel(CheckedModel):
                 config[part], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+def _are_arrays(x: Any) -> bool:
+    """Whether inputs are an array, or a list or dict of arrays."""
+    return all(map(is_array, keras.tree.flatten(x)))
+
+
+def _shapes(x: Any) -> Any:
+    """Shapes of the inputs in a batch, of any batch size."""
+    return keras.tree.map_structure(lambda each: (None, *each.shape[1:]), x)
 
 
 class UnadaptedMetrics:
