@@ -126,13 +126,11 @@ def save_model(
     prepare = preprocessing or (lambda given: given)
     served = {**_predictions_of(model, k), **(signatures or {})}
     archive = keras.export.ExportArchive()
-    for part in (model, preprocessing):
-        if isinstance(part, keras.layers.Layer):
-            archive.track(part)
     for name, function in served.items():
+        # It finds the variables that are used: those that are not, need not be served.
         archive.add_endpoint(
             name,
-            _signature(lambda given, function=function: function(prepare(given)), inputs),
+            _signature(function, prepare, inputs),
             input_signature=inputs.specifications,
         )
     with _written_at_once(path) as scratch:
@@ -209,8 +207,9 @@ def _specify(model: keras.Model, preprocessing: Any, input_shape: Any) -> Any:
             f"Received: input_shape={input_shape}, model={model.name!r}"
         )
     found = keras.tree.flatten(structure)
-    if input_shape is not None and len(keras.tree.flatten(known)) == len(found):
-        for each, like in zip(found, keras.tree.flatten(known), strict=True):
+    declared = keras.tree.flatten(known) if known is not None else []
+    if len(declared) == len(found):
+        for each, like in zip(found, declared, strict=True):
             each.dtype, each.name = like.dtype, like.name
     if isinstance(structure, dict):
         for key in structure:
@@ -229,6 +228,7 @@ def _specify(model: keras.Model, preprocessing: Any, input_shape: Any) -> Any:
 def _known_inputs(model: keras.Model, preprocessing: Any) -> Any:
     """What functional models declare, or what the model was built for; else `None`."""
     declaring = model.backbone if isinstance(model, MetaNeighborhoodModel) else model
+    each: Any
     for each in (preprocessing, declaring):
         if rewiring.is_graph(each) and hasattr(each, "inputs"):
             tensors = each.inputs[0] if isinstance(each, keras.Sequential) else each.input
@@ -326,14 +326,16 @@ def _folded(model: Any) -> Any:
         return model
 
 
-def _signature(function: Function, inputs: _Inputs) -> Callable[..., Any]:
+def _signature(
+    function: Function, prepare: Function, inputs: _Inputs
+) -> Callable[..., Any]:
     """A function of flat tensors that answers good examples and marks the others."""
 
     def serve(*tensors: Any) -> Any:
         checked = require_shapes(tensors, [each.shape for each in inputs.specifications])
         finite = finite_examples(checked)
         outputs = at_any_batch_size(
-            lambda batch: function(inputs.pack(batch)), _without(checked, finite)
+            lambda batch: function(prepare(inputs.pack(batch))), _without(checked, finite)
         )
         return mark_non_finite(outputs, finite)
 

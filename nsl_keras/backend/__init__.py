@@ -147,6 +147,7 @@ __all__ = [
     "Tensor",
     "apart",
     "assert_in_graph",
+    "at_any_batch_size",
     "at_least_float32",
     "compiled",
     "endless_dataset",
@@ -159,6 +160,7 @@ __all__ = [
     "outside_traces",
     "replicas_in_sync",
     "require_backend",
+    "require_shapes",
     "sum_over_chunks",
     "variable_scope",
 ]

@@ -362,9 +362,9 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
     missing = tf.cast(tf.equal(size, 0), "int32")
     filled = []
     for tensor in tensors:
-        rest = [[0, 0]] * (len(tensor.shape) - 1)
-        filled.append(tf.pad(tensor, [[0, missing], *rest]))
-        filled[-1].set_shape([None, *tensor.shape[1:]])
+        # Not `tf.pad`: converters lose the sizes of its result.
+        rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
+        filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
     return keras.tree.map_structure(lambda each: each[:size], function(filled))
 
 

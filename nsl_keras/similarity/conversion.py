@@ -188,8 +188,9 @@ def fold(model: keras.Model) -> keras.Model:
     the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`; recurrent cells inside
     `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells,
     `nsl_keras.layers.BatchNormalization` becomes `keras.layers.BatchNormalization`, and
-    `nsl_keras.layers.CosineDense` a normalization to unit length and a `keras.layers.Dense`.
-    Graph and names stay, and there is nothing to compute that the plain network would not.
+    `nsl_keras.layers.CosineDense` a normalization to unit length with a
+    `keras.layers.Dense`. Graph and names stay, and there is nothing to compute that the
+    plain network would not.
 
     `"sparse"` with `nonzeros=1` is one spatial shift and a 1x1 convolution, and becomes
     that: zero padding and cropping, where there is something to shift, and a convolution
