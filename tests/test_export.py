@@ -237,7 +237,7 @@ def test_plain_keras_models_export_too(tmp_path, size):
         [keras.Input(size), keras.layers.Conv2D(2, 3), keras.layers.GlobalMaxPooling2D()]
     )
     if None in size:
-        with pytest.raises(ValueError, match="`examples` must be given.*unknown sizes"):
+        with pytest.raises(ValueError, match=r"`examples` must be given.*unknown sizes"):
             export.save_model(model, tmp_path)
         assert not list(tmp_path.iterdir())
     path = export.save_model(model, tmp_path, examples=images(2))
@@ -296,7 +296,9 @@ def test_a_model_that_predicts_something_else_is_not_written(tmp_path):
     seeds = keras.random.SeedGenerator(0)
     inputs = keras.Input((3,))
     noisy = keras.layers.Lambda(lambda x: x + keras.random.normal((3,), seed=seeds))
-    with pytest.raises(RuntimeError, match="must predict what the model predicts.*differs"):
+    with pytest.raises(
+        RuntimeError, match=r"must predict what the model predicts.*differs"
+    ):
         export.save_model(keras.Model(inputs, noisy(inputs)), tmp_path)
     assert not list(tmp_path.iterdir())
 

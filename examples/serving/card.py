@@ -28,7 +28,8 @@ def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageDa
 * **Data**: {dataset}; {len(found.train.images):,} images for training,
   {len(found.validation.images):,} for choices, {len(found.test.images):,} for the test.
 * **Recipe**: {setting.epochs} epochs in batches of {setting.batch_size}, AdamW at
-  {setting.learning_rate:g}{entries}; seed {record["seed"]}; {record["parameters"]:,} parameters.
+  {setting.learning_rate:g}{entries}; seed {record["seed"]};
+  {record["parameters"]:,} parameters.
 * **Test accuracy**: {100 * record["test_accuracy"]:.2f} % on images that took no part in
   training or choices.
 * **Written by** `{record["command"]}`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import (
     CheckedModel,
+    arguments_by_name,
     check,
     check_finite,
     checking_data,
@@ -571,6 +573,20 @@ class MetaNeighborhoodModel(CheckedModel):
             valid = ops.all(y >= 0) & ops.all(y < outputs)
             message = f"`y` must hold classes 0 to {outputs - 1}."
         return check(y, valid, message)
+
+    @functools.wraps(keras.Model.export)
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        form = arguments_by_name(keras.Model.export, args, kwargs).get("format")
+        tape = self.neighborhood.active_inner_loop == "tape"
+        if form == "onnx" and (tape or self.inner_steps > 1):
+            raise ValueError(
+                '`format` must not be "onnx" for a head that adapts on a nested tape or in '
+                "several steps: ONNX has no operations for its gradients. Take a "
+                "SavedModel, or LiteRT, where several steps need its Flex operations. "
+                f'Received: format="onnx", inner_steps={self.inner_steps}, '
+                f"active_inner_loop={self.neighborhood.active_inner_loop!r}"
+            )
+        return super().export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         neighborhood = self.neighborhood.get_config()
