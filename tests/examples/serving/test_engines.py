@@ -218,7 +218,7 @@ def test_what_onnx_cannot_hold_is_refused(options, tmp_path):
         None, keras.layers.Dense(3), dictionary=6, **options
     )
     model.build((None, 4))
-    with pytest.raises(ValueError, match='`format` must not be "onnx".*Flex'):
+    with pytest.raises(ValueError, match=r'`format` must not be "onnx".*Flex'):
         model.export(tmp_path / "model.onnx", format="onnx")
     assert not list(tmp_path.iterdir())
     pytest.importorskip("tf2onnx")
