@@ -1,4 +1,4 @@
-"""Requests to a server of the Open Inference Protocol on this machine, good ones and bad."""
+"""Requests to a server of the Open Inference Protocol on this machine, good and bad."""
 
 from __future__ import annotations
 
