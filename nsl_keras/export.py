@@ -1,49 +1,107 @@
 """SavedModels in the layout that serving systems read: `folder/version/`.
 
-Served models need neither `nsl_keras` nor Keras, and take any batch size.
+Served models need neither `nsl_keras` nor Keras, and take any batch size, an empty one
+too. A reader sees a version whole or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import pathlib
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+from absl import logging
+from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
+from nsl_keras.backend import at_any_batch_size, require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.similarity.conversion import fold
+from nsl_keras.similarity.recurrent import similarities_of
+from nsl_keras.training import finite_examples, mark_non_finite
+
+#: A function of a batch of inputs, in the form that the model takes.
+Function = Callable[[Any], Any]
+
+#: What the folder of a version is called while it is written. Servers read numbers alone.
+_SCRATCH = ".unfinished_version_"
+#: Seconds after which such a folder is what a killed export left.
+_ABANDONED = 3600
+
+_HALF = ("float16", "bfloat16")
+
+#: Number of examples on which the written model is compared.
+_DRAWN = 3
+
+_INPUTS_OF_EPISODES = ("support_images", "support_labels", "query_images")
 
 
 def save_model(
     model: keras.Model,
     folder: str | pathlib.Path,
     version: int = 1,
-    input_shape: tuple[int | None, ...] | None = None,
-    signatures: Mapping[str, Callable[[Any], Any]] | None = None,
+    input_shape: Any = None,
+    signatures: Mapping[str, Function] | None = None,
+    preprocessing: Function | None = None,
+    examples: Any = None,
+    k: int | None = None,
 ) -> pathlib.Path:
     """Writes a model as a TensorFlow SavedModel with named signatures.
 
-    `serving_default` (also named `serve`) predicts. A `MetaNeighborhoodModel` has
-    `unadapted` besides, its predictions before adaptation. Signatures check nothing:
-    the outputs of an example with a non-finite input mean nothing, and those of the other
-    examples in its batch are what they are without it.
+    | signature | outputs |
+    |---|---|
+    | `serving_default`, also named `serve` | what the model predicts |
+    | `unadapted` | the predictions before adaptation |
+    | `features` | the features, of shape `(batch, features)` |
+    | `neighbors` | `entries`, `weights`, `values` and `classes` of the `k` dictionary
+      entries of largest attention: their numbers and attention, of shape `(batch, k)`;
+      their class probabilities, or a regression's targets, of shape `(batch, k,
+      outputs)`; and, in classification, their most probable classes |
+
+    All but the first are those of a `MetaNeighborhoodModel`. A single input is named
+    `inputs`; several have the names of the model's, or their keys. A single output is
+    named `output_0`; several in a dict have their keys.
+
+    Inputs of another rank or size, and inputs whose batch sizes differ, are an error of
+    that request. An example with a NaN or an infinity gets NaN outputs (-1 where they
+    are integers), and the other examples of its batch what they get without it.
+
+    Static similarities are folded first, where `nsl_keras.convert.fold` can. The version
+    is written aside, loaded, compared with the model, and moved to its place in one step:
+    a killed export leaves the folder as it was, but for a hidden folder that a later
+    export removes after an hour.
 
     Args:
-        model: A built Keras model with one input and one output.
+        model: A built Keras model with any structure of inputs, or a few-shot learner.
         folder: Folder of the model's versions; it is made if missing.
         version: int of at least 1, the subfolder written.
-        input_shape: Shape of the inputs without the batch axis; `None` takes it from
-            the model.
-        signatures: Further signatures by name, each a function of one batch of inputs.
+        input_shape: Shape of the inputs without the batch axis, or a list or dict of
+            shapes; `None` takes it from the model, or from the preprocessing.
+        signatures: Further signatures by name, each a function of a batch of inputs as
+            the model takes it. They replace those above that have the same name.
+        preprocessing: Function of the inputs, such as a Keras layer or model, whose
+            outputs are the model's inputs. It becomes part of every signature.
+        examples: Batch of inputs on which the written model is compared with `model`;
+            `None` draws normal numbers.
+        k: int, the number of `neighbors`; `None` is 5, or all where there are fewer.
 
     Returns:
         The path written, `folder/version`.
 
     Raises:
-        ValueError: If that path exists already (nothing is overwritten), the model is
-            not built or a few-shot learner, or its input shape is unknown.
+        ValueError: If that path exists already (nothing is overwritten), the model is no
+            Keras model, is not built or has weights that are not finite, or its input
+            shape is unknown.
+        RuntimeError: If the written model does not predict what `model` predicts.
 
     Example:
 
@@ -54,54 +112,296 @@ def save_model(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.build((None, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = nsl_keras.export.save_model(model, folder, input_shape=(8,))
+    ...     path = nsl_keras.export.save_model(model, folder)
     ...     (path / "saved_model.pb").exists(), path.name
     (True, '1')
     """
     version = validation.positive_integer(version, "version")
     path = pathlib.Path(folder) / str(version)
     if path.exists():
+        raise _taken(path)
+    _require_exportable(model)
+    inputs = _Inputs(_specify(model, preprocessing, input_shape))
+    drawn = _draw(model, inputs) if examples is None else keras.tree.flatten(examples)
+    prepare = preprocessing or (lambda given: given)
+    served = {**_predictions_of(model, k), **(signatures or {})}
+    archive = keras.export.ExportArchive()
+    for name, function in served.items():
+        # It finds the variables that are used: those that are not, need not be served.
+        archive.add_endpoint(
+            name,
+            _signature(function, prepare, inputs),
+            input_signature=inputs.specifications,
+        )
+    with _written_at_once(path) as scratch:
+        archive.write_out(str(scratch), verbose=False)
+        batch = inputs.tensors(drawn)
+        _compare(scratch, batch, model(prepare(inputs.pack(batch)), training=False))
+    return path
+
+
+def _taken(path: pathlib.Path) -> ValueError:
+    return ValueError(
+        f"`folder` must not hold version {path.name} yet: {path} exists, and nothing is "
+        f"overwritten. Received: folder={str(path.parent)!r}, version={path.name}"
+    )
+
+
+def _require_exportable(model: Any) -> None:
+    if not isinstance(model, keras.Model):
         raise ValueError(
-            f"`folder` must not hold version {version} yet: {path} exists, and nothing "
-            f"is overwritten. Received: folder={str(folder)!r}, version={version}"
+            f"`model` must be a Keras model. Received: model={model!r} of type "
+            f"{type(model).__name__!r}"
         )
     if not model.built:
         raise ValueError(
             f"`model` must be built before export. Received: unbuilt {model.name!r}"
         )
-    if isinstance(model, EpisodicLearner):
-        raise ValueError(
-            "`model` must have one input. A few-shot learner has three, and its own "
-            "`export(folder)` serves them, after a call on episodes. "
-            f"Received: {model.name!r} of type {type(model).__name__!r}"
-        )
-    specification = keras.InputSpec(
-        shape=(None, *_input_shape(model, input_shape)),
-        dtype=keras.backend.floatx(),
-    )
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    endpoints: dict[str, Callable[[Any], Any]] = {
-        "serve": lambda inputs: model(inputs, training=False)
-    }
-    if isinstance(model, MetaNeighborhoodModel):
-        endpoints["unadapted"] = lambda inputs: model(inputs, training=False, adapt=False)
-    for name, function in {**endpoints, **(signatures or {})}.items():
-        archive.add_endpoint(name, function, input_signature=[specification])
-    archive.write_out(str(path), verbose=False)
-    return path
+    for weight in model.weights:
+        if not keras.backend.is_float_dtype(weight.dtype):
+            continue
+        if not np.all(np.isfinite(ops.convert_to_numpy(ops.cast(weight, "float32")))):
+            raise ValueError(
+                "`model` must have finite weights. Received: NaN or infinite entries in "
+                f"{weight.path!r}"
+            )
 
 
-def _input_shape(
-    model: keras.Model, given: tuple[int | None, ...] | None
-) -> tuple[int | None, ...]:
-    if given is not None:
-        return tuple(given)
-    source = model.backbone if isinstance(model, MetaNeighborhoodModel) else model
-    shape = getattr(source, "input_shape", None)
-    if not isinstance(shape, tuple) or not shape or isinstance(shape[0], tuple):
+# What goes in.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """What a model takes.
+
+    Attributes:
+        structure: A `keras.InputSpec`, or a list or dict of them, each with a name.
+    """
+
+    structure: Any
+
+    @property
+    def specifications(self) -> list[keras.InputSpec]:
+        """The inputs one by one."""
+        return keras.tree.flatten(self.structure)
+
+    def pack(self, tensors: Sequence[Any]) -> Any:
+        """Tensors, one by one, in the form that the model takes."""
+        return keras.tree.pack_sequence_as(self.structure, list(tensors))
+
+    def tensors(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays as tensors of the inputs' dtypes."""
+        return [
+            ops.convert_to_tensor(array, dtype=each.dtype)
+            for array, each in zip(arrays, self.specifications, strict=True)
+        ]
+
+
+def _specify(model: keras.Model, preprocessing: Any, input_shape: Any) -> Any:
+    """What a model takes, as a structure of specifications with names."""
+    known = _known_inputs(model, preprocessing)
+    structure = known if input_shape is None else _of_shapes(input_shape)
+    if structure is None:
         raise ValueError(
             "`input_shape` must be given for a model whose input shape is not recorded. "
-            f"Received: input_shape={given}, model={model.name!r}"
+            f"Received: input_shape={input_shape}, model={model.name!r}"
         )
-    return shape[1:]
+    found = keras.tree.flatten(structure)
+    declared = keras.tree.flatten(known) if known is not None else []
+    if len(declared) == len(found):
+        for each, like in zip(found, declared, strict=True):
+            each.dtype, each.name = like.dtype, like.name
+    if isinstance(structure, dict):
+        for key in structure:
+            structure[key].name = key
+    elif len(found) == 1:
+        found[0].name = "inputs"
+    elif isinstance(model, EpisodicLearner):
+        for each, name in zip(found, _INPUTS_OF_EPISODES, strict=True):
+            each.name = name
+            each.dtype = "int32" if name == "support_labels" else each.dtype
+    for number, each in enumerate(found):
+        each.name = each.name or f"inputs_{number}"
+    return structure
+
+
+def _known_inputs(model: keras.Model, preprocessing: Any) -> Any:
+    """What functional models declare, or what the model was built for; else `None`."""
+    declaring = model.backbone if isinstance(model, MetaNeighborhoodModel) else model
+    each: Any
+    for each in (preprocessing, declaring):
+        if rewiring.is_graph(each) and hasattr(each, "inputs"):
+            tensors = each.inputs[0] if isinstance(each, keras.Sequential) else each.input
+            return keras.tree.map_structure(
+                lambda tensor: _specification(tensor.shape, tensor.dtype, tensor.name),
+                tensors,
+            )
+    shape = (model.get_build_config() or {}).get("input_shape")
+    return shape if shape is None else _of_shapes(shape, with_batch=True)
+
+
+def _specification(
+    shape: Sequence[int | None], dtype: str | None = None, name: str | None = None
+) -> keras.InputSpec:
+    """An input of any batch size; the shape has a batch axis."""
+    return keras.InputSpec(
+        shape=(None, *shape[1:]), dtype=dtype or keras.config.floatx(), name=name
+    )
+
+
+def _of_shapes(shapes: Any, with_batch: bool = False) -> Any:
+    """Specifications of inputs of these shapes."""
+    if isinstance(shapes, Mapping):
+        return {key: _of_shapes(each, with_batch) for key, each in shapes.items()}
+    if all(each is None or isinstance(each, (int, np.integer)) for each in shapes):
+        return _specification(shapes if with_batch else (None, *shapes))
+    return [_of_shapes(each, with_batch) for each in shapes]
+
+
+def _draw(model: keras.Model, inputs: _Inputs) -> list[np.ndarray]:
+    """Random examples."""
+    random = np.random.default_rng(0)
+    drawn = []
+    for each in inputs.specifications:
+        shape = (_DRAWN, *each.shape[1:])
+        if None in shape or each.dtype == "string":
+            raise ValueError(
+                "`examples` must be given for a model with inputs of unknown sizes, or of "
+                f"strings. Received: input {each.name!r} of shape {tuple(each.shape)} and "
+                f"dtype {each.dtype}"
+            )
+        if isinstance(model, EpisodicLearner) and each.name == "support_labels":
+            drawn.append(np.broadcast_to(np.arange(shape[1]) % model.ways, shape))
+        elif keras.backend.is_float_dtype(each.dtype):
+            drawn.append(random.normal(size=shape))
+        else:
+            drawn.append(random.integers(2, size=shape))
+    return drawn
+
+
+# What is served.
+
+
+def _predictions_of(model: keras.Model, k: int | None) -> dict[str, Function]:
+    """The signatures that a model has by itself."""
+    if not isinstance(model, MetaNeighborhoodModel):
+        plain = _folded(model)
+        return {"serve": lambda inputs: plain(inputs, training=False)}
+    neighborhood, backbone = model.neighborhood, _folded(model.backbone)
+    if k is None:
+        k = min(5, model.num_neighbors)
+
+    def features(inputs: Any) -> Any:
+        return inputs if backbone is None else backbone(inputs, training=False)
+
+    def neighbors(inputs: Any) -> dict[str, Any]:
+        nearest = neighborhood.nearest(features(inputs), k)
+        found = {
+            "entries": nearest.indices,
+            "weights": nearest.weights,
+            "values": nearest.values,
+        }
+        if model.task == "classification":
+            found["classes"] = ops.argmax(nearest.values, axis=-1)
+        return found
+
+    return {
+        "serve": lambda inputs: neighborhood(features(inputs)),
+        "unadapted": lambda inputs: neighborhood(features(inputs), adapt=False),
+        "features": features,
+        "neighbors": neighbors,
+    }
+
+
+def _folded(model: Any) -> Any:
+    """A plain model that computes the same, where there is one; else the model."""
+    if not rewiring.is_graph(model) or not any(
+        map(similarities_of, rewiring.layers(model))
+    ):
+        return model
+    try:
+        return fold(model)
+    except ValueError as error:
+        logging.info("%s is exported as it is: %s", model.name, error)
+        return model
+
+
+def _signature(
+    function: Function, prepare: Function, inputs: _Inputs
+) -> Callable[..., Any]:
+    """A function of flat tensors that answers good examples and marks the others."""
+
+    def serve(*tensors: Any) -> Any:
+        checked = require_shapes(tensors, [each.shape for each in inputs.specifications])
+        finite = finite_examples(checked)
+        outputs = at_any_batch_size(
+            lambda batch: function(prepare(inputs.pack(batch))), _without(checked, finite)
+        )
+        return mark_non_finite(outputs, finite)
+
+    return serve
+
+
+def _without(tensors: Sequence[Any], finite: Any) -> list[Any]:
+    """Tensors with zeros in place of what is no number, which a cast might not stand."""
+    if finite is None:
+        return list(tensors)
+
+    def cleared(tensor: Any) -> Any:
+        if not keras.backend.is_float_dtype(tensor.dtype):
+            return tensor
+        keep = ops.reshape(finite, (-1, *(1 for _ in tensor.shape[1:])))
+        return ops.where(keep, tensor, ops.zeros_like(tensor))
+
+    return [cleared(tensor) for tensor in tensors]
+
+
+# What is written.
+
+
+@contextlib.contextmanager
+def _written_at_once(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a folder to write, which afterwards is at `path`, or nowhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{_SCRATCH}*"):
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
+    aside = pathlib.Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=path.parent))
+    try:
+        scratch = aside / path.name
+        yield scratch
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as content:
+                    os.fsync(content.fileno())
+        if path.exists():
+            raise _taken(path)
+        scratch.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _compare(folder: pathlib.Path, inputs: Sequence[Any], expected: Any) -> None:
+    """Raises unless the written model answers, and predicts what is expected."""
+    import tensorflow as tf  # Under JAX too, SavedModels are TensorFlow's.
+
+    loaded = tf.saved_model.load(str(folder))
+    arrays = [tf.constant(ops.convert_to_numpy(each)) for each in inputs]
+    for signature in loaded.signatures.values():
+        (_, names) = signature.structured_input_signature
+        signature(**dict(zip(names, arrays, strict=True)))
+    received = loaded.serve(*arrays)
+    pairs = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
+    for number, pair in enumerate(pairs):
+        precise = keras.backend.standardize_dtype(pair[0].dtype) not in _HALF
+        one, two = (
+            np.asarray(ops.convert_to_numpy(each)).astype("float64") for each in pair
+        )
+        tolerance = (1e-4 if precise else 0.05) * max(1e-3, np.abs(one).max(initial=0.0))
+        difference = float(np.max(np.abs(one - two), initial=0.0))
+        if one.shape != two.shape or not difference <= tolerance:
+            raise RuntimeError(
+                f"The written model must predict what the model predicts. Received: output "
+                f"{number} of shapes {one.shape} and {two.shape}, which differs by "
+                f"{difference:.2g}, more than {tolerance:.2g}"
+            )

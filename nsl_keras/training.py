@@ -141,6 +141,51 @@ def check_finite(tensor: Tensor, name: str) -> Tensor:
     return check(tensor, ops.all(ops.isfinite(tensor)), f"`{name}` must be finite.")
 
 
+def finite_examples(inputs: Any) -> Tensor | None:
+    """Returns which examples of a batch hold neither NaN nor an infinity.
+
+    Args:
+        inputs: Tensor whose first axis is the batch, or a structure of them.
+
+    Returns:
+        Boolean tensor of shape `(batch,)`; `None` if no input is a floating-point number.
+    """
+    finite = None
+    for each in keras.tree.flatten(inputs):
+        if not keras.backend.is_float_dtype(each.dtype):
+            continue
+        here = ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
+        finite = here if finite is None else ops.logical_and(finite, here)
+    return finite
+
+
+def mark_non_finite(outputs: Any, finite: Tensor | None) -> Any:
+    """Returns outputs with NaN, or -1 where they are signed integers, for bad examples.
+
+    Compiled graphs lose NaNs, in a ReLU for example: an example with NaN inputs would get
+    a class.
+
+    Args:
+        outputs: Tensor whose first axis is the batch, or a structure of them.
+        finite: Which examples keep their outputs, from `finite_examples`.
+    """
+    if finite is None:
+        return outputs
+
+    def mark(output: Tensor) -> Tensor:
+        dtype = keras.backend.standardize_dtype(output.dtype)
+        if keras.backend.is_float_dtype(dtype):
+            number = float("nan")
+        elif dtype.startswith("int"):
+            number = -1
+        else:
+            return output
+        keep = ops.reshape(finite, (-1, *(1 for _ in output.shape[1:])))
+        return ops.where(keep, output, ops.cast(number, dtype))
+
+    return keras.tree.map_structure(mark, outputs)
+
+
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or the name of one, takes probabilities."""
     takes_probabilities = (

@@ -39,6 +39,7 @@ from examples.common import data, recipe, runs
 from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
+from examples.serving.card import model_card
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")
@@ -195,7 +196,7 @@ def export_and_serve(
     path = nsl_keras.export.save_model(
         model, folder, version, input_shape=found.test.images.shape[1:]
     )
-    (path / "README.md").write_text(model_card(record, setting, found))
+    (path / "README.md").write_text(model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
     with tempfile.TemporaryDirectory() as scratch:
@@ -225,23 +226,6 @@ def export_and_serve(
         "agreeing_predictions": agreeing,
         "largest_logit_difference": difference,
     }
-
-
-def model_card(record: dict, setting: Setting, found: data.ImageData) -> str:
-    height, width, channels = found.test.images.shape[1:]
-    return f"""# {TITLES[record["method"]]} on {FLAGS.dataset}
-
-* **Input** `serving_default`: float32 images of shape (batch, {height}, {width},
-  {channels}), values in [0, 1].
-* **Output**: logits of {len(found.class_names)} classes, {", ".join(found.class_names)}.
-  Signature `unadapted` gives those of the head before it adapts.
-* **Training**: {len(found.train.images)} images, {setting.epochs} epochs, AdamW at
-  {setting.learning_rate:g}, {setting.num_neighbors} dictionary entries; seed 0.
-* **Test accuracy**: {100 * record["test_accuracy"]:.2f} % on {len(found.test.images)}
-  images that took no part in training or choices.
-* **Written by** `{runs.command("demo")}`.
-* **Limits**: made to show the method; inputs are not checked.
-"""
 
 
 def tune(

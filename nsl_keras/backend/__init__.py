@@ -60,6 +60,7 @@ if keras.backend.backend() == "tensorflow":
         GradientTape,
         apart,
         assert_in_graph,
+        at_any_batch_size,
         compiled,
         endless_dataset,
         fused_batch_normalization,
@@ -70,6 +71,7 @@ if keras.backend.backend() == "tensorflow":
         max_pooling,
         outside_traces,
         replicas_in_sync,
+        require_shapes,
         sum_in_loop,
         variable_scope,
     )
@@ -79,6 +81,7 @@ else:
         GradientTape,
         apart,
         assert_in_graph,
+        at_any_batch_size,
         compiled,
         endless_dataset,
         fused_batch_normalization,
@@ -89,6 +92,7 @@ else:
         max_pooling,
         outside_traces,
         replicas_in_sync,
+        require_shapes,
         sum_in_loop,
         variable_scope,
     )
@@ -143,6 +147,7 @@ __all__ = [
     "Tensor",
     "apart",
     "assert_in_graph",
+    "at_any_batch_size",
     "at_least_float32",
     "compiled",
     "endless_dataset",
@@ -155,6 +160,7 @@ __all__ = [
     "outside_traces",
     "replicas_in_sync",
     "require_backend",
+    "require_shapes",
     "sum_over_chunks",
     "variable_scope",
 ]

@@ -135,6 +135,20 @@ def max_pooling(
     )
 
 
+# Serving.
+
+
+def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """Returns the tensors, whose shapes JAX itself checks."""
+    del shapes
+    return list(tensors)
+
+
+def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
+    """Returns a function of a batch, which may be empty."""
+    return function(list(tensors))
+
+
 # Data and devices.
 
 

@@ -326,6 +326,48 @@ def _gradient_of_pooling(images: Any, upstream: Any, windows: Any) -> Any:
     return tape.gradient(outputs, images, output_gradients=upstream)
 
 
+# Serving.
+
+
+def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """Returns tensors that wait for a check of their shapes and of a common batch size.
+
+    Without it TensorFlow may end the process, or compute with what it is given.
+
+    Args:
+        tensors: Tensors whose first axis is the batch.
+        shapes: Their shapes, with `None` for any size.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a tensor has another shape, or the tensors
+            have several batch sizes.
+    """
+    pairs = zip(tensors, shapes, strict=True)
+    checked = [tf.ensure_shape(tensor, shape) for tensor, shape in pairs]
+    sizes = [tf.shape(tensor)[0] for tensor in checked]
+    agree = [
+        tf.debugging.assert_equal(size, sizes[0], message="Batch sizes must agree.")
+        for size in sizes[1:]
+    ]
+    with tf.control_dependencies(agree):
+        return [tf.identity(tensor) for tensor in checked]
+
+
+def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
+    """Returns a function of a batch, which computes on zeros where the batch is empty.
+
+    TensorFlow's convolutions give empty batches wrong shapes.
+    """
+    size = tf.shape(tensors[0])[0]
+    missing = tf.cast(tf.equal(size, 0), "int32")
+    filled = []
+    for tensor in tensors:
+        # Not `tf.pad`: converters lose the sizes of its result.
+        rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
+        filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
+    return keras.tree.map_structure(lambda each: each[:size], function(filled))
+
+
 # Data and devices.
 
 

@@ -109,6 +109,35 @@ class CosineDense(keras.layers.Layer):
         cosines = ops.matmul(unit_norm(at_least_float32(inputs)), unit_norm(kernel, axis=0))
         return ops.cast(self.learned_scale * cosines, self.compute_dtype)
 
+    def fold(self) -> keras.Sequential:
+        """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
+
+        This layer stays as it is, and shares no weights with the new ones. They differ
+        for inputs shorter than 1e-6 alone, whose cosines this layer draws towards zero.
+
+        Raises:
+            ValueError: If the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                f"`fold` needs a built layer. Call layer {self.name!r} on data, or its "
+                "`build(input_shape)`, first."
+            )
+        dtype = self.variable_dtype
+        dense = keras.layers.Dense(self.units, use_bias=False, dtype=dtype, name="dense")
+        folded = keras.Sequential(
+            [keras.layers.UnitNormalization(dtype=dtype, name="unit_norm"), dense],
+            name=self.name,
+        )
+        if self.compute_dtype != self.variable_dtype:
+            # The cosines are taken in the wider type, and then returned in this one.
+            folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
+        folded.build(self.get_build_config()["input_shape"])
+        kernel = self.learned_scale * unit_norm(ops.convert_to_tensor(self.kernel), axis=0)
+        dense.kernel.assign(ops.convert_to_numpy(kernel))
+        dense.trainable = self.trainable
+        return folded
+
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:

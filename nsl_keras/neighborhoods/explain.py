@@ -28,6 +28,21 @@ from nsl_keras.backend import Tensor, gradients_of_columns
 PATH_POINTS = 8
 
 
+class Nearest(NamedTuple):
+    """The dictionary entries of largest attention for an example, the heaviest first.
+
+    Attributes:
+        indices: Entry numbers, of shape `(batch, k)`.
+        weights: Attention weights, of that shape.
+        values: Class probabilities (targets, in regression) of the entries, of shape
+            `(batch, k, outputs)`.
+    """
+
+    indices: Any
+    weights: Any
+    values: Any
+
+
 class Neighbors(NamedTuple):
     """The dictionary entries of largest attention for an example, the heaviest first.
 

@@ -18,9 +18,10 @@ from nsl_keras.neighborhoods.dual_form import (
     NoDualFormError,
     stages_of,
 )
-from nsl_keras.neighborhoods.explain import Neighbors, output_changes
+from nsl_keras.neighborhoods.explain import Nearest, Neighbors, output_changes
 from nsl_keras.neighborhoods.inner_loop import (
     LOSSES,
+    Entries,
     InnerLearningRate,
     InnerLoop,
     NestedTape,
@@ -309,6 +310,33 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         Raises:
             ValueError: If `k` is not in `1..num_neighbors`.
         """
+        entries, attention, nearest = self._look_up(features, k)
+        changes = output_changes(
+            lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
+            attention,
+            ops.cast(features, self.variable_dtype),
+            nearest.indices,
+        )
+        return Neighbors(*nearest, changes)
+
+    def nearest(self, features: Tensor, k: int = 5) -> Nearest:
+        """Returns the `k` entries of largest attention for each example.
+
+        Args:
+            features: Tensor of shape `(batch, features)`.
+            k: int, the number of entries; at most `num_neighbors`.
+
+        Returns:
+            `Nearest(indices, weights, values)`: what `neighbors` returns but for what
+            each entry adds to the outputs, which takes a gradient.
+
+        Raises:
+            ValueError: If `k` is not in `1..num_neighbors`.
+        """
+        return self._look_up(features, k)[-1]
+
+    def _look_up(self, features: Tensor, k: int) -> tuple[Entries, Tensor, Nearest]:
+        """Returns all entries, their attention, and the `k` heaviest entries."""
         k = validation.positive_integer(k, "k")
         if k > self.dictionary.num_neighbors:
             raise ValueError(
@@ -318,14 +346,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         features = ops.cast(features, self.variable_dtype)
         entries, attention = self.dictionary.look_up(features)
         weights, indices = ops.top_k(attention, k)
-        changes = output_changes(
-            lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
-            attention,
-            features,
-            indices,
-        )
         values = ops.take(entries.values, indices, axis=0)
-        return Neighbors(indices, weights, values, changes)
+        return entries, attention, Nearest(indices, weights, values)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,14 @@ from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import (
     CheckedModel,
+    arguments_by_name,
     check,
     check_finite,
     checking_data,
+    finite_examples,
     is_array,
     loss_of_logits,
+    mark_non_finite,
 )
 
 UNADAPTED = "unadapted_"
@@ -238,12 +242,13 @@ class MetaNeighborhoodModel(CheckedModel):
         made.build(model.input_shape)
         return made
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        features = tuple(input_shape)
+    def build(self, input_shape: Any) -> None:
+        features = input_shape
         if self.backbone is not None:
             if not self.backbone.built:
-                self.backbone.build(features)
-            features = tuple(self.backbone.compute_output_shape(features))
+                self.backbone.build(input_shape)
+            features = self.backbone.compute_output_shape(input_shape)
+        features = tuple(features)
         if len(features) != 2:
             origin = "inputs" if self.backbone is None else "`backbone`"
             raise ValueError(
@@ -308,31 +313,37 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
-        if not is_array(x) or not is_array(y):
+        if not _are_arrays(x) or not is_array(y):
             raise ValueError(
                 "`x` and `y` must be arrays. Received: "
                 f"x of type {type(x).__name__}, y of type {type(y).__name__}"
             )
-        x, y = ops.convert_to_numpy(x), ops.convert_to_numpy(y)
-        require_same_length(x, y, "x")
+        x, y = keras.tree.map_structure(ops.convert_to_numpy, (x, y))
+        for each in keras.tree.flatten(x):
+            require_same_length(each, y, "x")
         self._check_data(x, y)
         drawn = self.dictionary.draw_examples(y, seed)
+        examples = keras.tree.map_structure(lambda each: each[drawn], x)
         features = np.concatenate(
             [
                 ops.convert_to_numpy(self.features(batch, training=False))
-                for batch in self._batches(x[drawn], batch_size)
+                for batch in self._batches(examples, batch_size)
             ]
         )
         self.dictionary.assign_examples(features, y[drawn])
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
-        """Yields an array in batches, for the built model."""
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
+        """Yields arrays in batches, for the built model."""
         batch_size = validation.positive_integer(batch_size, "batch_size")
-        for start in range(0, len(x), batch_size):
-            batch = ops.convert_to_tensor(x[start : start + batch_size])
-            if not self.built:
-                self.build(batch.shape)
-            yield batch
+        if not _are_arrays(x):
+            x = np.asarray(x)
+        if not self.built:
+            self.build(_shapes(x))
+        for start in range(0, len(keras.tree.flatten(x)[0]), batch_size):
+            batch = slice(start, start + batch_size)
+            yield keras.tree.map_structure(
+                lambda each, batch=batch: ops.convert_to_tensor(each[batch]), x
+            )
 
     def neighbors(self, x: Any, k: int = 5, batch_size: int = 32) -> Neighbors:
         """Returns the dictionary entries that moved each prediction, and by how much.
@@ -418,13 +429,14 @@ class MetaNeighborhoodModel(CheckedModel):
         return [*super().metrics, *self._unadapted_metrics.metrics]
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not is_array(x):
+        if not _are_arrays(x):
             return
-        validation.finite(x, "x")
+        for each in keras.tree.flatten(x):
+            validation.finite(each, "x")
         if is_array(y):
             if not self.built:
                 with variable_scope(self):
-                    self.build((None, *x.shape[1:]))
+                    self.build(_shapes(x))
             outputs = self.dictionary.num_values
             if self.task == "classification":
                 validation.class_labels(y, outputs)
@@ -466,6 +478,18 @@ class MetaNeighborhoodModel(CheckedModel):
         loss = self.compute_loss(x, y, predictions.adapted, sample_weight, training=False)
         self._track(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
+
+    def predict_step(self, *arguments: Any) -> Any:
+        """One step: of `data` on TensorFlow, `(state, data)` on JAX.
+
+        Examples with non-finite inputs get NaN outputs: no class, and no harm to others.
+        """
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(arguments[-1])
+        predicted = super().predict_step(*arguments)
+        if keras.backend.backend() == "jax":
+            outputs, state = predicted
+            return mark_non_finite(outputs, finite_examples(x)), state
+        return mark_non_finite(predicted, finite_examples(x))
 
     def compute_loss_and_updates(
         self,
@@ -526,7 +550,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Unpacks a batch, which waits for the checks that the backend can make."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if not self.built:
-            self.build(x.shape)
+            self.build(_shapes(x))
         with checking_data():
             x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
             if y is not None:
@@ -550,6 +574,20 @@ class MetaNeighborhoodModel(CheckedModel):
             message = f"`y` must hold classes 0 to {outputs - 1}."
         return check(y, valid, message)
 
+    @functools.wraps(keras.Model.export)
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        form = arguments_by_name(keras.Model.export, args, kwargs).get("format")
+        tape = self.neighborhood.active_inner_loop == "tape"
+        if form == "onnx" and (tape or self.inner_steps > 1):
+            raise ValueError(
+                '`format` must not be "onnx" for a head that adapts on a nested tape or in '
+                "several steps: ONNX has no operations for its gradients. Take a "
+                "SavedModel, or LiteRT, where several steps need its Flex operations. "
+                f'Received: format="onnx", inner_steps={self.inner_steps}, '
+                f"active_inner_loop={self.neighborhood.active_inner_loop!r}"
+            )
+        return super().export(*args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         neighborhood = self.neighborhood.get_config()
         for inherited in ("name", "trainable", "dtype"):
@@ -570,6 +608,16 @@ class MetaNeighborhoodModel(CheckedModel):
                 config[part], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+def _are_arrays(x: Any) -> bool:
+    """Whether inputs are an array, or a list or dict of arrays."""
+    return all(map(is_array, keras.tree.flatten(x)))
+
+
+def _shapes(x: Any) -> Any:
+    """Shapes of the inputs in a batch, of any batch size."""
+    return keras.tree.map_structure(lambda each: (None, *each.shape[1:]), x)
 
 
 class UnadaptedMetrics:

@@ -18,7 +18,6 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
@@ -187,9 +186,11 @@ def fold(model: keras.Model) -> keras.Model:
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
     the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`; recurrent cells inside
-    `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells, and
-    `nsl_keras.layers.BatchNormalization` becomes `keras.layers.BatchNormalization`. Graph
-    and names stay, and there is nothing to compute that the plain network would not.
+    `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells,
+    `nsl_keras.layers.BatchNormalization` becomes `keras.layers.BatchNormalization`, and
+    `nsl_keras.layers.CosineDense` a normalization to unit length with a
+    `keras.layers.Dense`. Graph and names stay, and there is nothing to compute that the
+    plain network would not.
 
     `"sparse"` with `nonzeros=1` is one spatial shift and a 1x1 convolution, and becomes
     that: zero padding and cropping, where there is something to shift, and a convolution
@@ -242,9 +243,7 @@ def fold(model: keras.Model) -> keras.Model:
             return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
         if isinstance(layer, NeuralSimilarity):
             return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
-        if isinstance(layer, BatchNormalization):
-            return [layer.fold()]
-        return None
+        return [layer.fold()] if _folds_itself(layer) else None
 
     return rewiring.rebuild(model, replace)
 
@@ -430,15 +429,22 @@ def _refuse_unfoldable(found: list[Layer]) -> None:
     others = [
         f"{layer.name!r} ({type(layer).__name__})"
         for layer in found
-        if not (is_foldable(layer) or isinstance(layer, BatchNormalization))
+        if not (is_foldable(layer) or _folds_itself(layer))
         and any(map(_is_ours, [layer, *rewiring.sublayers(layer)]))
     ]
     if others:
         raise ValueError(
-            "`model` must have no layers of nsl_keras but those with a static similarity: "
-            "no plain Keras layer computes what the others do. "
+            "`model` must have no layers of nsl_keras but those with a static similarity, "
+            "batch norms and cosine classifiers: no plain Keras layer computes what the "
+            "others do. "
             f"Received: {', '.join(others)}"
         )
+
+
+def _folds_itself(layer: Layer) -> bool:
+    """Whether a layer has no similarity and is of a class of this package that folds."""
+    ours = type(layer).__module__.startswith("nsl_keras.")
+    return ours and hasattr(layer, "fold") and not similarities_of(layer)
 
 
 def _is_ours(layer: Layer) -> bool:

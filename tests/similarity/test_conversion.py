@@ -590,11 +590,11 @@ def test_fold_of_other_layers_of_the_package():
         layers.SphereConv2D(4, 3, name="sphere"),
         Own(4, 3, name="own"),
         Block(layers.CosineDense(3)),
-        layers.CosineDense(2, name="classes"),
+        layers.SphereDense(2, name="classes"),
     )
     expected = (
         r"those with a static similarity.*Received: 'sphere' \(SphereConv2D\), "
-        r"'own' \(Own\), 'block' \(Block\), 'classes' \(CosineDense\)$"
+        r"'own' \(Own\), 'block' \(Block\), 'classes' \(SphereDense\)$"
     )
     with pytest.raises(ValueError, match=expected):
         fold(model)
@@ -615,6 +615,30 @@ def test_fold_of_batch_norms():
     assert not any(
         "nsl_keras" in each.__module__ for each in map(type, fold(backbone).layers)
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_fold_of_cosine_classifiers(dtype):
+    keras.config.set_dtype_policy(dtype)
+    model = stack(
+        layers.NeuralSimilarityConv2D(4, 3, similarity="unconstrained"),
+        layers.CosineDense(5, name="everywhere"),
+        keras.layers.GlobalAveragePooling2D(),
+        layers.CosineDense(3, scale=7.0, name="classes"),
+    )
+    randomize(model.weights)
+    folded = fold(model)
+    assert [layer.name for layer in folded.layers] == [layer.name for layer in model.layers]
+    assert not any(each.__module__.startswith("nsl_keras") for each in classes_of(folded))
+    images = np.concatenate([IMAGES, np.zeros_like(IMAGES[:1])])
+    assert model(images).dtype == folded(images).dtype
+    assert difference(model, folded, images) <= (1e-5 if dtype == "float32" else 0.02)
+    # A copy: training one leaves the other.
+    before = as_numpy(folded(images))
+    model.get_layer("classes").learned_scale.assign(1.0)
+    np.testing.assert_array_equal(as_numpy(folded(images)), before)
+    with pytest.raises(ValueError, match="`fold` needs a built layer"):
+        layers.CosineDense(3).fold()
 
 
 def test_fold_of_recurrent_cells(tmp_path):
