@@ -55,6 +55,7 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
+    from nsl_keras.backend.distribution import replicas_in_sync
     from nsl_keras.backend.tensorflow import (
         BackendTensor,
         GradientTape,
@@ -69,7 +70,6 @@ if keras.backend.backend() == "tensorflow":
         map_elements,
         max_pooling,
         outside_traces,
-        replicas_in_sync,
         sum_in_loop,
         variable_scope,
     )
