@@ -55,7 +55,7 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
-    from nsl_keras.backend.distribution import replicas_in_sync
+    from nsl_keras.backend.distribution import ReplicatedSteps, counted, weighed
     from nsl_keras.backend.tensorflow import (
         BackendTensor,
         GradientTape,
@@ -77,9 +77,11 @@ else:
     from nsl_keras.backend.jax import (
         BackendTensor,
         GradientTape,
+        ReplicatedSteps,
         apart,
         assert_in_graph,
         compiled,
+        counted,
         endless_dataset,
         fused_batch_normalization,
         gradients_of,
@@ -88,9 +90,9 @@ else:
         map_elements,
         max_pooling,
         outside_traces,
-        replicas_in_sync,
         sum_in_loop,
         variable_scope,
+        weighed,
     )
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic one.
@@ -140,11 +142,13 @@ def sum_over_chunks(
 __all__ = [
     "BackendTensor",
     "GradientTape",
+    "ReplicatedSteps",
     "Tensor",
     "apart",
     "assert_in_graph",
     "at_least_float32",
     "compiled",
+    "counted",
     "endless_dataset",
     "fused_batch_normalization",
     "gradients_of",
@@ -153,8 +157,8 @@ __all__ = [
     "map_elements",
     "max_pooling",
     "outside_traces",
-    "replicas_in_sync",
     "require_backend",
     "sum_over_chunks",
     "variable_scope",
+    "weighed",
 ]

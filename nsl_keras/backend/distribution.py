@@ -12,8 +12,11 @@ On one replica all is Keras's own.
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,8 +28,28 @@ def replicas_in_sync() -> int:
     return count
 
 
+class Share(NamedTuple):
+    """What a replica has of a batch that does not divide.
+
+    Attributes:
+        weight: The number of its examples, as a multiple of the mean over the replicas.
+        counted: How many of its examples, from the first on, metrics count.
+    """
+
+    weight: Any
+    counted: Any
+
+
+#: The share that the step under way has; `None` where all replicas have the same number.
+_share: contextvars.ContextVar[Share | None] = contextvars.ContextVar("share", default=None)
+
+# How a batch reaches the replicas: in equal parts; or whole, to take a part each; or, where
+# it has fewer examples than there are replicas, whole, and all of them take all of it.
+EQUAL, UNEQUAL, SAME = "equal", "unequal", "same"
+
+
 class ReplicatedSteps(keras.Model):
-    """A Keras model with a step that is right on several replicas.
+    """A Keras model whose steps are right on several replicas.
 
     The loss of a batch is the mean over its examples, wherever they are. Keras takes the
     mean of the replicas' means: another one where a batch does not divide.
@@ -36,8 +59,7 @@ class ReplicatedSteps(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return super().make_train_function(force)
         if self.train_function is None or force:
-            _require_mean_losses(self)
-            self.train_function = _over_replicas(self, _keeping_statistics(self))
+            self.train_function = _over_replicas(self, self.train_step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -47,6 +69,15 @@ class ReplicatedSteps(keras.Model):
             self.test_function = _over_replicas(self, self.test_step)
         return self.test_function
 
+    def make_predict_function(self, force: bool = False) -> Any:
+        made = self.predict_function is None or force
+        super().make_predict_function(force)
+        if made and self.distribute_strategy.num_replicas_in_sync > 1:
+            self.predict_function = _of_equal_batches(
+                self.distribute_strategy, self.predict_function
+            )
+        return self.predict_function
+
     def train_step(self, data: Any) -> Any:
         """One step of a replica, on its share of a batch."""
         if replicas_in_sync() == 1:
@@ -55,14 +86,47 @@ class ReplicatedSteps(keras.Model):
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
-            descended = self.optimizer.scale_loss(loss * share_of_examples(x))
-        variables = self.trainable_variables
-        gradients = gradients_of_replicas(
-            self.optimizer, tape.gradient(descended, variables)
-        )
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        track_loss(self, loss, x)
+            scaled_loss = self.optimizer.scale_loss(weighed(loss))
+        self.descend(tape.gradient(scaled_loss, self.trainable_variables))
+        self.track_loss(loss, x)
         return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def test_step(self, data: Any) -> Any:
+        """One step of a replica, on its share of a batch."""
+        if replicas_in_sync() == 1:
+            return super().test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        self.track_loss(loss, x)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        """Updates the metrics with the examples of this replica that count."""
+        found: dict[str, Any] = super().compute_metrics(
+            *(counted(each) for each in (x, y, y_pred, sample_weight))
+        )
+        return found
+
+    def descend(self, gradients: Sequence[Any]) -> None:
+        """Takes the optimizer's step down a replica's gradients of a `weighed` loss."""
+        self.optimizer.apply_gradients(
+            zip(
+                _for_optimizer(self.optimizer, gradients),
+                self.trainable_variables,
+                strict=True,
+            )
+        )
+
+    def track_loss(self, loss: Any, x: Any) -> None:
+        """Feeds the reported loss, which Keras has scaled by the number of replicas."""
+        share = _share.get()
+        examples = tf.shape(_first(x))[0] if share is None else share.counted
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss * replicas_in_sync(), sample_weight=examples)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # Overrides Keras's, which means the batch over the replicas only to see its shape.
@@ -70,20 +134,56 @@ class ReplicatedSteps(keras.Model):
         if strategy.num_replicas_in_sync == 1:
             super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
             return
+        _require_mean_losses(self)
         if iterator is not None:
             _, _, batches = next(iter(iterator))
-            data_batch = next(batches)
-        with strategy.scope():
-            self._symbolic_build(
-                data_batch=keras.tree.map_structure(
-                    lambda value: _first_local(strategy, value), data_batch
-                )
+            data_batch = _mapped(
+                lambda value: strategy.experimental_local_results(value)[0], next(batches)
             )
+        with strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
 
 
-def _first_local(strategy: tf.distribute.Strategy, value: Any) -> Any:
-    """What the first replica of this process has of a distributed value."""
-    return None if value is None else strategy.experimental_local_results(value)[0]
+def weighed(loss: Any) -> Any:
+    """Returns a replica's mean loss, weighed by the number of the replica's examples."""
+    share = _share.get()
+    return loss if share is None else loss * tf.cast(share.weight, loss.dtype)
+
+
+def counted(tensors: Any) -> Any:
+    """Returns the examples, in nested tensors of a replica's share, that metrics count."""
+    share = _share.get()
+    if share is None:
+        return tensors
+    return _mapped(lambda each: each[: share.counted], tensors)
+
+
+def _for_optimizer(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Returns what a replica gives its optimizer, which sums over the replicas.
+
+    Optimizers clip gradients, and look for float16's overflows, before they sum. To those
+    that do the first replica gives the sum, and the others give zeros; or NaN, where the
+    sum is not finite, so that all replicas find the overflow and none goes its own way.
+    """
+    if replicas_in_sync() == 1 or not _looks_at_gradients(optimizer):
+        return list(gradients)
+    context = tf.distribute.get_replica_context()
+    found = [gradient for gradient in gradients if gradient is not None]
+    summed = iter(
+        context.all_reduce(
+            tf.distribute.ReduceOp.SUM, list(map(tf.convert_to_tensor, found))
+        )
+    )
+    first = tf.equal(context.replica_id_in_sync_group, 0)
+    return [
+        None if gradient is None else next(summed) * tf.cast(first, gradient.dtype)
+        for gradient in gradients
+    ]
+
+
+def _looks_at_gradients(optimizer: Any) -> bool:
+    clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or any(clips)
 
 
 def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -93,15 +193,21 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     """
     strategy = model.distribute_strategy
 
+    def on_replica(batch: Any, dealt: str) -> Any:
+        part, share = (batch, None) if dealt == EQUAL else _part_of(batch, dealt)
+        token = _share.set(share)
+        try:
+            return step(part)
+        finally:
+            _share.reset(token)
+
     @tf.autograph.experimental.do_not_convert
-    def on_batch(batch: Any) -> Any:
-        logs = strategy.run(step, args=(keras.tree.map_structure(_or_none, batch),))
+    def on_batch(batch: Any, dealt: str) -> Any:
+        logs = strategy.run(on_replica, args=(batch, dealt))
         results = model.get_metrics_result()
         if isinstance(logs, dict) and set(logs) == set(results):
             return results  # Of all examples, where the replicas' are of their own.
-        return keras.tree.map_structure(
-            lambda value: strategy.reduce("MEAN", value, axis=None), logs
-        )
+        return _mapped(lambda value: strategy.reduce("MEAN", value, axis=None), logs)
 
     if not model.run_eagerly:
         on_batch = tf.function(
@@ -111,7 +217,10 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     def function(iterator: Any) -> Any:
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = on_batch(batch)
+            if isinstance(iterator, tf.distribute.DistributedIterator):
+                logs = on_batch(*_dealt(strategy, _mapped(lambda each: each, batch)))
+            else:  # What `train_on_batch` was given, and every replica with it.
+                logs = on_batch(_mapped(tf.convert_to_tensor, batch), SAME)
         if logs is None:
             raise StopIteration
         return logs
@@ -119,86 +228,109 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     return function
 
 
-def _or_none(value: Any) -> Any:
-    """`None` for what data sets have in its place."""
-    return None if isinstance(value, tf.experimental.Optional) else value
+def _of_equal_batches(
+    strategy: tf.distribute.Strategy, predict: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Returns Keras's function for predictions, given none but batches that divide."""
+
+    def function(batches: Sequence[Any]) -> Any:
+        found = []
+        for batch in batches:
+            whole, dealt = _dealt(strategy, _mapped(lambda each: each, batch))
+            if dealt == EQUAL:
+                found.append(predict([whole]))
+            else:
+                filled = _mapped(functools.partial(_filled_up, strategy), whole)
+                examples = slice(len(_first(whole)))
+                found.append(_mapped(operator.itemgetter(examples), predict([filled])))
+        return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *found)
+
+    return function
 
 
-def _keeping_statistics(model: Any) -> Callable[[Any], Any]:
-    """Returns a training step after which no statistic is of an empty batch.
+def _dealt(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, str]:
+    """Returns a batch that was distributed, and how it reaches the replicas.
 
-    A last batch may leave a replica without examples. Means over them are NaN, and so
-    would be the moving statistics of batch norms that are not synchronized.
+    One that does not divide is gathered. So the graphs of all processes are traced for the
+    same shapes: where one is traced once more than another, collectives do not meet.
     """
-
-    def step(data: Any) -> Any:
-        statistics = [
-            variable
-            for variable in model.non_trainable_variables
-            if keras.backend.is_float_dtype(variable.dtype)
-        ]
-        before = [tf.identity(variable.value) for variable in statistics]
-        logs = model.train_step(data)
-        if statistics:
-            empty = _sum_over_replicas(tf.cast(_examples(data) == 0, "int32")) > 0
-        for variable, old in zip(statistics, before, strict=True):
-            new = tf.convert_to_tensor(variable.value)
-            lost = empty & tf.reduce_any(tf.math.is_nan(new))
-            variable.assign(tf.where(lost, old, new))
-        return logs
-
-    return step
+    sizes = _sizes(strategy, _first(batch))
+    if len(set(sizes)) == 1:
+        return batch, EQUAL
+    whole = _mapped(lambda each: _gathered(strategy, each, sizes), batch)
+    return whole, UNEQUAL if sum(sizes) >= len(sizes) else SAME
 
 
-def _examples(x: Any) -> Any:
-    """The number of examples of a replica's share of a batch."""
-    return tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
+def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
+    """Returns how many examples each replica has of a batch, in any process."""
+    local = [len(each) for each in strategy.experimental_local_results(first)]
+    replicas = strategy.num_replicas_in_sync
+    if len(local) == replicas:
+        return local
+    waiting = iter(local)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.one_hot(
+            context.replica_id_in_sync_group, replicas, on_value=float(next(waiting))
+        )
+    )
+    summed = strategy.reduce("SUM", own, axis=None)
+    return [int(size) for size in summed.numpy()]
 
 
-def _sum_over_replicas(tensor: Any) -> Any:
+def _gathered(strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int]) -> Any:
+    """Returns what all replicas have of a batch, in the order of the data."""
+    local = strategy.experimental_local_results(value)
+    dtype = local[0].dtype
+    if dtype.is_integer or dtype.is_bool:
+        # Collectives do not know the narrow ones.
+        value = strategy.run(lambda each: tf.cast(each, "int64"), args=(value,))
+    parts = tf.split(strategy.gather(value, axis=0), list(sizes))
+    # Gathered by process, while data are dealt to the first replica of each process, then
+    # to the second of each.
+    parts = [part for first in range(len(local)) for part in parts[first :: len(local)]]
+    return tf.cast(tf.concat(parts, 0), dtype)
+
+
+def _part_of(batch: Any, dealt: str) -> tuple[Any, Share]:
+    """Returns the part of a gathered batch that this replica takes, and its share."""
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+    replicas = context.num_replicas_in_sync
+    place = tf.convert_to_tensor(context.replica_id_in_sync_group)
+    total = tf.shape(_first(batch))[0]
+    if dealt == SAME:
+        return batch, Share(1.0, tf.where(place == 0, total, 0))
+    start, stop = place * total // replicas, (place + 1) * total // replicas
+    return _mapped(lambda each: each[start:stop], batch), Share(
+        replicas * (stop - start) / total, stop - start
+    )
 
 
-def share_of_examples(x: Any) -> Any:
-    """Returns how many examples this replica has, as a multiple of the replicas' mean.
-
-    Keras means a loss over a replica's examples, and over replicas. With this factor it
-    is the mean over all examples. It is 1 where a batch divides.
-    """
-    if replicas_in_sync() == 1:
-        return 1.0
-    own = tf.cast(_examples(x), "float32")
-    everywhere = _sum_over_replicas(own)
-    return tf.math.divide_no_nan(own * replicas_in_sync(), everywhere)
-
-
-def gradients_of_replicas(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Returns what a replica gives its optimizer, which sums over the replicas.
-
-    Optimizers clip, and look for float16's overflows, before they sum. To those that do,
-    the first replica gives the sum, and the others zeros. Where the sum is not finite
-    they give NaN, so that all replicas find the overflow and none goes its own way.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    looks = inner is not optimizer or any((inner.clipnorm, inner.clipvalue, inner.global_clipnorm))
-    if replicas_in_sync() == 1 or not looks:
-        return list(gradients)
-    first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
-    return [
-        None
-        if gradient is None
-        else _sum_over_replicas(tf.convert_to_tensor(gradient))
-        * tf.cast(first, gradient.dtype)
-        for gradient in gradients
-    ]
+def _filled_up(strategy: tf.distribute.Strategy, whole: Any) -> Any:
+    """Returns a gathered batch in equal parts, its last example repeated."""
+    replicas = strategy.num_replicas_in_sync
+    size = -(-len(whole) // replicas)
+    repeated = tf.repeat(whole[-1:], size * replicas - len(whole), axis=0)
+    parts = tf.split(tf.concat([whole, repeated], 0), replicas)
+    local = len(strategy.extended.worker_devices)
+    # As `_gathered` orders them.
+    order = [part for first in range(local) for part in range(replicas)[first::local]]
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: parts[order.index(context.replica_id_in_sync_group)]
+    )
 
 
-def track_loss(model: Any, loss: Any, x: Any) -> None:
-    """Feeds the reported loss, which Keras has scaled by the number of replicas."""
-    for metric in model.metrics:
-        if metric.name == "loss":
-            metric.update_state(loss * replicas_in_sync(), sample_weight=_examples(x))
+def _first(tensors: Any) -> Any:
+    """Returns the first of nested tensors."""
+    return next(each for each in keras.tree.flatten(tensors) if each is not None)
+
+
+def _mapped(function: Callable[[Any], Any], tensors: Any) -> Any:
+    """Maps nested tensors; what a data set has in place of `None` becomes it."""
+
+    def mapped(each: Any) -> Any:
+        return None if isinstance(each, tf.experimental.Optional) else function(each)
+
+    return keras.tree.map_structure(mapped, tensors, none_is_leaf=False)
 
 
 def _require_mean_losses(model: Any) -> None:
@@ -207,6 +339,6 @@ def _require_mean_losses(model: Any) -> None:
         if reduction not in ("mean", "sum_over_batch_size"):
             raise ValueError(
                 "`loss` must be the mean over the examples on several replicas "
-                '(reduction="sum_over_batch_size"): elsewhere replicas would not add up to '
-                f"one device. Received: loss={loss!r} with reduction={reduction!r}"
+                '(reduction="sum_over_batch_size"): others do not add up over them. '
+                f"Received: loss={loss!r} with reduction={reduction!r}"
             )

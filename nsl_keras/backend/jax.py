@@ -147,9 +147,18 @@ def endless_dataset(batch: Callable[[int], Any]) -> Any:
     )
 
 
-def replicas_in_sync() -> int:
-    """Returns 1: on JAX, Keras's distribution API runs one program."""
-    return 1
+class ReplicatedSteps(keras.Model):
+    """A Keras model: on JAX, Keras's distribution API runs one program on all devices."""
+
+
+def weighed(loss: Any) -> Any:
+    """Returns the loss, which is of all devices."""
+    return loss
+
+
+def counted(tensors: Any) -> Any:
+    """Returns the tensors, whose examples all count."""
+    return tensors
 
 
 def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
