@@ -55,7 +55,12 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
-    from nsl_keras.backend.distribution import ReplicatedSteps, counted, weighed
+    from nsl_keras.backend.distribution import (
+        ReplicatedSteps,
+        counted,
+        start_workers,
+        weighed,
+    )
     from nsl_keras.backend.tensorflow import (
         BackendTensor,
         GradientTape,
@@ -90,6 +95,7 @@ else:
         map_elements,
         max_pooling,
         outside_traces,
+        start_workers,
         sum_in_loop,
         variable_scope,
         weighed,
@@ -158,6 +164,7 @@ __all__ = [
     "max_pooling",
     "outside_traces",
     "require_backend",
+    "start_workers",
     "sum_over_chunks",
     "variable_scope",
     "weighed",

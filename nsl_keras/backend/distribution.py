@@ -21,11 +21,19 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from nsl_keras.backend import cluster
+
 
 def replicas_in_sync() -> int:
     """Returns the number of replicas of the current `tf.distribute` strategy."""
     count: int = tf.distribute.get_strategy().num_replicas_in_sync
     return count
+
+
+def start_workers(timeout: float) -> tf.distribute.Strategy:
+    """Returns the strategy of the workers in `TF_CONFIG`, once all are there."""
+    cluster.wait_for_workers(cluster.read(), timeout)
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Share(NamedTuple):
@@ -54,6 +62,10 @@ class ReplicatedSteps(keras.Model):
     The loss of a batch is the mean over its examples, wherever they are. Keras takes the
     mean of the replicas' means: another one where a batch does not divide.
     """
+
+    train_function: Any
+    test_function: Any
+    predict_function: Any
 
     def make_train_function(self, force: bool = False) -> Any:
         if self.distribute_strategy.num_replicas_in_sync == 1:

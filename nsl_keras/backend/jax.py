@@ -151,6 +151,16 @@ class ReplicatedSteps(keras.Model):
     """A Keras model: on JAX, Keras's distribution API runs one program on all devices."""
 
 
+def start_workers(timeout: float) -> Any:
+    """Raises: strategies are TensorFlow's."""
+    del timeout
+    raise RuntimeError(
+        "`multi_worker_strategy` needs the TensorFlow backend; on JAX take "
+        "keras.distribution.initialize and keras.distribution.DataParallel. Received: "
+        f"backend={keras.backend.backend()!r}"
+    )
+
+
 def weighed(loss: Any) -> Any:
     """Returns the loss, which is of all devices."""
     return loss
