@@ -6,6 +6,7 @@ from nsl_keras import backend as backend  # isort: split
 from nsl_keras import backbones as backbones
 from nsl_keras import callbacks as callbacks
 from nsl_keras import convert as convert
+from nsl_keras import distribution as distribution
 from nsl_keras import export as export
 from nsl_keras import few_shot as few_shot
 from nsl_keras import key_metrics as key_metrics

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras.backend import Tensor, assert_in_graph
+from nsl_keras.backend import ReplicatedSteps, Tensor, assert_in_graph
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -67,7 +67,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
-class CheckedModel(keras.Model):
+class CheckedModel(ReplicatedSteps):
     """Base of the models whose `fit` and `evaluate` check their data.
 
     A subclass writes `_check_data`, for arrays on the host, and calls `check` in its

@@ -15,6 +15,7 @@ FLOORS = {
     "validation": 0,
     "backend": 1,
     "rewiring": 1,
+    "distribution": 2,
     "second_order": 2,
     "normalization": 2,
     "training": 2,

@@ -55,6 +55,12 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
+    from nsl_keras.backend.distribution import (
+        ReplicatedSteps,
+        counted,
+        start_workers,
+        weighed,
+    )
     from nsl_keras.backend.tensorflow import (
         BackendTensor,
         GradientTape,
@@ -70,7 +76,6 @@ if keras.backend.backend() == "tensorflow":
         map_elements,
         max_pooling,
         outside_traces,
-        replicas_in_sync,
         require_shapes,
         sum_in_loop,
         variable_scope,
@@ -79,10 +84,12 @@ else:
     from nsl_keras.backend.jax import (
         BackendTensor,
         GradientTape,
+        ReplicatedSteps,
         apart,
         assert_in_graph,
         at_any_batch_size,
         compiled,
+        counted,
         endless_dataset,
         fused_batch_normalization,
         gradients_of,
@@ -91,10 +98,11 @@ else:
         map_elements,
         max_pooling,
         outside_traces,
-        replicas_in_sync,
         require_shapes,
+        start_workers,
         sum_in_loop,
         variable_scope,
+        weighed,
     )
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic one.
@@ -144,12 +152,14 @@ def sum_over_chunks(
 __all__ = [
     "BackendTensor",
     "GradientTape",
+    "ReplicatedSteps",
     "Tensor",
     "apart",
     "assert_in_graph",
     "at_any_batch_size",
     "at_least_float32",
     "compiled",
+    "counted",
     "endless_dataset",
     "fused_batch_normalization",
     "gradients_of",
@@ -158,9 +168,10 @@ __all__ = [
     "map_elements",
     "max_pooling",
     "outside_traces",
-    "replicas_in_sync",
     "require_backend",
     "require_shapes",
+    "start_workers",
     "sum_over_chunks",
     "variable_scope",
+    "weighed",
 ]

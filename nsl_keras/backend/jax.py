@@ -161,9 +161,28 @@ def endless_dataset(batch: Callable[[int], Any]) -> Any:
     )
 
 
-def replicas_in_sync() -> int:
-    """Returns 1: on JAX, Keras's distribution API runs one program."""
-    return 1
+class ReplicatedSteps(keras.Model):
+    """A Keras model: on JAX, Keras's distribution API runs one program on all devices."""
+
+
+def start_workers(timeout: float) -> Any:
+    """Raises: strategies are TensorFlow's."""
+    del timeout
+    raise RuntimeError(
+        "`multi_worker_strategy` needs the TensorFlow backend; on JAX take "
+        "keras.distribution.initialize and keras.distribution.DataParallel. Received: "
+        f"backend={keras.backend.backend()!r}"
+    )
+
+
+def weighed(loss: Any) -> Any:
+    """Returns the loss, which is of all devices."""
+    return loss
+
+
+def counted(tensors: Any) -> Any:
+    """Returns the tensors, whose examples all count."""
+    return tensors
 
 
 def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:

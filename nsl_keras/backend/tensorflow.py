@@ -386,11 +386,6 @@ def endless_dataset(batch: Callable[[int], Any]) -> Any:
     ).prefetch(tf.data.AUTOTUNE)
 
 
-def replicas_in_sync() -> int:
-    """Returns the number of replicas of the current `tf.distribute` strategy."""
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
 def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
     """Returns the scope of the strategy that a model was made under."""
     return model.distribute_strategy.scope()

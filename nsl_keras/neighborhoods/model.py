@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import GradientTape, Tensor, replicas_in_sync, variable_scope
+from nsl_keras.backend import GradientTape, Tensor, counted, variable_scope, weighed
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, require_same_length
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
@@ -461,12 +461,10 @@ class MetaNeighborhoodModel(CheckedModel):
             loss = self.compute_loss(  # MN Eq. (2)
                 x, y, predictions.adapted, sample_weight, training=True
             )
-            scaled_loss = self.optimizer.scale_loss(loss)
-        variables = self.trainable_variables
-        gradients = outer_tape.gradient(scaled_loss, variables)
+            scaled_loss = self.optimizer.scale_loss(weighed(loss))
         # MN Algorithm 1, line 10.
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        self._track(loss, x)
+        self.descend(outer_tape.gradient(scaled_loss, self.trainable_variables))
+        self.track_loss(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def test_step(self, *arguments: Any) -> Any:
@@ -476,7 +474,7 @@ class MetaNeighborhoodModel(CheckedModel):
         x, y, sample_weight = self._checked_batch(*arguments)
         predictions = self.predictions(x, training=False)
         loss = self.compute_loss(x, y, predictions.adapted, sample_weight, training=False)
-        self._track(loss, x)
+        self.track_loss(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def predict_step(self, *arguments: Any) -> Any:
@@ -536,15 +534,10 @@ class MetaNeighborhoodModel(CheckedModel):
         """Updates the compiled metrics, and those before adaptation."""
         if not isinstance(y_pred, Predictions):  # Keras makes the metrics' variables.
             y_pred = Predictions(y_pred, y_pred)
-        self._unadapted_metrics.update_state(y, y_pred.unadapted, sample_weight)
+        self._unadapted_metrics.update_state(
+            *(counted(each) for each in (y, y_pred.unadapted, sample_weight))
+        )
         return super().compute_metrics(x, y, y_pred.adapted, sample_weight)
-
-    def _track(self, loss: Tensor, x: Any) -> None:
-        """Feeds the reported loss, which is not scaled by the number of replicas."""
-        batch_size = ops.shape(keras.tree.flatten(x)[0])[0]
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss * replicas_in_sync(), sample_weight=batch_size)
 
     def _checked_batch(self, data: Any) -> tuple[Any, Any, Any]:
         """Unpacks a batch, which waits for the checks that the backend can make."""
