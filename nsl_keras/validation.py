@@ -23,6 +23,13 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     return value
 
 
+def boolean(value: Any, name: str) -> bool:
+    """Returns `value`, which must be True or False: "False" counts as true to Python."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
 def positive_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
