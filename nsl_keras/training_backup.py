@@ -61,10 +61,12 @@ class TrainingBackup(keras.callbacks.Callback):
     `steps_per_epoch`.
 
     Works in `fit` on both backends, and in loops of your own, which call it through
-    `keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)` and begin at
-    `backup.epoch`. `keras.callbacks.BackupAndRestore` writes weights and epoch one after
-    the other: killed in between it trains an epoch twice, and killed in the second write it
-    fails at every start. It keeps neither seeds nor `History`.
+    `keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)`, begin at
+    `backup.epoch` and end where `model.stop_training` is true.
+
+    `keras.callbacks.BackupAndRestore` writes weights and epoch one after the other: killed
+    in between it trains an epoch twice, and killed in the second write it fails at every
+    start. It keeps neither seeds nor `History`.
 
     Args:
         folder: Folder of the states, for this training alone; made if missing.
@@ -140,7 +142,8 @@ class TrainingBackup(keras.callbacks.Callback):
             isinstance(each, keras.callbacks.Callback) for each in callbacks
         ):
             raise ValueError(
-                f"`callbacks` must be a list of callbacks. Received: callbacks={callbacks!r}"
+                "`callbacks` must be a list of callbacks. "
+                f"Received: callbacks={callbacks!r}"
             )
         self.folder = pathlib.Path(folder).expanduser()
         self.data = data
@@ -159,7 +162,7 @@ class TrainingBackup(keras.callbacks.Callback):
         stopped = False
         if found:
             self._restore(found)
-            stopped = found.records["stopped"]
+            stopped = self.model.stop_training = found.records["stopped"]
             begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         # Also where nothing is new: what keeps states from being written shows now.
         self._keep(stopped)
@@ -259,7 +262,7 @@ class TrainingBackup(keras.callbacks.Callback):
         """The newest whole state, if there is one."""
         if self.folder.is_dir():
             files.clean(self.folder)
-        damaged = []
+        damaged: list[pathlib.Path] = []
         for path in reversed(self._paths()):
             state = _State.from_bytes(path.read_bytes())
             if state is not None:
@@ -295,7 +298,7 @@ class _State(NamedTuple):
     def as_bytes(self) -> bytes:
         stream = io.BytesIO()
         records = np.frombuffer(json.dumps(self.records).encode(), "uint8")
-        np.savez(stream, records=records, **{str(i): a for i, a in enumerate(self.arrays)})
+        np.savez(stream, *self.arrays, records=records)
         content = stream.getvalue()
         return _HEADER + hashlib.sha256(content).hexdigest().encode() + content
 
@@ -308,7 +311,8 @@ class _State(NamedTuple):
             return None
         with np.load(io.BytesIO(content[start:]), allow_pickle=False) as found:
             records = json.loads(found["records"].tobytes())
-            return cls(records, [found[str(i)] for i in range(len(found.files) - 1)])
+            count = len(found.files) - 1
+            return cls(records, [found[f"arr_{number}"] for number in range(count)])
 
 
 def _number(path: pathlib.Path) -> int:

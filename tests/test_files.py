@@ -94,7 +94,7 @@ def test_room(tmp_path, monkeypatch):
     assert names(tmp_path) == ["new"]
     usage = shutil.disk_usage(folder)._replace(free=999)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match="room for 1,000 bytes. Received: 999 bytes free"):
+    with pytest.raises(OSError, match=r"room for 1,000 bytes. Received: 999 bytes free"):
         files.require_room(folder, 1000)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file/a` must be a folder .* Not a directory"):

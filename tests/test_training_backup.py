@@ -183,7 +183,7 @@ def test_a_state_of_another_model(tmp_path):
         fit(dense_model(), tmp_path, killed_at=1)
     backup = TrainingBackup(tmp_path)
     with pytest.raises(
-        ValueError, match="`callbacks` must be those .* 0 callbacks, there 1"
+        ValueError, match=r"`callbacks` must be those .* 0 callbacks, there 1"
     ):
         dense_model().fit(X, Y, callbacks=[backup], verbose=0)
     for units, dtype, message in (
@@ -231,7 +231,7 @@ def test_no_room(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     with monkeypatch.context() as context:
         context.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(OSError, match="must have room for .* 1,000 bytes free"):
+        with pytest.raises(OSError, match=r"must have room for .* 1,000 bytes free"):
             begin(tmp_path / "states")
 
     def fail(descriptor):
@@ -239,7 +239,7 @@ def test_no_room(tmp_path, monkeypatch):
 
     with monkeypatch.context() as context:
         context.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="`folder` must take .* No space left on device"):
+        with pytest.raises(OSError, match=r"`folder` must take .* No space left on device"):
             begin(tmp_path / "full")
     assert states(tmp_path / "full") == []
 

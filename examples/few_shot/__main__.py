@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -112,7 +111,7 @@ def main(arguments: list[str]) -> None:
         FLAGS.seeds,
         runs.results_folder(FLAGS.output_dir),
     )
-    shutil.rmtree(states, ignore_errors=True)
+    runs.remove_states(states)
     print(f"\n{table.section(records)}\n")
     print(f"Wrote {records.folder}")
 

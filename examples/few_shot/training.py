@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -150,19 +149,12 @@ class Training:
         keras.utils.set_random_seed(seed)
         network = methods.features(self.setting.backbone, kind, self.data.image_shape)
         model = methods.classifier(network, self.classes)
+        trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
+        batches = _Uint8Batches(self.images, trained, seed)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        # Once it is finished, its state gives the next method the network.
         folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
-        weights, record = folder / "trained.weights.h5", folder / "trained.json"
-        if not record.exists():
-            trained = _recipe(
-                images, self.setting.batch_size, rate, self.setting.augmentation
-            )
-            batches = _Uint8Batches(self.images, trained, seed)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            training = self._fit(model, batches, trained, loss, folder)
-            model.save_weights(weights)
-            runs.write_json(record, training)
-        model.load_weights(weights)
-        return network, json.loads(record.read_text())
+        return network, self._fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
         self,
