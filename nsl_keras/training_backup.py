@@ -367,10 +367,10 @@ def _is_storable(value: Any) -> bool:
 def _encoded(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_encoded(each, arrays) for each in value]
-    if isinstance(value, np.ndarray) or ops.is_tensor(value):
+    if isinstance(value, (np.ndarray, np.generic)) or ops.is_tensor(value):
         arrays.append(_storable(value))
         return {"array": len(arrays) - 1}
-    return value.item() if isinstance(value, np.generic) else value
+    return value
 
 
 def _decoded(value: Any, arrays: list[np.ndarray]) -> Any:

@@ -45,9 +45,8 @@ class Killed(keras.callbacks.Callback):
 
 def dense_model():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dropout(0.4, seed=1), keras.layers.Dense(3)]
-    )
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
+    model.add(nsl_keras.layers.CosineDense(3))  # One of its weights is a number.
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=True)
     return model

@@ -69,9 +69,11 @@ class Training:
         states: pathlib.Path,
         jit_compile: bool | str,
         verbose: int,
+        save_every: int = 500,
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
         self.jit_compile, self.verbose = jit_compile, verbose
+        self.save_every = save_every
         classes, labels = np.unique(images.train.labels, return_inverse=True)
         self.classes = len(classes)
         self.images = Split(images.train.images, labels)
@@ -150,7 +152,8 @@ class Training:
         network = methods.features(self.setting.backbone, kind, self.data.image_shape)
         model = methods.classifier(network, self.classes)
         trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
-        batches = _Uint8Batches(self.images, trained, seed)
+        chunk = recipe.chunk_steps(trained.steps, self.save_every)
+        batches = _Uint8Batches(self.images, trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
         folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
@@ -173,7 +176,7 @@ class Training:
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
         batches = self.sampler("train", seed, ways).batches(
-            episodes, recipe.chunk_steps(trained.steps)
+            episodes, recipe.chunk_steps(trained.steps, self.save_every)
         )
         if setting.episode_augmentation:
             batches = AugmentedEpisodes(batches, seed)
