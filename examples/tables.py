@@ -19,6 +19,7 @@ import examples.regression.table
 from examples.common import runs
 from examples.demo import spirals
 from examples.neural_similarity import implicit_regularization, predictor_cost
+from nsl_keras import files
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -71,9 +72,9 @@ def readme_with_tables(text: str) -> str:
 
 
 def main() -> None:
-    (RESULTS / "README.md").write_text(results_readme())
+    files.write_text(RESULTS / "README.md", results_readme())
     readme = ROOT / "README.md"
-    readme.write_text(readme_with_tables(readme.read_text()))
+    files.write_text(readme, readme_with_tables(readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -5,5 +5,11 @@ from nsl_keras.neighborhoods.callbacks import (
     EntryStatistics,
     NeighborProjector,
 )
+from nsl_keras.training_backup import TrainingBackup
 
-__all__ = ["DictionaryInitializer", "EntryStatistics", "NeighborProjector"]
+__all__ = [
+    "DictionaryInitializer",
+    "EntryStatistics",
+    "NeighborProjector",
+    "TrainingBackup",
+]

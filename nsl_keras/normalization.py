@@ -113,9 +113,7 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         validation.fraction(self.momentum, "momentum")
-        self.momentum_warmup = validation.one_of(
-            momentum_warmup, (False, True), "momentum_warmup"
-        )
+        self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         if getattr(self, "renorm", False):
             raise ValueError(
                 "`renorm` must be False: take `keras.layers.BatchNormalization` for batch "

@@ -12,6 +12,13 @@ from typing import Any
 
 import numpy as np
 
+#: The largest number that a size may be: backends count with 32 bits.
+LARGEST = 2**31 - 1
+#: The largest kernel, stride and dilation of a convolution along an axis.
+LARGEST_WINDOW = 2**20
+#: The most steps of an inner loop: each is traced by itself.
+MOST_STEPS = 1000
+
 
 def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     """Returns `value` if it is one of `allowed`."""
@@ -23,20 +30,45 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     return value
 
 
-def positive_integer(value: Any, name: str) -> int:
-    """Returns `value` as an int of at least 1."""
+def boolean(value: Any, name: str) -> bool:
+    """Returns `value`, which must be True or False: "False" counts as true to Python."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
+def positive_integer(value: Any, name: str, largest: int = LARGEST) -> int:
+    """Returns `value` as an int from 1 to `largest`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    return _at_most(value, largest, name)
+
+
+def number_of_steps(value: Any, name: str) -> int:
+    """Returns `value` as a positive number of steps that one after the other are traced."""
+    return positive_integer(value, name, MOST_STEPS)
+
+
+def geometry(layer: Any) -> None:
+    """Raises for the sizes of a convolution that its backend may end the process at."""
+    for name in ("kernel_size", "strides", "dilation_rate"):
+        for size in getattr(layer, name):
+            _at_most(size, LARGEST_WINDOW, name)
+
+
+def _at_most(value: Any, largest: int, name: str) -> int:
+    if value > largest:
+        raise ValueError(f"`{name}` must be at most {largest:,}. Received: {name}={value}")
     return int(value)
 
 
-def non_negative_integer(value: Any, name: str) -> int:
-    """Returns `value` as an int of at least 0."""
+def non_negative_integer(value: Any, name: str, largest: int | None = None) -> int:
+    """Returns `value` as an int of at least 0, and at most `largest` if it is given."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ValueError(
             f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
         )
-    return int(value)
+    return int(value) if largest is None else _at_most(value, largest, name)
 
 
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
@@ -55,7 +87,7 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
             f"`{name}` must be a positive integer or {length} of them. "
             f"Received: {name}={value!r}"
         )
-    return tuple(int(each) for each in entries)
+    return tuple(_at_most(each, LARGEST, name) for each in entries)
 
 
 def positive_number(value: Any, name: str) -> float:

@@ -10,6 +10,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Floors from the ground up. A module imports only from floors below its own.
 FLOORS = {
     "version": 0,
+    "files": 0,
     "inheritance": 0,
     "registry": 0,
     "validation": 0,
@@ -19,6 +20,7 @@ FLOORS = {
     "second_order": 2,
     "normalization": 2,
     "training": 2,
+    "training_backup": 2,
     "similarity": 3,
     "neighborhoods": 3,
     "backbones": 4,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nsl_keras import backend
+from nsl_keras.backend.initial_epoch import begin_fit_at
 
 
 def import_with(script, **environment):
@@ -147,3 +148,17 @@ def test_max_pooling_and_its_derivatives(pool_size, strides, padding):
     np.testing.assert_allclose(
         numbers(gradient(pooled, tied)), numbers(gradient(layer, tied)), rtol=1e-6
     )
+
+
+def test_fit_begins_where_a_callback_says():
+    """No public way leads there: this fails when Keras's own changes."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones((4, 2), "float32")
+    begin = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: begin_fit_at(model, 2),
+        on_epoch_begin=lambda epoch, logs: begin_fit_at(model, 0),
+    )
+    history = model.fit(x, x[:, :1], epochs=4, callbacks=[begin], verbose=0)
+    assert history.epoch == [2, 3]
+    assert model.fit(x, x[:, :1], epochs=1, verbose=0).epoch == [0]

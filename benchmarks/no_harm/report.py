@@ -15,6 +15,7 @@ from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
 from benchmarks.no_harm.methods import COMPARED, METHODS
 from benchmarks.no_harm.networks import NETWORKS
 from examples.common import runs, tables
+from nsl_keras import files
 
 #: A cell may lose so many points,
 WORST_CELL = -1.0
@@ -383,5 +384,6 @@ def write(records: runs.RunRecords, folder: pathlib.Path) -> None:
         ("README.md", lambda path: path.write_text(text)),
         (PICTURE, lambda path: plot_differences(comparisons).savefig(path, dpi=150)),
     ):
-        save(folder / name)
+        with files.replacing(folder / name) as scratch:
+            save(scratch)
         print(f"Wrote {folder / name}")

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from examples.common import image_folders
+from nsl_keras import files
 
 PARTS = ("train", "validation", "test")
 
@@ -209,11 +210,12 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
     if place.suffix == ".npz":
-        np.savez_compressed(place, **arrays)
+        with files.replacing(place) as scratch:
+            np.savez_compressed(scratch, **arrays)
         return
-    place.mkdir(parents=True, exist_ok=True)
     for number, piece in enumerate(_pieces(arrays)):
-        np.savez(place / f"{number:03}.npz", **piece)
+        with files.replacing(place / f"{number:03}.npz") as scratch:
+            np.savez(scratch, **piece)
 
 
 def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:

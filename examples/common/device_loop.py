@@ -58,7 +58,7 @@ class DeviceLoop:
 
         self.run = run
 
-    def __call__(self, chunk: int) -> dict[str, float]:
+    def __call__(self) -> dict[str, float]:
         """Trains for the chunk that the batches stand at; returns Keras's logs."""
         drawn = [self.batches.draw(index) for index in range(len(self.batches))]
         stacked = tuple(np.stack(each) for each in zip(*drawn, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -255,10 +254,10 @@ def train_and_evaluate(
     state: pathlib.Path,
     evaluated: Mapping[str, dict],
 ) -> dict:
-    """Trains with `recipe.fit`, then evaluates once, and deletes the unfinished state.
+    """Trains with `recipe.fit`, then evaluates once.
 
-    `evaluated` holds the arguments of `evaluate` for each part. A diverging run is not
-    evaluated. Returns what to record.
+    The state stays until the record is written. `evaluated` holds the arguments of
+    `evaluate` for each part. A diverging run is not evaluated. Returns what to record.
     """
     minutes = FLAGS.stop_after_minutes
     try:
@@ -279,7 +278,6 @@ def train_and_evaluate(
         found = model.evaluate(**images, verbose=0, return_dict=True)
         del found["loss"]
         record |= {f"{part}_{key}": float(value) for key, value in found.items()}
-    shutil.rmtree(state, ignore_errors=True)
     return record
 
 
@@ -314,8 +312,9 @@ def make_runs(
     Args:
         records: Where the runs are kept.
         titles: Titles of the rows by name.
-        train: A function of name, seed and rate, which is `None` for the recipe's own;
-            with `trial=True` it evaluates on validation images alone.
+        train: A function of name, seed, rate, which is `None` for the recipe's own, and the
+            folder of the run's state; with `trial=True` it evaluates on validation images
+            alone.
 
     Returns:
         The records of what was made.
@@ -325,11 +324,17 @@ def make_runs(
         runs.run_all(
             records,
             runs.every(titles, FLAGS.seeds),
-            lambda name, seed: train(name, seed, rates.get(name)),
+            lambda name, seed: train(
+                name, seed, rates.get(name), records.state((name, seed))
+            ),
         )
         return records
     setting = {**records.setting, "tuning_share": FLAGS.tuning_share}
-    trials = runs.RunRecords(tuning_folder(records.folder), setting)
+    trials = runs.RunRecords(
+        tuning_folder(records.folder),
+        setting,
+        states=runs.states_folder(FLAGS.state_dir, setting),
+    )
     runs.run_all(
         trials,
         {
@@ -338,7 +343,9 @@ def make_runs(
             for name, title in titles.items()
             for rate in FLAGS.rates
         },
-        lambda name, rate, seed: train(name, seed, rate, trial=True),
+        lambda name, rate, seed: train(
+            name, seed, rate, trials.state((name, rate, seed)), trial=True
+        ),
     )
     return trials
 

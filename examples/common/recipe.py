@@ -7,12 +7,10 @@ sees what an uninterrupted one would have, on either backend.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import keras
@@ -204,43 +202,6 @@ class Batches(keras.utils.PyDataset):
         return self._orders[number]
 
 
-class Progress:
-    """Where a training stands, in a folder: weights, seconds and the last loss.
-
-    A chunk counts once its weights are on the disk, so that a process may end at any
-    moment.
-    """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self.file = folder / "progress.json"
-        found = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.seconds: list[float] = found.get("seconds", [])
-        self.logs: dict[str, float] = found.get("logs", {})
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks that are finished."""
-        return len(self.seconds)
-
-    def restore(self, model: keras.Model) -> None:
-        """Gives a compiled model the weights of the last chunk."""
-        if self.chunks:
-            model.load_weights(self._weights(self.chunks))
-
-    def add(self, model: keras.Model, seconds: float, logs: dict[str, float]) -> None:
-        """Keeps what a chunk led to."""
-        self.seconds.append(seconds)
-        self.logs = {name: float(value) for name, value in logs.items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        model.save_weights(self._weights(self.chunks), overwrite=True)
-        runs.write_json(self.file, {"seconds": self.seconds, "logs": self.logs})
-        self._weights(self.chunks - 1).unlink(missing_ok=True)
-
-    def _weights(self, chunks: int) -> pathlib.Path:
-        return self.folder / f"{chunks}.weights.h5"
-
-
 def chunk_steps(steps: int, longest: int = 500) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved.
 
@@ -267,7 +228,8 @@ def fit(
         batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
             they take in `epoch`.
         recipe: How long to train.
-        folder: Where state is saved after each chunk.
+        folder: Where state is kept after each chunk. It stays until the caller deletes it;
+            a training that is finished there is not trained again.
         callbacks: Further callbacks of each chunk, on the host.
         verbose: As for `keras.Model.fit`.
         on_device: Whether chunks are one compiled loop: see `device_loop`.
@@ -282,58 +244,86 @@ def fit(
         nsl_keras.NonFiniteLossError: If the loss diverges.
         runs.OutOfTime: If the deadline comes first.
     """
-    progress = Progress(folder)
-    progress.restore(model)
-    train: Callable[..., dict]
+    epochs = recipe.steps // len(batches)
+    backup = nsl_keras.callbacks.TrainingBackup(folder, batches, delete_at_end=False)
+    running = [
+        *(callbacks or []),
+        Seconds(),
+        keras.callbacks.TerminateOnNaN(),
+        StopInTime(deadline, backup, len(batches)),
+        backup,
+    ]
     if on_device:
-        train = device_loop.DeviceLoop(model, batches)
+        _fit_on_device(model, batches, running, backup.epoch, epochs, verbose)
     else:
-        train = functools.partial(_fit_chunk, model, batches, callbacks or [], verbose)
-    for chunk in range(progress.chunks, recipe.steps // len(batches)):
-        expected = progress.seconds[-1] if progress.seconds else 0.0
-        if deadline is not None and time.monotonic() + expected > deadline:
-            raise runs.OutOfTime(f"Stopped after {chunk * len(batches):,} steps.")
-        batches.epoch = chunk
-        _place_random_numbers(model, chunk)
-        start = time.perf_counter()
-        logs = train(chunk)
-        seconds = time.perf_counter() - start
-        if on_device and verbose:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
-            print(f"Chunk {chunk + 1}: {seconds:.1f} s, {shown}", flush=True)
-        if not np.isfinite(logs["loss"]):
-            raise nsl_keras.NonFiniteLossError(f"The training loss is {logs['loss']}.")
-        progress.add(model, seconds, logs)
+        model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
+    loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
+    if not np.isfinite(loss):
+        raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
     images = len(batches) * recipe.batch_size
     return {
-        "training_loss": progress.logs["loss"],
-        "seconds": round(sum(progress.seconds), 1),
-        "images_per_second": round(images / statistics.median(progress.seconds), 1),
+        "training_loss": loss,
+        "seconds": round(sum(seconds), 1),
+        "images_per_second": round(images / statistics.median(seconds), 1),
     }
 
 
-def _fit_chunk(
+class Seconds(keras.callbacks.Callback):
+    """Adds the time of each chunk to its logs, for callbacks later in the list."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["seconds"] = time.perf_counter() - self.start
+
+
+class StopInTime(keras.callbacks.Callback):
+    """Stops before a chunk that may end after a deadline: it is taken to last as the last.
+
+    Args:
+        deadline: `time.monotonic()`, or `None`.
+        backup: What knows the times of chunks.
+        steps: The steps of a chunk.
+    """
+
+    def __init__(
+        self,
+        deadline: float | None,
+        backup: nsl_keras.callbacks.TrainingBackup,
+        steps: int,
+    ) -> None:
+        super().__init__()
+        self.deadline, self.backup, self.steps = deadline, backup, steps
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.deadline is None:
+            return
+        expected = self.backup.history.get("seconds", [0.0])[-1]
+        if time.monotonic() + expected > self.deadline:
+            raise runs.OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
+
+
+def _fit_on_device(
     model: keras.Model,
     batches: keras.utils.PyDataset,
     callbacks: list[keras.callbacks.Callback],
+    first_epoch: int,
+    epochs: int,
     verbose: int,
-    chunk: int,
-) -> dict:
-    """Trains for one chunk with Keras's own loop; returns its logs."""
-    history = model.fit(
-        batches,
-        epochs=chunk + 1,
-        initial_epoch=chunk,
-        shuffle=False,
-        callbacks=[keras.callbacks.TerminateOnNaN(), *callbacks],
-        verbose=verbose,
-    ).history
-    return {name: values[-1] for name, values in history.items()}
-
-
-def _place_random_numbers(model: keras.Model, chunk: int) -> None:
-    """Gives random numbers a place for each chunk: Keras does not save where they are."""
-    for variable in model.non_trainable_variables:
-        if variable.name == "seed_generator_state":
-            seed = ops.convert_to_numpy(variable)[0]
-            variable.assign(np.array([seed, chunk << 20], "uint32"))
+) -> None:
+    """Trains in chunks that are one compiled loop each, as `fit` does with epochs."""
+    train = device_loop.DeviceLoop(model, batches)
+    running = keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)
+    running.on_train_begin()
+    for epoch in range(first_epoch, epochs):
+        if model.stop_training:
+            break
+        running.on_epoch_begin(epoch)
+        logs = train()
+        model.stop_training = not np.isfinite(logs["loss"])
+        running.on_epoch_end(epoch, logs)
+        if verbose:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            print(f"Chunk {epoch + 1}: {shown}", flush=True)
+    running.on_train_end()

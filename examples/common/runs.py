@@ -2,14 +2,17 @@
 
 results/few_shot/omniglot_cnn4_5way_1shot/setting.json     what its runs share
 results/few_shot/omniglot_cnn4_5way_1shot/maml_0.json      method and seed
+
+The state of a run that is not finished is in a folder of its own, which goes when the
+record is there. Every file is whole at every moment: a run may be killed at any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
-import os
 import pathlib
 import platform
 import re
@@ -20,6 +23,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from nsl_keras import files
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]
@@ -79,14 +83,8 @@ def as_json(content: Any, indent: int = 0) -> str:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file, which is whole at every moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    with scratch.open("w") as file:
-        file.write(as_json(content) + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # Else a machine that fails may keep the name alone.
-    scratch.replace(path)
+    """Writes a JSON file."""
+    files.write_text(path, as_json(content) + "\n")
 
 
 class RunRecords:
@@ -97,15 +95,22 @@ class RunRecords:
         setting: What all runs have in common; `None` to read what the folder has. A
             folder of another setting is refused.
         replace: Whether runs that are there already are deleted, whatever their setting.
+        states: Below it, the states of runs that are not finished; `None` for runs that
+            keep none.
 
     Raises:
         ValueError: If the folder holds runs of another setting.
     """
 
     def __init__(
-        self, folder: pathlib.Path, setting: dict | None = None, replace: bool = False
+        self,
+        folder: pathlib.Path,
+        setting: dict | None = None,
+        replace: bool = False,
+        states: pathlib.Path | None = None,
     ) -> None:
         self.folder = folder
+        self.states = states
         if replace:
             for path in folder.glob("*.json"):
                 path.unlink()
@@ -127,25 +132,48 @@ class RunRecords:
             )
 
     @property
+    def by_path(self) -> dict[pathlib.Path, dict]:
+        """All records by their files, in the order of their keys."""
+        paths = [path for path in self.folder.glob("*.json") if path.name != _SETTING]
+        return {p: json.loads(p.read_text()) for p in sorted(paths, key=_in_order)}
+
+    @property
     def runs(self) -> list[dict]:
         """All records, in the order of their keys."""
-        paths = [path for path in self.folder.glob("*.json") if path.name != _SETTING]
-        return [json.loads(path.read_text()) for path in sorted(paths, key=_in_order)]
+        return list(self.by_path.values())
 
     def path(self, key: Key) -> pathlib.Path:
         """The file of a run."""
         name = "_".join(re.sub(r"[^\w.=-]+", "_", str(part)) for part in key)
         return self.folder / f"{name}.json"
 
+    def state(self, key: Key) -> pathlib.Path:
+        """The folder of the state of a run that is not finished."""
+        if self.states is None:
+            raise ValueError("`states` must be given for runs that keep their state.")
+        return self.states / self.path(key).stem
+
     def holds(self, key: Key) -> bool:
         """Whether a run is finished."""
         return self.path(key).exists()
 
-    def add(self, key: Key, record: dict) -> None:
-        """Writes the record of a run."""
+    def begin(self) -> None:
+        """Writes the setting: what keeps records from being written shows before runs."""
+        files.require_room(self.folder)
         if not (self.folder / _SETTING).exists():
             write_json(self.folder / _SETTING, self.setting)
+
+    def add(self, key: Key, record: dict) -> None:
+        """Writes the record of a run, and deletes its state."""
+        if not (self.folder / _SETTING).exists():
+            self.begin()
         write_json(self.path(key), record)
+        self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """Deletes the state of a run."""
+        if self.states is not None:
+            remove_states(self.state(key))
 
 
 def _in_order(path: pathlib.Path) -> list:
@@ -178,8 +206,10 @@ def run_all(
         titles: What the runs are called, by their keys.
         run: A function of the parts of a key, which returns the record.
     """
+    records.begin()
     for key, title in titles.items():
         if records.holds(key):
+            records.forget(key)  # Where a kill came between the record and this.
             print(f"\n{title}: finished before", flush=True)
             continue
         print(f"\n{title}", flush=True)
@@ -192,6 +222,14 @@ def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
     return pathlib.Path(state_dir).expanduser() / digest
 
 
+def remove_states(folder: pathlib.Path) -> None:
+    """Deletes a folder of states, and with it folders that it leaves empty."""
+    files.remove(folder)
+    with contextlib.suppress(OSError):  # Of folders that hold something, or are gone.
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+
+
 def results_folder(output_dir: str) -> pathlib.Path:
     """Where records and pictures are written below the output folder."""
     return pathlib.Path(output_dir).expanduser() / "results"
@@ -199,7 +237,7 @@ def results_folder(output_dir: str) -> pathlib.Path:
 
 def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
     """Writes pictures by name, and says so."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=110)
+        with files.replacing(folder / f"{name}.png") as scratch:
+            figure.savefig(scratch, dpi=110)
         print(f"Wrote {folder / name}.png")

@@ -11,19 +11,20 @@ examples.image_classification.
 
 Writes below --output_dir, runs/ by default: a record a run in results/demo/<dataset>/ in
 place of those that are there, pictures in results/figures/, and a served model in
-saved_models/<name>/<version>/. The test images are looked at once, after training.
+saved_models/<name>/<version>/. The test images are looked at once, after training. An
+interrupted demo goes on where it stopped; a finished one begins anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
 from examples.serving.card import model_card
+from nsl_keras import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")
@@ -55,6 +57,7 @@ flags.DEFINE_float("learning_rate", None, "Start rate, instead of the recipe's."
 flags.DEFINE_integer("num_neighbors", None, "Dictionary size, all models.", lower_bound=1)
 flags.DEFINE_float("temperature", None, "Attention temperature, all models.")
 flags.DEFINE_string("output_dir", "runs", "Where results/ and saved_models/ are written.")
+flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 flags.DEFINE_integer("version", None, "SavedModel version; the next free by default.")
 flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "tf.distribute strategy.")
 flags.DEFINE_integer("logical_devices", None, "Split the CPU into so many devices.")
@@ -77,9 +80,17 @@ def setting_from_flags() -> Setting:
 
 
 def train(
-    name: str, setting: Setting, found: data.ImageData, seed: int, strategy: Any
+    name: str,
+    setting: Setting,
+    found: data.ImageData,
+    seed: int,
+    strategy: Any,
+    state: pathlib.Path,
 ) -> tuple[keras.Model, dict]:
-    """Trains one model; returns it and its record."""
+    """Trains one model; returns it and its record.
+
+    What is finished in the folder `state` is not trained again.
+    """
     keras.utils.set_random_seed(seed)
     trained = setting.recipe(len(found.train.images))
     with strategy.scope():
@@ -92,23 +103,14 @@ def train(
             synchronized=strategy.num_replicas_in_sync > 1,
         )
         compile_model(model, trained, FLAGS.jit_compile)
-    options: dict[str, Any] = {
-        "x": found.train.images,
-        "y": found.train.labels,
-        "batch_size": setting.batch_size,
-    }
-    if setting.augmentation != "none":
-        steps = trained.steps // setting.epochs
-        batches = recipe.Batches(found.train, trained, seed, chunk=steps)
-        take = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: setattr(batches, "epoch", epoch)
-        )
-        options = {"x": batches, "shuffle": False, "callbacks": [take]}
-    start = time.perf_counter()
+    batches = recipe.Batches(found.train, trained, seed, trained.steps // setting.epochs)
+    backup = nsl_keras.callbacks.TrainingBackup(state, batches, delete_at_end=False)
     history = model.fit(
-        **options,
+        batches,
+        shuffle=False,
         epochs=setting.epochs,
         verbose=FLAGS.verbose,
+        callbacks=[recipe.Seconds(), backup],
         validation_data=(found.validation.images, found.validation.labels),
         validation_batch_size=evaluation_batch_size(
             len(found.validation.images), strategy.num_replicas_in_sync
@@ -122,7 +124,7 @@ def train(
         "parameters": sum(int(keras.ops.size(v)) for v in model.trainable_variables),
         "training_loss": float(history.history["loss"][-1]),
         "validation_accuracy": float(history.history["val_accuracy"][-1]),
-        "training_seconds": round(time.perf_counter() - start, 1),
+        "training_seconds": round(sum(history.history["seconds"]), 1),
     }
     return model, record
 
@@ -189,14 +191,16 @@ def export_and_serve(
     setting: Setting,
     found: data.ImageData,
     output: pathlib.Path,
+    version: int,
 ) -> dict:
     """Writes the SavedModel with its card, and compares with a process serving it."""
     folder = output / "saved_models" / f"{FLAGS.dataset}_{record['method']}"
-    version = FLAGS.version or next_version(folder)
-    path = nsl_keras.export.save_model(
-        model, folder, version, input_shape=found.test.images.shape[1:]
-    )
-    (path / "README.md").write_text(model_card(FLAGS.dataset, record, setting, found))
+    path = folder / str(version)
+    if not path.exists():  # It does where an interrupted demo goes on.
+        nsl_keras.export.save_model(
+            model, folder, version, input_shape=found.test.images.shape[1:]
+        )
+    files.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
     with tempfile.TemporaryDirectory() as scratch:
@@ -228,8 +232,48 @@ def export_and_serve(
     }
 
 
+def publish(
+    unfinished: runs.RunRecords, folder: pathlib.Path, more: dict[str, dict] | None = None
+) -> runs.RunRecords:
+    """Puts finished runs in the place of those in a folder; deletes the states.
+
+    Args:
+        unfinished: The records of all runs.
+        folder: Where the results are.
+        more: What to add to the first seed's record of a method.
+    """
+    records = runs.RunRecords(folder, unfinished.setting, replace=True)
+    for path, record in unfinished.by_path.items():
+        added = (more or {}).get(record["method"], {}) if record["seed"] == 0 else {}
+        records.add((path.stem,), {**record, **added})
+    runs.remove_states(unfinished.folder.parent)
+    return records
+
+
+def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
+    """The version to export: the same when an interrupted demo goes on.
+
+    Raises:
+        ValueError: If another demo wrote the version that the flags ask for.
+    """
+    path = states / "version.json"
+    if not path.exists():
+        if FLAGS.version and (folder / str(FLAGS.version)).exists():
+            # Said before the training, not after it.
+            raise ValueError(
+                f"`version` must not exist yet, nothing is overwritten: {folder} "
+                f"holds it. Received: version={FLAGS.version}"
+            )
+        runs.write_json(path, {"version": FLAGS.version or next_version(folder)})
+    return json.loads(path.read_text())["version"]
+
+
 def tune(
-    setting: Setting, counts: dict, train_one: Callable[..., tuple], results: pathlib.Path
+    setting: Setting,
+    counts: dict,
+    train_one: Callable[..., tuple],
+    results: pathlib.Path,
+    states: pathlib.Path,
 ) -> None:
     """Compares settings on the validation images, one change at a time."""
     rates = [{"learning_rate": rate} for rate in (3e-3, 1e-2, 3e-2)]
@@ -255,20 +299,24 @@ def tune(
 
     def trial(name: str, change: str, seed: int) -> dict:
         changed = dataclasses.replace(setting, **changes_of[name, change])
-        _, record = train_one(name, changed, seed)
+        state = unfinished.state((name, change, seed))
+        _, record = train_one(name, changed, seed, state)
         return {**record, "change": change}
 
-    records = runs.RunRecords(
-        results / "demo" / f"{FLAGS.dataset}_tuning",
+    folder = results / "demo" / f"{FLAGS.dataset}_tuning"
+    files.require_room(folder)
+    unfinished = runs.RunRecords(
+        states / "records",
         {**dataclasses.asdict(setting), **counts},
-        replace=True,
+        states=states / "models",
     )
     titles = {
         (name, change, seed): f"{TITLES[name]}, {change}, seed {seed}"
         for name, change in changes_of
         for seed in range(FLAGS.seeds)
     }
-    runs.run_all(records, titles, trial)
+    runs.run_all(unfinished, titles, trial)
+    records = publish(unfinished, folder)
     print(f"\n{table.tuning(records.runs)}\n\nWrote {records.folder}")
 
 
@@ -311,46 +359,49 @@ def main(arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_examples)
 
-    def train_one(name: str, changed: Setting, seed: int) -> tuple[keras.Model, dict]:
-        return train(name, changed, found, seed, strategy)
+    def train_one(
+        name: str, changed: Setting, seed: int, state: pathlib.Path
+    ) -> tuple[keras.Model, dict]:
+        return train(name, changed, found, seed, strategy, state)
 
-    if FLAGS.tune:
-        tune(setting, found.counts, train_one, results)
-        return
     names = FLAGS.model or list(TITLES)
+    whole_setting = {**dataclasses.asdict(setting), **found.counts}
+    asked = [FLAGS.dataset, names, FLAGS.seeds, FLAGS.strategy, FLAGS.tune]
+    states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
+    if FLAGS.tune:
+        tune(setting, found.counts, train_one, results, states)
+        return
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = output / "saved_models" / f"{FLAGS.dataset}_{served}"
-    if FLAGS.version and (served_folder / str(FLAGS.version)).exists():
-        # Said before the training, not after it.
-        raise ValueError(
-            f"`version` must not exist yet, nothing is overwritten: {served_folder} "
-            f"holds it. Received: version={FLAGS.version}"
-        )
+    version = chosen_version(states, served_folder)
+    folder = results / "demo" / FLAGS.dataset
+    for written in (folder, results / "figures", served_folder):
+        files.require_room(written)
     models: dict[str, keras.Model] = {}
 
     def run(name: str, seed: int) -> dict:
-        model, record = train_one(name, setting, seed)
+        model, record = train_one(name, setting, seed, states / f"{name}_{seed}")
         if seed == 0:
             models[name] = model
         return {**record, **test_accuracies(model, found.test, strategy)}
 
-    records = runs.RunRecords(
-        results / "demo" / FLAGS.dataset,
-        {**dataclasses.asdict(setting), **found.counts},
-        replace=True,
-    )
+    unfinished = runs.RunRecords(states / "records", whole_setting)
     titles = {name: TITLES[name] for name in names}
-    runs.run_all(records, runs.every(titles, range(FLAGS.seeds)), run)
-    first = {run["method"]: run for run in records.runs if run["seed"] == 0}
+    runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
+    first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
+    for name in names:
+        if name not in models:  # An interrupted demo trained it.
+            models[name], _ = train_one(name, setting, 0, states / f"{name}_0")
     runs.write_figures(results / "figures", pictures(models, found))
-    first[served]["served"] = export_and_serve(
-        models[served], first[served], setting, found, output
+    answers = export_and_serve(
+        models[served], first[served], setting, found, output, version
     )
     # Last: timing goes on training the models.
     batch = found.train.take(setting.batch_size)
     ratios = step_time_ratios(models, (batch.images, batch.labels))
-    for name, record in first.items():
-        records.add((name, 0), {**record, "step_time_ratio": ratios[name]})
+    more = {name: {"step_time_ratio": ratios[name]} for name in names}
+    more[served] = {"served": answers, **more[served]}
+    records = publish(unfinished, folder, more)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.folder}")
 

@@ -26,6 +26,7 @@ from absl import app, flags, logging
 
 import nsl_keras
 from examples.common import runs
+from nsl_keras import files
 
 FLAGS = flags.FLAGS
 
@@ -186,19 +187,22 @@ def write_pictures(
     from matplotlib.animation import PillowWriter
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     chosen = (0, len(snapshots) // 2, len(snapshots) - 1)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axis, number in zip(figure.subplots(1, 3), chosen, strict=True):
         draw(axis, snapshots, number, classes, points)
     written = [folder / "spirals.png"]
-    figure.savefig(written[0], dpi=110)
+    with files.replacing(written[0]) as scratch:
+        figure.savefig(scratch, dpi=110)
 
     figure = Figure(figsize=(3.6, 3.8), layout="constrained")
     axis = figure.subplots()
     written.append(folder / "spirals.gif")
     writer = PillowWriter(fps=5)
-    with writer.saving(figure, str(written[-1]), dpi=90):
+    with (
+        files.replacing(written[-1]) as scratch,
+        writer.saving(figure, str(scratch), dpi=90),
+    ):
         for number in [*range(len(snapshots)), *[len(snapshots) - 1] * 8]:
             draw(axis, snapshots, number, classes, points)
             writer.grab_frame()

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -83,6 +82,7 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
+flags.DEFINE_integer("save_every", 500, "Steps after which state is saved, at most.")
 flags.DEFINE_bool("jit_compile", None, "Compile steps with XLA; None: Keras decides.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
@@ -105,14 +105,16 @@ def main(arguments: list[str]) -> None:
         FLAGS.state_dir, ["few_shot", dataclasses.asdict(setting), images.counts]
     )
     jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
-    training = Training(setting, images, states, jit_compile, FLAGS.verbose)
+    training = Training(
+        setting, images, states, jit_compile, FLAGS.verbose, FLAGS.save_every
+    )
     records = run_methods(
         training,
         FLAGS.method or list(methods.METHODS),
         FLAGS.seeds,
         runs.results_folder(FLAGS.output_dir),
     )
-    shutil.rmtree(states, ignore_errors=True)
+    runs.remove_states(states)
     print(f"\n{table.section(records)}\n")
     print(f"Wrote {records.folder}")
 

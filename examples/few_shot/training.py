@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -70,9 +69,11 @@ class Training:
         states: pathlib.Path,
         jit_compile: bool | str,
         verbose: int,
+        save_every: int = 500,
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
         self.jit_compile, self.verbose = jit_compile, verbose
+        self.save_every = save_every
         classes, labels = np.unique(images.train.labels, return_inverse=True)
         self.classes = len(classes)
         self.images = Split(images.train.images, labels)
@@ -150,19 +151,13 @@ class Training:
         keras.utils.set_random_seed(seed)
         network = methods.features(self.setting.backbone, kind, self.data.image_shape)
         model = methods.classifier(network, self.classes)
+        trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
+        chunk = recipe.chunk_steps(trained.steps, self.save_every)
+        batches = _Uint8Batches(self.images, trained, seed, chunk)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        # Once it is finished, its state gives the next method the network.
         folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
-        weights, record = folder / "trained.weights.h5", folder / "trained.json"
-        if not record.exists():
-            trained = _recipe(
-                images, self.setting.batch_size, rate, self.setting.augmentation
-            )
-            batches = _Uint8Batches(self.images, trained, seed)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            training = self._fit(model, batches, trained, loss, folder)
-            model.save_weights(weights)
-            runs.write_json(record, training)
-        model.load_weights(weights)
-        return network, json.loads(record.read_text())
+        return network, self._fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
         self,
@@ -181,7 +176,7 @@ class Training:
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
         batches = self.sampler("train", seed, ways).batches(
-            episodes, recipe.chunk_steps(trained.steps)
+            episodes, recipe.chunk_steps(trained.steps, self.save_every)
         )
         if setting.episode_augmentation:
             batches = AugmentedEpisodes(batches, seed)

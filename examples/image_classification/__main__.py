@@ -40,6 +40,7 @@ from absl import app, flags, logging
 import nsl_keras
 from examples.common import data, image_training, pictures, recipe, runs, tables
 from examples.image_classification import methods, table
+from nsl_keras import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(
@@ -114,6 +115,7 @@ def train(
     name: str,
     seed: int,
     rate: float | None,
+    state: pathlib.Path,
     setting: dict,
     recipes: dict[str, recipe.Recipe],
     found: data.ImageData,
@@ -131,12 +133,11 @@ def train(
     if rate is not None:
         record["learning_rate"] = rate
     batches = image_training.make_batches(found.train, trained, seed)
-    part = f"{name}_{seed}" if not trial else f"{name}_{rate}_{seed}_trial"
     record |= image_training.train_and_evaluate(
         model,
         batches,
         trained,
-        runs.states_folder(FLAGS.state_dir, setting) / part,
+        state,
         image_training.evaluated_parts(found, trial),
     )
     if "diverged" in record or trial:
@@ -146,8 +147,8 @@ def train(
         record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
     if fine is not found:
         record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
-    models.mkdir(parents=True, exist_ok=True)
-    model.save(models / f"{name}_{seed}.keras")
+    with files.replacing(models / f"{name}_{seed}.keras") as scratch:
+        model.save(scratch)
     if FLAGS.step_times:
         plain = make_model(methods.BASELINE, seed, setting, trained, found)
         record["step_time"] = image_training.step_time_ratio(model, plain, batches)
@@ -233,8 +234,12 @@ def main(arguments: list[str]) -> None:
     place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
     models = pathlib.Path(FLAGS.model_dir).expanduser() / place
     records = runs.RunRecords(
-        runs.results_folder(FLAGS.output_dir) / "image_classification" / place, setting
+        runs.results_folder(FLAGS.output_dir) / "image_classification" / place,
+        setting,
+        states=runs.states_folder(FLAGS.state_dir, setting),
     )
+    if not FLAGS.tune:
+        files.require_room(models)
     made = image_training.make_runs(
         records,
         {name: methods.METHODS[name].title for name in names},

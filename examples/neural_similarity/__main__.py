@@ -31,6 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -102,6 +103,7 @@ def train(
     name: str,
     seed: int,
     rate: float | None,
+    state: pathlib.Path,
     setting: dict,
     trained: recipe.Recipe,
     found: data.ImageData | stream.ImageStream,
@@ -123,12 +125,11 @@ def train(
     else:
         batches = image_training.make_batches(found.train, trained, seed)
         evaluated = image_training.evaluated_parts(found, trial)
-    part = f"{name}_{seed}" if not trial else f"{name}_{rate}_{seed}_trial"
     record |= image_training.train_and_evaluate(
         model,
         batches,
         trained,
-        runs.states_folder(FLAGS.state_dir, setting) / part,
+        state,
         evaluated,
     )
     if FLAGS.step_times and not trial:
@@ -186,7 +187,9 @@ def main(arguments: list[str]) -> None:
     network += "" if predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
     records = runs.RunRecords(
-        runs.results_folder(FLAGS.output_dir) / "neural_similarity" / place, setting
+        runs.results_folder(FLAGS.output_dir) / "neural_similarity" / place,
+        setting,
+        states=runs.states_folder(FLAGS.state_dir, setting),
     )
     made = image_training.make_runs(
         records,

@@ -121,7 +121,8 @@ def load(dataset: str, data_dir: str | None, image_size: int) -> ImageStream:
 class StreamedBatches(keras.utils.PyDataset):
     """Random batches of a stream, for `recipe.fit`.
 
-    A resumed run goes on with another order of the images, not with the first ones again.
+    Each chunk has an order of its own, which seed and number of the chunk give: a resumed
+    run sees the images of an uninterrupted one.
     """
 
     def __init__(self, stream: ImageStream, batch_size: int, chunk: int, seed: int) -> None:
@@ -136,8 +137,7 @@ class StreamedBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         step = self.epoch * self.chunk + index
-        if step != self._next_step:
-            # At the start, after Keras has looked at the first batch, or resumed.
+        if index == 0 or step != self._next_step:
             generator = np.random.default_rng([self.seed, step])
             self._batches = self.stream.training_batches(
                 self.batch_size, int(generator.integers(2**31))

@@ -11,13 +11,14 @@ at 1e-3, batches of 128, training stopped after 10 epochs without a lower valida
 Meta-Neighborhoods too. Where the text leaves it open: everything is chosen in each fold, on
 a validation part of its training data; means and variances are those of the rest of them.
 Writes a record a fold in --output_dir/results/regression/<data>/; an interrupted run goes
-on after its last finished fold.
+on where it stopped.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import pathlib
 from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -46,7 +47,10 @@ flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
 flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
+flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 
+#: Epochs between states: an epoch takes some milliseconds.
+EPOCHS_KEPT = 25
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
@@ -105,12 +109,34 @@ def make_neighborhoods(fold: data.Fold, choice: dict) -> keras.Model:
     return model
 
 
+class Batches(keras.utils.PyDataset):
+    """The examples in an order that seed and epoch give."""
+
+    def __init__(self, part: data.Part, batch_size: int = 128) -> None:
+        super().__init__()
+        self.part, self.batch_size = part, batch_size
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(self.part.x) // self.batch_size)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        generator = np.random.default_rng([FLAGS.seed, self.epoch])
+        order = generator.permutation(len(self.part.x))
+        chosen = order[index * self.batch_size :][: self.batch_size]
+        return self.part.x[chosen], self.part.y[chosen]
+
+
 def train(
     make: Callable[[data.Fold, dict], keras.Model],
     fold: data.Fold,
     choice: dict,
+    state: pathlib.Path,
 ) -> tuple[keras.Model, dict]:
-    """Trains until the validation loss stops falling; returns the best weights."""
+    """Trains until the validation loss stops falling; returns the best weights.
+
+    What is finished in the folder `state` is not trained again.
+    """
     keras.backend.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)
     model = make(fold, choice)
@@ -121,17 +147,21 @@ def train(
         spared = [v for v in model.trainable_variables if id(v) not in head]
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")
+    batches = Batches(fold.train)
+    stopping = keras.callbacks.EarlyStopping(
+        patience=FLAGS.patience, restore_best_weights=True
+    )
     history = model.fit(
-        fold.train.x,
-        fold.train.y,
-        batch_size=128,
+        batches,
+        shuffle=False,
         epochs=FLAGS.epochs,
         validation_data=(fold.validation.x, fold.validation.y),
         validation_batch_size=1024,
         callbacks=[
-            keras.callbacks.EarlyStopping(
-                patience=FLAGS.patience, restore_best_weights=True
-            )
+            stopping,
+            nsl_keras.callbacks.TrainingBackup(
+                state, batches, [stopping], EPOCHS_KEPT, delete_at_end=False
+            ),
         ],
         verbose=0,
     )
@@ -144,9 +174,13 @@ def chosen(
     make: Callable[[data.Fold, dict], keras.Model],
     fold: data.Fold,
     choices: list[dict],
+    state: pathlib.Path,
 ) -> tuple[keras.Model, dict, list[dict]]:
     """The model of the lowest validation error, its record, and all records."""
-    trained = [train(make, fold, choice) for choice in choices]
+    trained = [
+        train(make, fold, choice, state / "_".join(map(str, choice.values())))
+        for choice in choices
+    ]
     model, record = min(trained, key=lambda each: each[1]["validation_mse"])
     return model, record, [record for _, record in trained]
 
@@ -156,18 +190,18 @@ def test_error(model: keras.Model, part: data.Part) -> float:
     return mean_squared_error(predictions, part.y)
 
 
-def run_fold(fold: data.Fold) -> dict:
+def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
     first_decay, *other_decays = [float(decay) for decay in FLAGS.decays]
     sizes = [
         {"layers": int(layers), "units": int(units), "decay": first_decay}
         for layers, units in itertools.product(FLAGS.layers, FLAGS.units)
     ]
-    vanilla, record, trials = chosen(make_vanilla, fold, sizes)
+    vanilla, record, trials = chosen(make_vanilla, fold, sizes, state / "vanilla")
     size = {key: record[key] for key in ("layers", "units")}
     decays = [{**size, "decay": decay} for decay in other_decays]
     if decays:
-        other, other_record, more = chosen(make_vanilla, fold, decays)
+        other, other_record, more = chosen(make_vanilla, fold, decays, state / "vanilla")
         trials += more
         if other_record["validation_mse"] < record["validation_mse"]:
             vanilla, record = other, other_record
@@ -175,7 +209,9 @@ def run_fold(fold: data.Fold) -> dict:
         {**size, "decay": float(decay), "temperature": float(temperature)}
         for temperature, decay in itertools.product(FLAGS.temperatures, FLAGS.decays)
     ]
-    model, model_record, model_trials = chosen(make_neighborhoods, fold, choices)
+    model, model_record, model_trials = chosen(
+        make_neighborhoods, fold, choices, state / "neighborhoods"
+    )
     plain = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
     return {
         "knn": knn(fold),
@@ -213,14 +249,17 @@ def main(arguments: list[str]) -> None:
     )
     protocol = {name: FLAGS[name].value for name in names}
     folds = data.folds(found, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
+    setting = {"data": found.name, **sizes, "protocol": protocol}
     records = runs.RunRecords(
         runs.results_folder(FLAGS.output_dir) / "regression" / found.name,
-        {"data": found.name, **sizes, "protocol": protocol},
+        setting,
+        states=runs.states_folder(FLAGS.state_dir, setting),
     )
 
-    def run(_: str, number: int) -> dict:
+    def run(name: str, number: int) -> dict:
         about = {"command": runs.command("regression"), "versions": runs.versions()}
-        return {"fold": number, **about, **run_fold(folds[number])}
+        fold = run_fold(folds[number], records.state((name, number)))
+        return {"fold": number, **about, **fold}
 
     titles = {("fold", number): f"Fold {number + 1}" for number in range(FLAGS.folds)}
     runs.run_all(records, titles, run)

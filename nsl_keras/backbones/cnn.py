@@ -197,7 +197,7 @@ def cnn9(
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
     wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}
-    default = wider[variant] if plus else (32, 64, 128)
+    default = wider[variant] if validation.boolean(plus, "plus") else (32, 64, 128)
     widths = validation.positive_integers(
         default if filters is None else filters, 3, "filters"
     )
@@ -294,7 +294,7 @@ def cnn10(
         says of CNN++ that it is "deeper and wider", and its number of parameters; the
         one here is this package's own.
     """
-    default = (66, 130, 256) if plus else (64, 128, 256)
+    default = (66, 130, 256) if validation.boolean(plus, "plus") else (64, 128, 256)
     widths = validation.positive_integers(
         default if filters is None else filters, 3, "filters"
     )
@@ -375,7 +375,7 @@ def cnn4(
         Optimization as a Model for Few-Shot Learning (Ravi and Larochelle, ICLR 2017).
         The wider network is this package's own.
     """
-    default = 55 if plus else 32
+    default = 55 if validation.boolean(plus, "plus") else 32
     width = validation.positive_integer(default if filters is None else filters, "filters")
     check_images(input_shape, 16, known=True)
     layers = Units(

@@ -98,6 +98,8 @@ def self_attention_spherenet(
         layout and start values from the authors' code.
     """
     widths = validation.positive_integers(filters, 3, "filters")
+    validation.boolean(attention, "attention")
+    validation.boolean(sphere, "sphere")
     validation.non_negative_number(orthogonality, "orthogonality")
     validation.non_negative_number(l2, "l2")
     check_images(input_shape, 8, known=True)

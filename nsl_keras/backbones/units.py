@@ -88,6 +88,7 @@ class Units:
                 "`keras.layers.BatchNormalization` and returns a layer. "
                 f"Received: batch_normalization={self.normalization!r}"
             )
+        validation.boolean(self.synchronized, "synchronized")
         validation.fraction(self.momentum, "batch_normalization_momentum")
         validation.positive_number(self.epsilon, "batch_normalization_epsilon")
 

@@ -331,7 +331,7 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self.batch_size = number_of_episodes(batch_size, "batch_size")
         self.steps = validation.positive_integer(steps, "steps")
         self.start = validation.non_negative_integer(start, "start")
-        self.fresh = fresh
+        self.fresh = validation.boolean(fresh, "fresh")
         self.epoch = 0
         # The batches of the running epoch that were asked for; None between epochs.
         self._taken: set[int] | None = None

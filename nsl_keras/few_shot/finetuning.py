@@ -33,6 +33,8 @@ from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.training import NonFiniteLossError
 
+#: The most steps or epochs of an episode: more would not end.
+MOST_STEPS = 1_000_000
 #: Kernel and bias uniform in ±1 / sqrt(features).
 TORCH_LINEAR = "torch_linear"
 
@@ -268,7 +270,7 @@ class Finetuner:
         rewiring.require_graph(model)
         self.model = model
         self.ways = validation.positive_integer(ways, "ways")
-        self.steps = validation.positive_integer(steps, "steps")
+        self.steps = validation.positive_integer(steps, "steps", MOST_STEPS)
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
@@ -278,10 +280,11 @@ class Finetuner:
             self.batch_size = validation.positive_integer(batch_size, "batch_size")
         self.epochs = epochs
         if epochs is not None:
-            self.epochs = validation.positive_integer(epochs, "epochs")
+            self.epochs = validation.positive_integer(epochs, "epochs", MOST_STEPS)
         self.classifier_initializer = _initializer(classifier_initializer)
         self.similarity_learning_rate = similarity_learning_rate
         self.rule = DampenedMomentum(learning_rate, momentum, dampening, weight_decay)
+        new_classifier = validation.boolean(new_classifier, "new_classifier")
         copy, self._sources = _copy_of(model, ways if new_classifier else None, self.seed)
         _check_outputs(copy, self.ways)
         self._adapted = select_variables(copy, variables, "variables")

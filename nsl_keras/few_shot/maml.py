@@ -222,24 +222,26 @@ class MAML(EpisodicLearner):
         kwargs.setdefault("dtype", model.dtype_policy)
         # The inner steps read and change the variables in their own dtype.
         super().__init__(autocast=False, **kwargs)
-        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.inner_learning_rate = validation.positive_number(
             inner_learning_rate, "inner_learning_rate"
         )
         self.learning_rate_form = validation.one_of(
             learning_rate_form, FORMS, "learning_rate_form"
         )
-        self.first_order = bool(first_order)
-        self.extra_steps = validation.non_negative_integer(extra_steps, "extra_steps")
+        self.first_order = validation.boolean(first_order, "first_order")
+        self.extra_steps = validation.non_negative_integer(
+            extra_steps, "extra_steps", validation.MOST_STEPS
+        )
         self.test_inner_steps = test_inner_steps
         if test_inner_steps is not None:
-            self.test_inner_steps = validation.positive_integer(
+            self.test_inner_steps = validation.number_of_steps(
                 test_inner_steps, "test_inner_steps"
             )
         self.test_extra_steps = test_extra_steps
         if test_extra_steps is not None:
             self.test_extra_steps = validation.non_negative_integer(
-                test_extra_steps, "test_extra_steps"
+                test_extra_steps, "test_extra_steps", validation.MOST_STEPS
             )
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"

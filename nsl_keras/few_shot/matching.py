@@ -102,7 +102,7 @@ class MatchingNet(MetricLearner):
         self.reading_steps = (
             None
             if reading_steps is None
-            else validation.positive_integer(reading_steps, "reading_steps")
+            else validation.number_of_steps(reading_steps, "reading_steps")
         )
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:

@@ -253,7 +253,7 @@ class Temperature(keras.layers.Layer):
     def __init__(self, initial: float, learned: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.initial = validation.positive_number(initial, "temperature")
-        self.learned = validation.one_of(learned, (True, False), "learn_temperature")
+        self.learned = validation.boolean(learned, "learn_temperature")
 
     def build(self, input_shape: Any = None) -> None:
         if self.learned:

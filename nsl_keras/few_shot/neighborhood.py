@@ -115,7 +115,7 @@ class NeighborhoodLearner(MetricLearner):
         self.head = validation.one_of(head, HEADS, "head")
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
-        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
             inner_learning_rate,
             learning_rate_form,

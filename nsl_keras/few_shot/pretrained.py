@@ -228,7 +228,7 @@ class NearestCentroid(PretrainedLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
-        self.normalize = validation.one_of(normalize, (True, False), "normalize")
+        self.normalize = validation.boolean(normalize, "normalize")
 
     def scores(
         self,

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import files, validation
 from nsl_keras.neighborhoods import explain
 from nsl_keras.neighborhoods.dictionary import require_same_length
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
@@ -258,14 +258,15 @@ class NeighborProjector(keras.callbacks.Callback):
         if self.x is not None:
             rows.append(explain.features_of(self.model, self.x))
             lines += self._examples(dictionary.num_values)
-        self.log_dir.mkdir(parents=True, exist_ok=True)
         table = "".join(
             "\t".join(f"{value:.7g}" for value in row) + "\n"
             for row in np.concatenate(rows)
         )
-        self._replace("neighbors.tsv", table)
-        self._replace("neighbors_metadata.tsv", "\n".join([header, *lines]) + "\n")
-        self._replace("projector_config.pbtxt", _CONFIG)
+        metadata = "\n".join([header, *lines]) + "\n"
+        # Whole at every moment, for a TensorBoard that reads them.
+        files.write_text(self.log_dir / "neighbors.tsv", table)
+        files.write_text(self.log_dir / "neighbors_metadata.tsv", metadata)
+        files.write_text(self.log_dir / "projector_config.pbtxt", _CONFIG)
 
     def _entries(self, values: np.ndarray) -> tuple[str, list[str]]:
         """The header of the metadata, and the line of each entry."""
@@ -297,12 +298,6 @@ class NeighborProjector(keras.callbacks.Callback):
         # A tab or a line's end would open another column or row.
         names = explain.names_of(classes, self.class_names)
         return [" ".join(name.split()) for name in names]
-
-    def _replace(self, name: str, text: str) -> None:
-        """Writes a file that is whole at every moment, for a TensorBoard that reads it."""
-        scratch = self.log_dir / f".{name}.{os.getpid()}"
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(self.log_dir / name)
 
 
 def _require_model(callback: keras.callbacks.Callback) -> None:

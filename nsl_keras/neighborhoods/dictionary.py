@@ -448,6 +448,12 @@ class NeighborDictionary(keras.layers.Layer):
         return self._attention(queries, self.keys, kept)
 
     def _attention(self, queries: Tensor, keys: Tensor, kept: Tensor | None) -> Tensor:
+        shape, features = tuple(queries.shape), self.keys.shape[-1]
+        if len(shape) != 2 or shape[-1] not in (None, features):
+            raise ValueError(
+                f"Features must have shape (batch, {features}), as wide as the keys of the "
+                f"dictionary. Received: shape {shape}"
+            )
         similarity = self.metric(queries, keys)
         if similarity.shape[-1] == 1:
             return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.

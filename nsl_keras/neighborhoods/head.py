@@ -137,7 +137,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             )
         self.head = head
         self.task = validation.one_of(task, LOSSES, "task")
-        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
+        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
             inner_learning_rate,
             learning_rate_form,
@@ -249,7 +249,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     def call(
         self, inputs: Tensor, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
-        if not adapt:
+        if not validation.boolean(adapt, "adapt"):
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = at_least_float32(inputs)
         entries, attention = self.dictionary.look_up(queries, training)

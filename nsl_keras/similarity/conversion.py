@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import rewiring, validation
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
@@ -135,6 +135,7 @@ def add_similarity(
         these with the backbone fixed; optionally finetune the whole network.
     """
     similarity = matrices.get(similarity)
+    validation.boolean(freeze_backbone, "freeze_backbone")
     found = rewiring.layers(model)
     _refuse_converted(model, found)
     _refuse_subclassed(found)

@@ -135,7 +135,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             if hidden_filters is None
             else validation.positive_integer(hidden_filters, "hidden_filters")
         )
-        self.sphere = sphere
+        self.sphere = validation.boolean(sphere, "sphere")
         self.data_format = validation.one_of(
             data_format or keras.config.image_data_format(),
             ("channels_last", "channels_first"),
@@ -143,6 +143,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         )
         self._check_similarity_arguments()
         self.convolution = self._make_convolution(kwargs)
+        if self.convolution is not None:
+            validation.geometry(self.convolution)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _check_similarity_arguments(self) -> None:

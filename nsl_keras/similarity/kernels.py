@@ -26,6 +26,8 @@ class FloatKernel(StandsOnKeras):
         super().__init__(*args, **kwargs)
         first = getattr(self, "data_format", None) == "channels_first"
         self.channel_axis = 1 if first else -1
+        if hasattr(self, "kernel_size"):
+            validation.geometry(self)
         if getattr(self, "lora_rank", None) is not None:
             raise ValueError(
                 f"`lora_rank` must be None: {type(self).__name__} cannot take LoRA. "

@@ -48,11 +48,9 @@ class NeuralSimilarity(FloatKernel):
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
-        self.learn_shape = validation.one_of(learn_shape, (False, True), "learn_shape")
+        self.learn_shape = validation.boolean(learn_shape, "learn_shape")
         self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
-        self._kernel_trainable = validation.one_of(
-            kernel_trainable, (False, True), "kernel_trainable"
-        )
+        self._kernel_trainable = validation.boolean(kernel_trainable, "kernel_trainable")
         self.predictor = self._get_predictor(predictor)
         if self.predictor is not None:
             self._check_dynamic(predictor)
@@ -174,7 +172,7 @@ class NeuralSimilarity(FloatKernel):
 
     @kernel_trainable.setter
     def kernel_trainable(self, value: bool) -> None:
-        self._kernel_trainable = validation.one_of(value, (False, True), "kernel_trainable")
+        self._kernel_trainable = validation.boolean(value, "kernel_trainable")
         if self.built:
             self._apply_kernel_trainable()
 

@@ -254,11 +254,9 @@ class Predictor(keras.layers.Layer):
             batch_normalization, (None, True, False), "batch_normalization"
         )
         self.momentum = validation.fraction(momentum, "momentum")
-        self.momentum_warmup = validation.one_of(
-            momentum_warmup, (False, True), "momentum_warmup"
-        )
+        self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         self.epsilon = validation.positive_number(epsilon, "epsilon")
-        self.synchronized = synchronized
+        self.synchronized = validation.boolean(synchronized, "synchronized")
         self.hidden_kernel_initializer = keras.initializers.get(
             hidden_kernel_initializer or small_normal(0.1)
         )
@@ -583,7 +581,7 @@ class SimilarityPredictor(Predictor):
         self.dilation_rate = _unless_none(
             validation.positive_integers, dilation_rate, rank, "dilation_rate"
         )
-        self.pooled = pooled
+        self.pooled = validation.boolean(pooled, "pooled")
 
     def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
         for name in ("kernel_size", "strides", "padding", "data_format", "dilation_rate"):

@@ -60,7 +60,7 @@ def test_errors_of_what_needs_a_static_built_layer(what):
 @pytest.mark.parametrize("value", ["False", 1, None, np.ones(2)])
 @pytest.mark.parametrize("argument", ["learn_shape", "kernel_trainable"])
 def test_errors_of_switches(argument, value):
-    with pytest.raises(ValueError, match=rf"`{argument}` must be one of False, True"):
+    with pytest.raises(ValueError, match=rf"`{argument}` must be True or False"):
         NeuralSimilarityConv2D(3, 3, **{argument: value})
 
 

@@ -63,8 +63,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
     # Of the two chunks that were trained, the second was not yet on the disk.
-    assert recipe.Progress(folder).chunks == 1
-    assert [path.name for path in folder.glob("*.h5")] == ["1.weights.h5"]
+    assert [path.name for path in folder.iterdir()] == ["epoch_0.state", "epoch_1.state"]
     second = tiny_model()
     recipe.fit(second, batches(), TINY, folder)
     assert int(second.optimizer.iterations) == 6
@@ -73,7 +72,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
         second.variables, whole.variables, first.variables, strict=True
     ):
         ours, other, stopped = map(ops.convert_to_numpy, (ours, other, stopped))
-        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(ours, other)
         differs |= bool(np.max(np.abs(stopped - other)) > 1e-3)
     assert differs
 

@@ -17,7 +17,7 @@ DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 
 def run(folder, *arguments, script=None, several=()):
     """The example as a command, or a script that is told the flags of several runs."""
-    common = (f"--output_dir={folder}", "--verbose=0")
+    common = (f"--output_dir={folder}", f"--state_dir={folder}/unfinished", "--verbose=0")
     if script is None:
         command = ("-m", "examples.demo", *common, *arguments)
     else:

@@ -100,6 +100,7 @@ def test_a_short_run(tmp_path):
     arguments = (
         *("--folds=2", "--layers=2", "--units=8", "--decays=0,0.1", "--epochs=3"),
         *("--temperatures=0.1", "--num_neighbors=20", f"--output_dir={tmp_path}"),
+        f"--state_dir={tmp_path}/unfinished",
     )
     # As a run leaves it that is interrupted in its second fold.
     figures = {"test_mse": 0.5, "validation_mse": 0.5, "trials": [{"validation_mse": 0.5}]}

@@ -1,0 +1,1 @@
+"""Trainings that are killed, and must end as if nothing had happened."""

@@ -1,0 +1,206 @@
+"""What a run is that is killed, and what must be left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+from benchmarks.kills.killed_run import AFTER, BEFORE, HALF, NEVER, notes
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+#: What no two runs have in common: times, and what depends on them.
+TIMES = ("command", "seconds", "images_per_second", "training_seconds", "step_time_ratio")
+TIMES += ("evaluation_seconds", "step_time")
+
+#: Examples in small; {} is the folder that they may write to.
+EXAMPLES = {
+    "image_classification": (
+        *("--train_size=64", "--batch_size=16", "--steps=6", "--save_every=3"),
+        *("--num_neighbors=30", "--method=plain", "--method=neighborhoods"),
+        *("--model_dir={}/models", "--state_dir={}/unfinished", "--output_dir={}"),
+    ),
+    "few_shot": (
+        *("--dataset=tiny", "--ways=2", "--shots=2", "--queries=3", "--test_episodes=4"),
+        *("--training_images=120", "--episodes_per_step=1", "--batch_size=10"),
+        *("--save_every=4", "--method=finetuning", "--method=maml"),
+        *("--data_file={}/../images.npz", "--state_dir={}/unfinished", "--output_dir={}"),
+    ),
+    "demo": (
+        *("--seeds=1", "--epochs=3", "--train_examples=200"),
+        *("--model=linear", "--model=linear_neighborhoods"),
+        *("--state_dir={}/unfinished", "--output_dir={}"),
+    ),
+    "regression": (
+        *("--folds=2", "--layers=2", "--units=8", "--decays=0,0.1", "--epochs=40"),
+        *("--patience=3", "--temperatures=0.1", "--num_neighbors=20"),
+        *("--state_dir={}/unfinished", "--output_dir={}"),
+    ),
+}
+THREE = ("image_classification", "few_shot", "demo")
+
+
+class SurvivalError(Exception):
+    """A run that did not survive its kills."""
+
+
+@dataclasses.dataclass
+class Run:
+    """An example that writes to a folder of its own, in as many processes as it takes."""
+
+    example: str
+    folder: pathlib.Path
+
+    def start(self, stage: str = NEVER) -> subprocess.Popen:
+        """Starts a process that kills itself inside a write, if a stage is given."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        flags = [each.format(self.folder) for each in EXAMPLES[self.example]]
+        module = f"examples.{self.example}"
+        command = [sys.executable, "-m", "benchmarks.kills.killed_run", str(self.folder)]
+        with (self.folder / "log").open("a") as log:
+            return subprocess.Popen(
+                [*command, stage, module, *flags],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
+            )
+
+    def end(self, limit: float, stage: str = NEVER) -> int:
+        """Runs a process until it ends by itself; returns its exit status."""
+        process = self.start(stage)
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise SurvivalError(f"stuck for {limit:.0f} seconds") from None
+
+    def finish(self, limit: float) -> None:
+        """Runs a process that must succeed."""
+        if status := self.end(limit):
+            log = (self.folder / "log").read_text()[-2000:]
+            raise SurvivalError(f"ended with status {status}: {log}")
+
+    def kill_after(self, seconds: float) -> bool:
+        """Kills a process at a moment; returns whether it came before the end."""
+        process = self.start()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            # Servers that the example started go with it.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        return False
+
+    def content(self) -> dict[str, object]:
+        """All that the run left, by file; without times."""
+        found: dict[str, object] = {"weights": notes(self.folder / "weights")}
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_file() and name not in ("weights", "killed", "log"):
+                found[name] = _content_of(path)
+        return found
+
+    def compare(self, expected: dict[str, object]) -> None:
+        """Raises `SurvivalError` unless the run left what it would have left unharmed."""
+        found = self.content()
+        if found.keys() != expected.keys():
+            raise SurvivalError(f"other files: {sorted(found.keys() ^ expected.keys())}")
+        different = [name for name in found if found[name] != expected[name]]
+        if different:
+            raise SurvivalError(f"other content: {different}")
+        left = [path for path in self.folder.rglob("*") if path.name.startswith(".scratch")]
+        if left or (self.folder / "unfinished").exists():
+            raise SurvivalError(f"left behind: {left or 'states'}")
+
+
+def _content_of(path: pathlib.Path) -> object:
+    if path.suffix == ".json":
+        return _without_times(json.loads(path.read_text()))
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path) as file:
+            return file.read("model.weights.h5")
+    if path.suffix == ".pb" or path.name == "README.md":
+        return None  # Made anew each time: dates, and names of variables by number.
+    return path.read_bytes()
+
+
+def _without_times(content: object) -> object:
+    if isinstance(content, dict):
+        kept = {key: content[key] for key in content if key not in TIMES}
+        return {key: _without_times(each) for key, each in kept.items()}
+    return content
+
+
+def campaign(example: str, kills: int, folder: pathlib.Path, generator: random.Random):
+    """Kills an example so often, each time in a run of its own, and inside each write."""
+    whole = Run(example, folder / "whole")
+    start = time.monotonic()
+    whole.finish(3000)
+    seconds = time.monotonic() - start
+    limit = 20 * seconds + 300
+    expected = whole.content()
+    print(f"{example}: {seconds:.0f} s, {len(expected) - 1} files", flush=True)
+    failures = []
+
+    def check(run: Run, what: str) -> None:
+        try:
+            run.finish(limit)
+            run.compare(expected)
+            shutil.rmtree(run.folder)
+        except SurvivalError as failure:
+            failures.append(f"{what}: {failure}")
+        print(
+            f"  {what}: {failures[-1] if failures else 'as if uninterrupted'}", flush=True
+        )
+
+    made = 0
+    while made < kills:
+        run = Run(example, folder / f"random_{made}")
+        moment = generator.uniform(0, seconds)
+        if run.kill_after(moment):
+            made += 1
+            check(run, f"killed after {moment:.1f} s")
+        else:
+            shutil.rmtree(run.folder)
+    run = Run(example, folder / "writes")
+    stages = (HALF, BEFORE, AFTER)
+    writes = 0
+    while run.end(limit, stages[writes % 3]) == -signal.SIGKILL:
+        writes += 1
+    check(run, f"killed inside each of {writes} writes")
+    return {
+        "example": example,
+        "seconds": round(seconds, 1),
+        "random_kills": made,
+        "kills_in_writes": writes,
+        "failures": failures,
+    }
+
+
+def write_images(path: pathlib.Path) -> None:
+    """A few-shot image set: classes of a brightness each."""
+    import numpy as np
+
+    from examples.common.data import Split
+    from examples.few_shot import data
+
+    rng = np.random.default_rng(0)
+    parts = {}
+    for name, first, count in (("train", 0, 6), ("validation", 6, 3), ("test", 9, 3)):
+        labels = np.repeat(np.arange(first, first + count), 20)
+        noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
+        images = 20 * labels[:, None, None, None] + noise
+        parts[name] = Split(images.astype("uint8"), labels)
+    data.save(data.FewShotData(**parts), str(path))

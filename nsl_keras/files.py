@@ -1,0 +1,140 @@
+"""Files that are whole at every moment, however the process that writes them ends.
+
+A file is written in a scratch folder beside it, put on the disk, and renamed. Scratch
+folders of processes that were killed are removed by the next one that writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+
+#: Scratch folders in use by this process.
+_in_use: set[pathlib.Path] = set()
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Gives a path to write to, and puts what was written there in the place of `path`.
+
+    After an error in the body, and after a kill at any moment, `path` is what it was.
+
+    Args:
+        path: The file to write; its folder is made if missing.
+
+    Yields:
+        A path with the same name, in a folder of its own.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _scratch_in(path.parent) as folder:
+        scratch = folder / path.name
+        yield scratch
+        # Else a machine that fails may keep the name and lose what it stands for.
+        _put_on_disk(scratch)
+        scratch.replace(path)
+        _put_on_disk(path.parent)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text file in UTF-8."""
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a binary file."""
+    with replacing(path) as scratch:
+        scratch.write_bytes(content)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Removes a file or a folder, if there is one, so that no part of it stays."""
+    path = pathlib.Path(path)
+    if path.exists():
+        with _scratch_in(path.parent) as folder:
+            path.rename(folder / path.name)
+
+
+def require_room(folder: str | os.PathLike[str], size: int = 0) -> None:
+    """Raises unless a folder can be written to, and its disk has room.
+
+    Args:
+        folder: The folder; it is made if missing.
+        size: Bytes that must be free.
+
+    Raises:
+        OSError: If the folder cannot be made or written to, or the disk is too full.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _scratch_in(folder) as scratch:
+            (scratch / "probe").write_bytes(b"probe")
+            _put_on_disk(scratch / "probe")
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"`{folder}` must be a folder that can be written to. "
+            f"Received: {error.strerror or error}",
+        ) from error
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise OSError(
+            f"`{folder}` must have room for {size:,} bytes. Received: {free:,} bytes free"
+        )
+
+
+def clean(folder: pathlib.Path) -> None:
+    """Removes the scratch folders that processes of this machine left when they ended."""
+    for path in folder.glob(".scratch-*"):
+        match = re.fullmatch(r"\.scratch-(.+)-(\d+)-\d+", path.name)
+        if match is None or match[1] != socket.gethostname() or path in _in_use:
+            continue
+        # A process may have the number of one that was killed.
+        if int(match[2]) == os.getpid() or not _is_running(int(match[2])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder that is removed afterwards, with what is left in it."""
+    clean(parent)
+    name = f".scratch-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+    folder = parent / name
+    _in_use.add(folder)
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _in_use.discard(folder)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # There, the call below would end it.
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _put_on_disk(path: pathlib.Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # Only POSIX opens folders.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Files are whole or what they were, and nothing is left beside them."""
+
+import errno
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from nsl_keras import files
+
+KILLED = """
+import os, signal, sys
+from nsl_keras import files
+with files.replacing(sys.argv[1]) as scratch:
+    scratch.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def test_a_file_takes_its_place_whole(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    files.write_text(path, "first")
+    with files.replacing(path) as scratch:
+        assert scratch.name == "a.json"
+        scratch.write_text("second")
+        assert path.read_text() == "first"
+        # Another file of the same folder meanwhile.
+        files.write_bytes(path.with_name("b"), b"b")
+    assert path.read_text() == "second"
+    assert names(path.parent) == ["a.json", "b"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, error):
+    path = tmp_path / "a.json"
+    files.write_text(path, "first")
+
+    def fail(descriptor):
+        raise error
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", fail)
+        with pytest.raises(type(error)):
+            files.write_text(path, "second")
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.long
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_text(path, "first")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)],
+        cwd=pathlib.Path(__file__).parents[1],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert killed.returncode == -9
+    assert path.read_text() == "first"
+    assert len(names(tmp_path)) == 3
+    files.write_text(tmp_path / "b", "b")
+    assert names(tmp_path) == ["a.json", "b"]
+
+
+def test_scratch_of_others_stays(tmp_path):
+    host = socket.gethostname()
+    kept = [f".scratch-{host}-1-0", f".scratch-elsewhere-{os.getpid()}-0", ".scratch-x"]
+    # No system numbers its processes so high.
+    for name in [*kept, f".scratch-{host}-{os.getpid()}-99", f".scratch-{host}-99999999-0"]:
+        (tmp_path / name).mkdir()
+    files.write_text(tmp_path / "a", "a")
+    assert names(tmp_path) == sorted([*kept, "a"])
+
+
+def test_removal(tmp_path):
+    folder = tmp_path / "states" / "part"
+    files.write_text(folder / "a", "a")
+    files.remove(folder)
+    files.remove(folder)
+    assert names(tmp_path) == ["states"]
+
+
+def test_room(tmp_path, monkeypatch):
+    folder = tmp_path / "new"
+    files.require_room(folder, 1000)
+    assert names(tmp_path) == ["new"]
+    usage = shutil.disk_usage(folder)._replace(free=999)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"room for 1,000 bytes. Received: 999 bytes free"):
+        files.require_room(folder, 1000)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/a` must be a folder .* Not a directory"):
+        files.require_room(tmp_path / "file" / "a")

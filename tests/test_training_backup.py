@@ -1,0 +1,368 @@
+"""Training goes on after a kill, with the numbers of one that nothing interrupted."""
+
+import errno
+import os
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from jax_process import run_script_under_jax
+from keras import ops
+
+import nsl_keras
+from nsl_keras.callbacks import TrainingBackup
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(24, 6)).astype("float32")
+Y = (np.arange(24) % 3).astype("int32")
+IMAGES, LABELS = rng.random((24, 4, 4, 1)).astype("float32"), np.arange(24) % 4
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches whose order is a function of the epoch."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        order = np.random.default_rng([1, self.epoch]).permutation(len(X))
+        chosen = order[8 * index : 8 * (index + 1)]
+        return X[chosen], Y[chosen]
+
+
+class Killed(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def dense_model():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
+    model.add(nsl_keras.layers.CosineDense(3))  # One of its weights is a number.
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=True)
+    return model
+
+
+def fit(model, folder, killed_at=None, epochs=5, **options):
+    """Trains with early stopping, and returns `History`."""
+    data = Batches()
+    stopping = keras.callbacks.EarlyStopping(
+        monitor="loss", patience=2, min_delta=1e-3, restore_best_weights=True
+    )
+    backup = TrainingBackup(folder, data, [stopping], delete_at_end=False, **options)
+    callbacks = [Killed(killed_at), stopping, backup]
+    return model.fit(
+        data, epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False
+    ), stopping
+
+
+def numbers_of(model):
+    return [
+        ops.convert_to_numpy(each)
+        for each in [*model.variables, *model.optimizer.variables]
+    ]
+
+
+def assert_same(model, other):
+    for one, two in zip(numbers_of(model), numbers_of(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def states(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
+    whole = dense_model()
+    history, stopping = fit(whole, tmp_path / "whole")
+    for killed_at in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            fit(dense_model(), tmp_path / "killed", killed_at)
+    assert states(tmp_path / "killed") == ["epoch_2.state", "epoch_3.state"]
+    model = dense_model()
+    resumed, restored = fit(model, tmp_path / "killed")
+    assert_same(model, whole)
+    assert resumed.history == history.history
+    assert resumed.epoch == history.epoch == list(range(5))
+    for name in ("wait", "best", "best_epoch", "stopped_epoch", "min_delta"):
+        assert getattr(restored, name) == getattr(stopping, name), name
+    for one, two in zip(restored.best_weights, stopping.best_weights, strict=True):
+        np.testing.assert_array_equal(one, two)
+    # What is finished is not trained again.
+    again = dense_model()
+    finished, _ = fit(again, tmp_path / "killed")
+    assert_same(again, whole)
+    assert (finished.history, finished.epoch) == (history.history, history.epoch)
+    # A call without the callback begins at its own first epoch.
+    assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
+
+
+def test_a_training_that_stopped_stays_stopped(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    found = []
+    for stops in ([Stop()], []):
+        model = dense_model()
+        backup = TrainingBackup(tmp_path / "states", every=3, delete_at_end=False)
+        history = model.fit(X, Y, epochs=4, callbacks=[*stops, backup], verbose=0)
+        found.append((history.epoch, history.history, model.get_weights()))
+    assert found[0][:2] == found[1][:2]
+    assert found[1][0] == [0, 1]
+    for one, two in zip(found[0][2], found[1][2], strict=True):
+        np.testing.assert_array_equal(one, two)
+    backup.delete()
+    assert not (tmp_path / "states").exists()
+
+
+def test_states_are_deleted_at_the_end(tmp_path):
+    dense_model().fit(X, Y, verbose=0, callbacks=[TrainingBackup(tmp_path / "states")])
+    assert states(tmp_path) == []
+
+
+def test_states_every_few_epochs(tmp_path):
+    kept = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            kept.append(states(tmp_path)[-1])
+
+    backup = TrainingBackup(tmp_path, every=2, delete_at_end=False)
+    dense_model().fit(X, Y, epochs=5, verbose=0, callbacks=[backup, Look()])
+    assert kept == [f"epoch_{number}.state" for number in (0, 0, 2, 2, 4)]
+    assert states(tmp_path) == ["epoch_4.state", "epoch_5.state"]
+
+
+def emptied(content):
+    return b""
+
+
+def truncated(content):
+    return content[: len(content) // 2]
+
+
+def bad_header(content):
+    return b"\0" * 64 + content[64:]
+
+
+def one_bit(content):
+    return content[:-200] + bytes([content[-200] ^ 1]) + content[-199:]
+
+
+def test_damaged_states(tmp_path):
+    fit(dense_model(), tmp_path / "whole", epochs=3)
+    for damage in (emptied, truncated, bad_header, one_bit):
+        folder = tmp_path / damage.__name__
+        shutil.copytree(tmp_path / "whole", folder)
+        newest = folder / "epoch_3.state"
+        newest.write_bytes(damage(newest.read_bytes()))
+        message = r"epoch_3.state in .* is damaged; training goes on after epoch 2"
+        with pytest.warns(UserWarning, match=message):
+            assert TrainingBackup(folder).epoch == 2
+        assert TrainingBackup(folder).epoch == 2
+    other = folder / "epoch_2.state"
+    other.write_bytes(b"")
+    message = "epoch_2.state in .* is damaged; no other one is left: training begins anew"
+    with pytest.warns(UserWarning, match=message):
+        assert TrainingBackup(folder).epoch == 0
+
+
+def test_a_state_of_another_model(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(dense_model(), tmp_path, killed_at=1)
+    backup = TrainingBackup(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"`callbacks` must be those .* 0 callbacks, there 1"
+    ):
+        dense_model().fit(X, Y, callbacks=[backup], verbose=0)
+    for units, dtype, message in (
+        (4, "float32", r"there \[.*kernel', \[6, 3\].* here \[.*kernel', \[6, 4\]"),
+        (3, "bfloat16", "'float32'.*'bfloat16'"),
+    ):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
+        model.add(keras.layers.Dense(units, dtype=dtype))
+        model.compile("adam", "mse")
+        with pytest.raises(ValueError, match=f"of this model, compiled .*{message}"):
+            fit(model, tmp_path)
+    model = dense_model()
+    model.compile("sgd", model.loss)
+    with pytest.raises(ValueError, match="there 9 variables, here 5"):
+        fit(model, tmp_path)
+
+
+def test_other_dtypes(tmp_path):
+    """Seeds of 32 bits, weights in bfloat16."""
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(len(models))
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4)])
+        model.add(keras.layers.Dense(3, dtype="bfloat16"))
+        model.compile("adam", "mse", run_eagerly=True)
+        backup = TrainingBackup(tmp_path, delete_at_end=False)
+        model.fit(X, X[:, :3], epochs=1, callbacks=[backup], verbose=0)
+        models.append(model)
+    assert_same(*models)
+
+
+class Started(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        raise AssertionError("Training began.")
+
+
+def test_no_room(tmp_path, monkeypatch):
+    def begin(folder):
+        callbacks = [TrainingBackup(folder), Started()]
+        dense_model().fit(X, Y, callbacks=callbacks, verbose=0)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"`folder` must take the states .*Not a directory"):
+        begin(tmp_path / "file" / "states")
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(OSError, match=r"must have room for .* 1,000 bytes free"):
+            begin(tmp_path / "states")
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match=r"`folder` must take .* No space left on device"):
+            begin(tmp_path / "full")
+    assert states(tmp_path / "full") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"folder": 3}, "`folder` must be the path of a folder. Received: folder=3"),
+        ({"data": [1]}, "`data` must have an attribute `epoch`.* Received: a list"),
+        ({"callbacks": [1]}, r"`callbacks` must be a list of callbacks.*callbacks=\[1\]"),
+        ({"every": 0}, "`every` must be a positive integer. Received: every=0"),
+        ({"delete_at_end": "False"}, "`delete_at_end` must be True or False"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingBackup(**{"folder": "states", **arguments})
+
+
+def killed_and_whole(make, folder, epochs=3, data=None, **options):
+    """Trains without and with a kill; returns both models and histories."""
+    found = []
+    for killed_at in (None, 1):
+        for kill in dict.fromkeys((killed_at, None)):
+            model = make()
+            given = data() if data else None
+            backup = TrainingBackup(folder / str(killed_at), given)
+            try:
+                history = model.fit(
+                    **({"x": given} if data else {"x": X, "y": Y}),
+                    **{"epochs": epochs, "shuffle": False, "verbose": 0, **options},
+                    callbacks=[Killed(kill), backup],
+                )
+            except KeyboardInterrupt:
+                continue
+        found.append((model, history.history))
+    return found
+
+
+def neighborhoods():
+    """Dictionary dropout, and metrics of the model's own."""
+    keras.utils.set_random_seed(3)
+    model = nsl_keras.MetaNeighborhoodModel(
+        None, nsl_keras.layers.CosineDense(3), dictionary=20
+    )
+    model.build((None, 6))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.long
+def test_meta_neighborhoods(tmp_path):
+    (whole, history), (model, resumed) = killed_and_whole(neighborhoods, tmp_path)
+    assert_same(model, whole)
+    assert resumed == history
+    assert states(tmp_path) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["MAML", "ProtoNet"])
+def test_few_shot_learners(tmp_path, name):
+    def make():
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Flatten(), keras.layers.Dropout(0.3, seed=0)]
+        network = keras.Sequential([keras.Input(IMAGES.shape[1:]), *layers])
+        network.add(keras.layers.Dense(3))
+        ways = {"ways": 3} if name == "ProtoNet" else {}
+        learner = getattr(nsl_keras.few_shot, name)(network, **ways)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        learner.compile("adam", loss, run_eagerly=name == "ProtoNet")
+        return learner
+
+    def episodes():
+        sampler = nsl_keras.few_shot.EpisodeSampler(IMAGES, LABELS, 3, 2, 2, seed=0)
+        return sampler.batches(2, steps=2)
+
+    (whole, history), (model, resumed) = killed_and_whole(make, tmp_path, data=episodes)
+    assert_same(model, whole)
+    assert resumed == history
+
+
+@pytest.mark.long
+def test_shuffled_data_sets(tmp_path):
+    """The order of the docstring, shuffled by epoch."""
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    models = []
+    for kills in ([None], [2, None]):
+        for killed_at in kills:
+            model = dense_model()
+            backup = TrainingBackup(tmp_path / str(len(kills)))
+            order = tf.data.Dataset.range(backup.epoch, 4).flat_map(
+                lambda epoch: data.shuffle(
+                    24, seed=epoch, reshuffle_each_iteration=False
+                ).batch(8)
+            )
+            options = {"callbacks": [Killed(killed_at), backup], "verbose": 0}
+            try:
+                model.fit(order, epochs=4, steps_per_epoch=3, shuffle=False, **options)
+            except KeyboardInterrupt:
+                assert killed_at == 2
+        models.append(model)
+    assert_same(*models)
+
+
+UNDER_JAX = """
+import pathlib, sys
+sys.path.insert(0, str(pathlib.Path("tests").resolve()))
+import test_training_backup as tests
+folder = pathlib.Path(sys.argv[1])
+tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
+tests.test_a_training_that_stopped_stays_stopped(folder / "stopped")
+tests.test_other_dtypes(folder / "dtypes")
+tests.test_meta_neighborhoods(folder / "neighborhoods")
+tests.test_few_shot_learners(folder, "ProtoNet")
+"""
+
+
+@pytest.mark.long
+def test_under_jax(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(UNDER_JAX)
+    (tmp_path / "neighborhoods").mkdir()
+    run_script_under_jax(script, str(tmp_path))
