@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(CheckedModel):
+class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -237,6 +237,28 @@ class MetaNeighborhoodModel(CheckedModel):
         backbone, head = split_classifier(model)
         made = cls(backbone, head, dictionary, **options)
         made.build(model.input_shape)
+        return made
+
+    def with_backbone(self, backbone: keras.layers.Layer) -> MetaNeighborhoodModel:
+        """Returns a copy of this model on another backbone of as many features.
+
+        Head, dictionary and inner rates are copied with their weights; the backbone is
+        taken as it is. The new model is not compiled.
+
+        Args:
+            backbone: A built backbone, for example one that `nsl_keras.convert` made.
+
+        Raises:
+            ValueError: If this model is not built, or the features are others.
+        """
+        if not self.built:
+            raise ValueError(
+                "`with_backbone` needs a built model. Call `build(input_shape)` first. "
+                f"Received: unbuilt model {self.name!r}"
+            )
+        made = type(self).from_config({**self.get_config(), "backbone": backbone})
+        made.build(self.get_build_config()["input_shape"])
+        made.neighborhood.set_weights(self.neighborhood.get_weights())
         return made
 
     def build(self, input_shape: Any) -> None:
@@ -649,9 +671,10 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> MetaNeighborhoodModel:
         config = with_dictionary(config)
         for part in ("backbone", "head", "dictionary"):
-            config[part] = keras.saving.deserialize_keras_object(
-                config[part], custom_objects=custom_objects
-            )
+            if isinstance(config[part], dict):
+                config[part] = keras.saving.deserialize_keras_object(
+                    config[part], custom_objects=custom_objects
+                )
         return cls(**config)
 
 

@@ -183,7 +183,7 @@ def _dynamic_layer(model: Any, name: str | None) -> Any:
     """The layer of a name, or the first that can be drawn."""
     found = {
         each.name: each
-        for each in rewiring.layers(_graph_of(model))
+        for each in rewiring.layers(rewiring.graph_in(model))
         if isinstance(each, SimilarityConvolution)
         and each.predictor is not None
         and each.rank == 2
@@ -194,11 +194,6 @@ def _dynamic_layer(model: Any, name: str | None) -> Any:
             f"{', '.join(map(repr, found)) or 'there are none'}. Received: layer={name!r}"
         )
     return next(iter(found.values())) if name is None else found[name]
-
-
-def _graph_of(model: Any) -> Any:
-    """The model, or its backbone."""
-    return getattr(model, "backbone", model)
 
 
 class _Recorder(keras.layers.Layer):
@@ -220,7 +215,7 @@ def _input_of(model: Any, layer: Any, batch: Any) -> Any:
     """What a layer, of nested models too, gets when the model is called."""
     recorder = _Recorder(dtype=layer.dtype_policy)
     copy = rewiring.rebuild(
-        _graph_of(model), lambda each: [recorder, each] if each is layer else None
+        rewiring.graph_in(model), lambda each: [recorder, each] if each is layer else None
     )
     copy(data.as_tensors(batch), training=False)
     return recorder.seen
