@@ -138,7 +138,7 @@ def _source(
             f"`{name}` must be an array, a list, tuple or dict of arrays, a data set or a "
             f"generator of batches. Received: {name} of type {type(x).__name__}"
         )
-    count = _batches_in(x)
+    count = known_length(x)
     if count == math.inf and not has_end:
         raise ValueError(
             f"`{name}` must end, or `steps` say how many batches to take. Received: an "
@@ -147,8 +147,8 @@ def _source(
     return (None if count == math.inf else count), map(_unpacked, x)
 
 
-def _batches_in(x: Any) -> Any:
-    """The number of batches of a data set, which may be infinite; `None` if not known."""
+def known_length(x: Any) -> Any:
+    """The number of elements of a data set, which may be infinite; `None` if unknown."""
     if isinstance(x, keras.utils.PyDataset):
         return math.inf if x.num_batches is None else x.num_batches
     if hasattr(x, "cardinality"):  # A `tf.data.Dataset`: -1 is infinite, -2 unknown.
