@@ -7,11 +7,14 @@ so that the source keeps its graph, its weights and its trainable flags.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import keras
 from keras import tree
+
+from nsl_keras.progress import Progress
 
 #: Says what `rebuild` puts in a layer's place: layers to call one after the other, among
 #: which the layer itself stands for its copy. `None` is that copy alone.
@@ -63,6 +66,55 @@ def require_graph(model: Any) -> None:
         )
 
 
+class WithBackbone:
+    """Mixin of models that are more than a graph, around a backbone that is one."""
+
+    backbone: Any
+
+    def with_backbone(self, backbone: keras.Model) -> keras.Model:
+        """Returns a copy of the model, with its weights, around another backbone."""
+        raise NotImplementedError
+
+
+def graph_in(model: Any) -> Any:
+    """Returns the backbone of a model that has one, and any other model itself.
+
+    Raises:
+        ValueError: If the backbone is no built functional or Sequential model.
+    """
+    if not isinstance(model, WithBackbone):
+        return model
+    backbone = model.backbone
+    if not is_graph(backbone) or not hasattr(backbone, "inputs"):
+        raise ValueError(
+            "`model` must have a backbone that is a built functional or Sequential model. "
+            f"Received: a {type(model).__name__} with backbone={backbone!r}"
+        )
+    return backbone
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def reaching_backbones(convert: Function) -> Function:
+    """Lets a function of a functional model, that returns one, convert backbones too."""
+
+    @functools.wraps(convert)
+    def reached(model: Any, *args: Any, **kwargs: Any) -> Any:
+        converted = convert(graph_in(model), *args, **kwargs)
+        if isinstance(model, WithBackbone):
+            return model.with_backbone(converted)
+        return converted
+
+    return cast("Function", reached)
+
+
+def unused_name(name: str, used: set[str]) -> str:
+    """Returns a name that no layer has: the one given, or with a number after it."""
+    candidates = [name, *(f"{name}_{number}" for number in range(1, len(used) + 1))]
+    return next(each for each in candidates if each not in used)
+
+
 def calls(model: keras.Model) -> list[Call]:
     """Returns every call of a layer in a model, in the order of the graph.
 
@@ -104,7 +156,7 @@ def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             waiting.extend(value)
 
 
-def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
+def rebuild(model: keras.Model, replace: Replace, verbose: Any = 0) -> keras.Model:
     """Returns a new model with the source's graph and weights, some layers replaced.
 
     Layers are copied from their configs and keep their names, dtype policies and trainable
@@ -119,19 +171,21 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
             are entered instead); returns the layers to put in its place, or `None`. The
             first of them is called with all arguments of the source's call. Weights of
             new layers are the caller's to set.
+        verbose: Progress over layers: `"auto"`, 0, 1 or 2.
 
     Raises:
         ValueError: If the model is subclassed or not built, or if a layer cannot be made
             from its config.
     """
-    return _Rebuilding(replace).run(model)
+    return _Rebuilding(replace, verbose).run(model)
 
 
 class _Rebuilding:
     """One run of `rebuild`."""
 
-    def __init__(self, replace: Replace) -> None:
+    def __init__(self, replace: Replace, verbose: Any) -> None:
         self._replace = replace
+        self._progress = Progress(None, verbose)
         #: What stands in a layer's place, by the layer's id: the same for all its calls.
         self._chains: dict[int, list[keras.Operation]] = {}
         #: What is called before the last layer of a chain, by the id of that layer.
@@ -147,6 +201,7 @@ class _Rebuilding:
             copy.set_weights(source.get_weights())
             if isinstance(copy, keras.layers.Normalization):
                 copy.finalize_state()  # It computes with what it derives from its weights.
+        self._progress.close()
         return new_model
 
     def _model(self, model: keras.Model) -> keras.Model:
@@ -189,6 +244,7 @@ class _Rebuilding:
     def _chain(self, layer: keras.Operation) -> list[keras.Operation]:
         if id(layer) not in self._chains:
             self._chains[id(layer)] = self._new_chain(layer)
+            self._progress.advance()
         return self._chains[id(layer)]
 
     def _new_chain(self, layer: keras.Operation) -> list[keras.Operation]:

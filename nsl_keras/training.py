@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from nsl_keras.backend import ReplicatedSteps, Tensor, assert_in_graph
@@ -198,11 +197,6 @@ def loss_of_logits(loss: Any) -> None:
             "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
             f"Received: loss={loss!r}"
         )
-
-
-def is_array(data: Any) -> bool:
-    """Whether `data` is a NumPy array or a tensor, and no data set."""
-    return isinstance(data, np.ndarray) or ops.is_tensor(data)
 
 
 def arguments_by_name(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.backend import endless_dataset
+from nsl_keras.data import known_length
 from nsl_keras.few_shot.classes import checked_images, listed
+from nsl_keras.progress import Progress
 
 #: A batch of more would not fit into any memory, nor end in any time.
 MOST_EPISODES = 1_000_000
@@ -140,6 +143,7 @@ class EpisodeSampler:
         shots: int = 1,
         queries: int = 15,
         seed: int = 0,
+        verbose: Any = "auto",
     ) -> EpisodeSampler:
         """Reads a data set of single examples once, as tensorflow-datasets has them.
 
@@ -152,6 +156,8 @@ class EpisodeSampler:
             shots: As of the class.
             queries: As of the class.
             seed: As of the class.
+            verbose: 0 for silence, 1 for a progress bar over examples, 2 for a line at
+                the end; `"auto"` for a bar where it takes longer than two seconds.
 
         Raises:
             ValueError: As the class, and for examples of another form, without any, or
@@ -168,7 +174,12 @@ class EpisodeSampler:
         (60, 8, 8, 1)
         """
         images, labels = [], []
-        for example in dataset:
+        count = known_length(dataset)
+        if count == math.inf:
+            raise ValueError(
+                "`dataset` must end. Received: an endless " + type(dataset).__name__
+            )
+        for example in Progress(count, verbose).over(dataset):
             image, label = _image_and_label(example)
             images.append(image)
             labels.append(label)
@@ -184,7 +195,7 @@ class EpisodeSampler:
         """Returns episode number `index`, a function of it and `seed` alone."""
         return Episode(*(array[0] for array in self.episodes(1, index)))
 
-    def episodes(self, count: int, start: int = 0) -> Episode:
+    def episodes(self, count: int, start: int = 0, verbose: Any = 0) -> Episode:
         """Returns a batch of episodes, `start` to `start + count - 1`.
 
         All are in memory at once as float32: 600 of 5 ways and 1 + 15 images of 84 x 84
@@ -193,6 +204,8 @@ class EpisodeSampler:
         Args:
             count: int, the number of episodes.
             start: int, the number of the first.
+            verbose: 0 for silence, 1 for a progress bar over episodes, 2 for a line at
+                the end; `"auto"` for a bar where it takes longer than two seconds.
 
         Returns:
             An `Episode` whose arrays have the episodes as their first axis.
@@ -204,9 +217,10 @@ class EpisodeSampler:
         start = validation.non_negative_integer(start, "start")
         drawn = np.stack([self._draw(start + i) for i in range(count)])
         support, query = np.split(drawn, [self.shots], axis=2)
+        progress = Progress(2 * count, verbose)
         return Episode(
-            *self._gather(support.reshape(count, -1), self.shots),
-            *self._gather(query.reshape(count, -1), self.queries),
+            *self._gather(support.reshape(count, -1), self.shots, progress),
+            *self._gather(query.reshape(count, -1), self.queries, progress),
         )
 
     def _draw(self, index: int) -> np.ndarray:
@@ -222,12 +236,15 @@ class EpisodeSampler:
             ]
         )
 
-    def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    def _gather(
+        self, drawn: np.ndarray, per_class: int, progress: Progress
+    ) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
         white = np.float32(255 if self.images.dtype == np.uint8 else 1)
         # One at a time: a copy of all in between would take longer than the work.
         for episode, numbers in zip(images, drawn, strict=True):
             np.divide(self.images[numbers], white, out=episode, casting="same_kind")
+            progress.advance()
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
         return images, np.tile(labels, (len(drawn), 1))
 
@@ -280,6 +297,15 @@ class EpisodeSampler:
         batch_size = number_of_episodes(batch_size, "batch_size")
         start = validation.non_negative_integer(start, "start")
         return endless_dataset(lambda number: self._batch(number, batch_size, start))
+
+
+def filled_up(batch: Episode, size: int) -> Episode:
+    """Returns a batch of so many episodes, copies of the last one where there are fewer."""
+    count = len(batch.query_labels)
+    if count == size:
+        return batch
+    kept = np.minimum(np.arange(size), count - 1)
+    return Episode(*(each[kept] for each in batch))
 
 
 def number_of_episodes(value: Any, name: str) -> int:

@@ -11,6 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, is_known, variable_scope
+from nsl_keras.data import is_array
 from nsl_keras.few_shot.functional import effective_policy
 from nsl_keras.training import (
     CheckedModel,
@@ -18,7 +19,6 @@ from nsl_keras.training import (
     check,
     check_finite,
     checking_data,
-    is_array,
     loss_of_logits,
 )
 

@@ -10,7 +10,13 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.episodes import Episode, EpisodeSampler, number_of_episodes
+from nsl_keras.few_shot.episodes import (
+    Episode,
+    EpisodeSampler,
+    filled_up,
+    number_of_episodes,
+)
+from nsl_keras.progress import Progress
 from nsl_keras.training import NonFiniteLossError
 
 #: A model that scores `(support images, support labels, query images)`, or any callable
@@ -101,6 +107,7 @@ def evaluate(
     episodes: int = 600,
     batch_size: int = 4,
     start: int = 0,
+    verbose: Any = "auto",
 ) -> Evaluation:
     """Returns a learner's accuracy on the queries of many episodes.
 
@@ -117,6 +124,8 @@ def evaluate(
         episodes: int from 2 to 1,000,000, the number of episodes.
         batch_size: int, the number of episodes given to the learner at once.
         start: int, the index of the first episode.
+        verbose: 0 for silence, 1 for a progress bar over batches, 2 for a line at the end;
+            `"auto"` for a bar where it takes longer than two seconds.
 
     Returns:
         An `Evaluation`.
@@ -146,7 +155,8 @@ def evaluate(
     start = validation.non_negative_integer(start, "start")
     accuracies = []
     batch_size = min(batch_size, episodes)
-    for first in range(start, start + episodes, batch_size):
+    firsts = range(start, start + episodes, batch_size)
+    for first in Progress(len(firsts), verbose).over(firsts):
         batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
         try:
             logits = _logits(learner, batch, batch_size)
@@ -210,9 +220,7 @@ def _half_width(values: np.ndarray) -> float:
 
 def _logits(learner: Learner, batch: Episode, size: int) -> np.ndarray:
     """Returns the logits of a batch, computed in one that is filled up to a size."""
-    count = len(batch.query_labels)
-    kept = np.minimum(np.arange(size), count - 1)
-    filled = batch if size == count else Episode(*(each[kept] for each in batch))
+    filled, count = filled_up(batch, size), len(batch.query_labels)
     if isinstance(learner, keras.Model):
         inputs = (filled.support_images, filled.support_labels, filled.query_images)
         # Not `predict_on_batch`, which under a strategy runs the batch on every replica.

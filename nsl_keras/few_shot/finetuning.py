@@ -20,7 +20,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
-from nsl_keras.few_shot.episodes import Episode
+from nsl_keras.few_shot.episodes import Episode, filled_up
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalClassifier,
@@ -31,10 +31,14 @@ from nsl_keras.few_shot.functional import (
 )
 from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
+from nsl_keras.progress import Progress
 from nsl_keras.training import NonFiniteLossError
 
 #: The most steps or epochs of an episode: more would not end.
 MOST_STEPS = 1_000_000
+#: The most episodes that `finetune` gives a `Finetuner` at once.
+_AT_ONCE = 8
+
 #: Kernel and bias uniform in ±1 / sqrt(features).
 TORCH_LINEAR = "torch_linear"
 
@@ -658,17 +662,21 @@ def finetune(
     model: keras.Model,
     episodes: Episode,
     variables: Selection = "similarity+classifier",
+    verbose: Any = "auto",
     **kwargs: Any,
 ) -> np.ndarray:
     """Returns logits of the queries, from a model finetuned in each episode.
 
-    `Finetuner(model, ways, variables, **kwargs)(episodes)` once, with as many ways as the
-    support labels have. For many batches make one `Finetuner`: it compiles once.
+    `Finetuner(model, ways, variables, **kwargs)(episodes)`, at most eight episodes at once, with
+    as many ways as the support labels have. For many batches make one `Finetuner`: it
+    compiles once.
 
     Args:
         model: As of `Finetuner`.
         episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
         variables: As of `Finetuner`.
+        verbose: 0 for silence, 1 for a progress bar over batches of episodes, 2 for a line
+            at the end; `"auto"` for a bar where it takes longer than two seconds.
         **kwargs: Other arguments of `Finetuner`.
 
     Returns:
@@ -694,7 +702,23 @@ def finetune(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2.
     """
     ways = int(np.max(episodes.support_labels)) + 1
-    return Finetuner(model, ways, variables, **kwargs)(episodes)
+    finetuner = Finetuner(model, ways, variables, **kwargs)
+    count = len(episodes.query_labels)
+    # Of one size, so that it compiles once, and with few to fill up.
+    size = math.ceil(count / math.ceil(count / _AT_ONCE))
+    logits = []
+    starts = range(0, count, size)
+    for start in Progress(len(starts), verbose).over(starts):
+        part = Episode(*(each[start : start + size] for each in episodes))
+        try:
+            logits.append(finetuner(filled_up(part, size)))
+        except NonFiniteLossError as error:
+            if not start:
+                raise
+            raise NonFiniteLossError(
+                f"In the batch that starts at episode {start}: {error}"
+            ) from error
+    return np.concatenate(logits)[:count]
 
 
 def _mean_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:

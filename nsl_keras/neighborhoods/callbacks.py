@@ -9,15 +9,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
-from nsl_keras import files, validation
+from nsl_keras import data, files, validation
 from nsl_keras.neighborhoods import explain
 from nsl_keras.neighborhoods.dictionary import require_same_length
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-
-#: Examples whose attention is held at once.
-_BATCH_SIZE = 128
 
 _CONFIG = """embeddings {
   tensor_name: "neighbors"
@@ -48,7 +45,9 @@ class EntryStatistics(keras.callbacks.Callback):
     backbone more on the given examples: some hundreds are enough.
 
     Args:
-        x: Array of inputs, for example a part of the validation data.
+        x: Inputs, for example a part of the validation data: an array, several as the
+            model takes them, or a data set as for `predict`, which is read once and must
+            end.
         dead_below: float above 0, the usage, in parts of the mean usage `1 / S`, below
             which an entry is dead.
 
@@ -83,11 +82,13 @@ class EntryStatistics(keras.callbacks.Callback):
 
     def __init__(self, x: Any, dead_below: float = 0.1) -> None:
         super().__init__()
-        self.x = np.asarray(x)
-        validation.finite(self.x, "x")
-        if not len(self.x):
+        self.x, _ = data.gathered(x)
+        for leaf in tree.flatten(self.x):
+            validation.finite(leaf, "x")
+        if not data.length_of(self.x):
+            shapes = ", ".join(str(leaf.shape) for leaf in tree.flatten(self.x))
             raise ValueError(
-                f"`x` must hold at least one example. Received: x of shape {self.x.shape}"
+                f"`x` must hold at least one example. Received: x of shape {shapes}"
             )
         self.dead_below = validation.positive_number(dead_below, "dead_below")
         self.usage: np.ndarray | None = None
@@ -104,11 +105,11 @@ class EntryStatistics(keras.callbacks.Callback):
         model = self.model
         usage = np.zeros(model.num_neighbors)
         entropy = 0.0
-        for start in range(0, len(self.x), _BATCH_SIZE):
-            part = explain.attention_of(model, self.x[start : start + _BATCH_SIZE])
-            weights = part.astype("float64")
-            usage += weights.sum(axis=0) / len(self.x)
-            entropy += _entropy(weights) / len(self.x)
+        examples = data.length_of(self.x)
+        for batch, _ in data.batches(self.x):
+            weights = explain.attention_of(model, batch).astype("float64")
+            usage += weights.sum(axis=0) / examples
+            entropy += _entropy(weights) / examples
         self.usage = usage
         return {
             "attention_entropy": entropy,
@@ -125,8 +126,10 @@ class DictionaryInitializer(keras.callbacks.Callback):
     something. Entries and inner rates are trained from there.
 
     Args:
-        x: Array of inputs, of at least as many examples as there are entries.
-        y: Array of labels or targets, as for `fit`.
+        x: Inputs, of at least as many examples as there are entries: an array, several as
+            the model takes them, or a data set as for `fit`, which is read once and must
+            end.
+        y: Array of labels or targets, as for `fit`; `None` where a data set has them.
         epochs: int, the number of epochs before; 0 for the start of training.
         seed: int or `None`, the seed of the draw.
 
@@ -153,10 +156,13 @@ class DictionaryInitializer(keras.callbacks.Callback):
         a random start; a start from examples is this package's.
     """
 
-    def __init__(self, x: Any, y: Any, epochs: int = 1, seed: int | None = None) -> None:
+    def __init__(
+        self, x: Any, y: Any = None, epochs: int = 1, seed: int | None = None
+    ) -> None:
         super().__init__()
-        self.x, self.y = np.asarray(x), np.asarray(y)
-        require_same_length(self.x, self.y, "x")
+        self.x, self.y = data.gathered(x, y)
+        data.require_targets(self.y)
+        require_same_length(range(data.length_of(self.x)), self.y, "x")
         self.epochs = (
             epochs if epochs == 0 else validation.positive_integer(epochs, "epochs")
         )
@@ -165,11 +171,11 @@ class DictionaryInitializer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         _require_model(self)
         if self.epochs == 0:
-            self.model.initialize_from(self.x, self.y, seed=self.seed)
+            self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch + 1 == self.epochs:
-            self.model.initialize_from(self.x, self.y, seed=self.seed)
+            self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
 
 
 class NeighborProjector(keras.callbacks.Callback):
@@ -192,8 +198,10 @@ class NeighborProjector(keras.callbacks.Callback):
 
     Args:
         log_dir: Folder to write to; made if missing.
-        x: Array of inputs whose features are shown among the keys, or `None`.
-        y: Their labels or targets, as for `fit`; with `x`.
+        x: Inputs whose features are shown among the keys: an array, several as the model
+            takes them, or a data set as for `fit`, which is read once and must end; or
+            `None`.
+        y: Their labels or targets, as for `fit`; with `x`, unless a data set has them.
         class_names: Names of the classes; `None` numbers them.
 
     Raises:
@@ -231,14 +239,15 @@ class NeighborProjector(keras.callbacks.Callback):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        if x is not None:
+            x, y = data.gathered(x, y)
         if (x is None) != (y is None):
             raise ValueError(
                 "`x` and `y` must be given together, or neither. Received: "
                 f"`{'y' if x is None else 'x'}` alone"
             )
         if x is not None:
-            x, y = np.asarray(x), np.asarray(y)
-            require_same_length(x, y, "x")
+            require_same_length(range(data.length_of(x)), y, "x")
         self.log_dir = pathlib.Path(log_dir).expanduser()
         self.x = x
         self.y = y

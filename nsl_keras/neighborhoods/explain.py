@@ -21,7 +21,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import data, validation
 from nsl_keras.backend import Tensor, gradients_of_columns
 
 #: Gauss-Legendre nodes of the integral: exact for polynomials in `t` up to degree 15.
@@ -147,13 +147,12 @@ def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
     return [str(name) for name in class_names]
 
 
-def in_batches(function: Callable[[Tensor], Tensor], x: Any) -> np.ndarray:
+def in_batches(function: Callable[[Any], Tensor], x: Any) -> np.ndarray:
     """What a function of a batch returns for all examples, as an array."""
-    x = np.asarray(x)
     return np.concatenate(
         [
-            ops.convert_to_numpy(function(ops.convert_to_tensor(x[start : start + 128])))
-            for start in range(0, len(x), 128)
+            ops.convert_to_numpy(function(data.as_tensors(batch)))
+            for batch, _ in data.batches(x)
         ]
     )
 

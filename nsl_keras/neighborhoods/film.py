@@ -164,10 +164,12 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
     return ops.sum(kept * inputs, axis=space) / ops.maximum(ops.sum(kept, axis=space), 1)
 
 
+@rewiring.reaching_backbones
 def add_film(
     model: keras.Model,
     where: str | Iterable[str] | Callable[[keras.layers.Layer], Any] = "all",
     dictionary_size: int = 10,
+    verbose: Any = "auto",
 ) -> keras.Model:
     """Returns a new model whose feature maps are modulated by iFiLM.
 
@@ -180,7 +182,8 @@ def add_film(
 
     Args:
         model: A built functional or Sequential model. A model of a class derived from
-            these comes back as a plain functional or Sequential model.
+            these comes back as a plain functional or Sequential model. A
+            `MetaNeighborhoodModel` comes back as one, with iFiLM in such a backbone.
         where: Where the iFiLM layers are:
 
             * `"all"`: after every batch norm, as in the paper;
@@ -198,6 +201,8 @@ def add_film(
             batch norms are where their `data_format` says; without one, on the last axis,
             but for feature maps where `keras.config.image_data_format()` says.
         dictionary_size: int, the number of entries of each iFiLM.
+        verbose: 0 for silence, 1 for a progress bar over layers, 2 for a line at the end;
+            `"auto"` for a bar where it takes longer than two seconds.
 
     Returns:
         A `keras.Model`, Sequential if `model` is. Each iFiLM is named after the layer
@@ -263,12 +268,12 @@ def add_film(
             dictionary_size,
             axis=axes[id(layer)],
             dtype=layer.dtype_policy,
-            name=_unused_name(f"{layer.name}_film", names),
+            name=rewiring.unused_name(f"{layer.name}_film", names),
         )
         films.append(film)
         return [film, layer] if where == "before_head" else [layer, film]
 
-    new_model = rewiring.rebuild(model, replace)
+    new_model = rewiring.rebuild(model, replace, verbose)
     logging.info(
         "iFiLM was added to %r in %d places: %s",
         model.name,
@@ -401,8 +406,3 @@ def _channel_axis(call: rewiring.Call) -> int:
             f"Received: {layer.name!r} with axis={layer.axis} for {rank} axes"
         )
     return -1 if axis == rank - 1 else 1
-
-
-def _unused_name(name: str, used: set[str]) -> str:
-    candidates = [name, *(f"{name}_{number}" for number in range(1, len(used) + 1))]
-    return next(each for each in candidates if each not in used)

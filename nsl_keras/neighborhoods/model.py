@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
-from nsl_keras import validation
+from nsl_keras import data as datasets
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import GradientTape, Tensor, counted, variable_scope, weighed
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, require_same_length
 from nsl_keras.neighborhoods.explain import Neighbors
@@ -24,7 +25,6 @@ from nsl_keras.training import (
     check_finite,
     checking_data,
     finite_examples,
-    is_array,
     loss_of_logits,
     mark_non_finite,
 )
@@ -40,7 +40,7 @@ class Predictions(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(CheckedModel):
+class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -66,8 +66,9 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Args:
         backbone: Keras layer or model from inputs to features of shape `(batch,
-            features)`, or `None` where the inputs are the features. The paper leaves out
-            a last ReLU, so that keys and features are alike.
+            features)`, or `None` where the inputs are the features. Several inputs come as
+            a list or dict, as for any Keras model. The paper leaves out a last ReLU, so
+            that keys and features are alike.
         head: Keras layer or model from features to logits, or to a regression's outputs;
             see `MetaNeighborhoodHead`.
         dictionary: `NeighborDictionary`, whose arguments set metric, temperature, values
@@ -84,7 +85,7 @@ class MetaNeighborhoodModel(CheckedModel):
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
 
     Call arguments:
-        inputs: Batch of inputs.
+        inputs: Batch of inputs; a list or dict of them where the backbone has several.
         training: bool, training mode of backbone and dictionary.
         adapt: bool; if false, the head predicts as it is.
 
@@ -211,7 +212,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
-                that ends in `Dense` (or `CosineDense`), with or without a softmax.
+                of one input or several, that ends in `Dense` (or `CosineDense`), with or without a softmax.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 
@@ -219,9 +220,9 @@ class MetaNeighborhoodModel(CheckedModel):
             A built `MetaNeighborhoodModel`, not compiled.
 
         Raises:
-            ValueError: If `model` is subclassed or not built, has several inputs or
-                outputs, does not end in a dense layer, or ends in another activation;
-                for `task="regression"`.
+            ValueError: If `model` is subclassed or not built, has several outputs, does
+                not end in a dense layer, or ends in another activation; for
+                `task="regression"`.
 
         Example:
 
@@ -242,13 +243,30 @@ class MetaNeighborhoodModel(CheckedModel):
         made.build(model.input_shape)
         return made
 
+    def with_backbone(self, backbone: keras.layers.Layer) -> MetaNeighborhoodModel:
+        """Returns a copy of this model on another backbone of as many features.
+
+        Head, dictionary and inner rates are copied with their weights; the backbone is
+        taken as it is. The new model is not compiled.
+
+        Args:
+            backbone: A built backbone, for example one that `nsl_keras.convert` made.
+
+        Raises:
+            ValueError: If this model is not built, or the features are others.
+        """
+        if not self.built:
+            raise ValueError(
+                "`with_backbone` needs a built model. Call `build(input_shape)` first. "
+                f"Received: unbuilt model {self.name!r}"
+            )
+        made = type(self).from_config({**self.get_config(), "backbone": backbone})
+        made.build(self.get_build_config()["input_shape"])
+        made.neighborhood.set_weights(self.neighborhood.get_weights())
+        return made
+
     def build(self, input_shape: Any) -> None:
-        features = input_shape
-        if self.backbone is not None:
-            if not self.backbone.built:
-                self.backbone.build(input_shape)
-            features = self.backbone.compute_output_shape(input_shape)
-        features = tuple(features)
+        features = self._feature_shape(input_shape)
         if len(features) != 2:
             origin = "inputs" if self.backbone is None else "`backbone`"
             raise ValueError(
@@ -258,13 +276,44 @@ class MetaNeighborhoodModel(CheckedModel):
             )
         self.neighborhood.build(features)
 
+    def _feature_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the features, of a backbone that is built on the way."""
+        if self.backbone is None:
+            return tuple(input_shape)
+        inputs = self._symbolic_inputs(input_shape)
+        # On symbolic inputs: a `call` of the backbone's own may have neither a `build`
+        # nor a `compute_output_shape`.
+        if self.backbone.built:
+            outputs = self.backbone.compute_output_spec(inputs)
+        else:
+            outputs = self.backbone(inputs)
+        if not hasattr(outputs, "shape"):
+            raise ValueError(
+                "`backbone` must have one output. Received: backbone "
+                f"{self.backbone.name!r} with {len(tree.flatten(outputs))} outputs"
+            )
+        return tuple(outputs.shape)
+
+    def _symbolic_inputs(self, input_shape: Any) -> Any:
+        """Symbolic tensors of these shapes, of the dtypes that the backbone declares."""
+        inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
+        declared = getattr(self.backbone, "inputs", None) or []
+        found = tree.flatten(inputs)
+        if len(found) != len(declared):
+            return inputs
+        typed = [
+            keras.KerasTensor(each.shape, its.dtype)
+            for each, its in zip(found, declared, strict=True)
+        ]
+        return tree.pack_sequence_as(inputs, typed)
+
     def call(
-        self, inputs: Tensor, training: bool | None = None, adapt: bool = True
+        self, inputs: Any, training: bool | None = None, adapt: bool = True
     ) -> Tensor:
         features = self.features(inputs, training=training)
         return self.neighborhood(features, training=training, adapt=adapt)
 
-    def predictions(self, inputs: Tensor, training: bool | None = None) -> Predictions:
+    def predictions(self, inputs: Any, training: bool | None = None) -> Predictions:
         """Returns the predictions of a batch after and before adaptation."""
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         return Predictions(
@@ -272,14 +321,20 @@ class MetaNeighborhoodModel(CheckedModel):
             self.neighborhood(features, adapt=False),
         )
 
-    def features(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+    def features(self, inputs: Any, training: bool | None = None) -> Tensor:
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return inputs
         return self.backbone(inputs, training=training)
 
     def initialize_from(
-        self, x: Any, y: Any, seed: int | None = None, batch_size: int = 128
+        self,
+        x: Any,
+        y: Any = None,
+        seed: int | None = None,
+        batch_size: int = 128,
+        steps: int | None = None,
+        verbose: Any = "auto",
     ) -> None:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
 
@@ -289,16 +344,23 @@ class MetaNeighborhoodModel(CheckedModel):
         or in those of fixed one-hot values. With a backbone, do this once it is trained.
 
         Args:
-            x: Array of inputs.
-            y: Array of labels or targets, as for `fit`.
+            x: Inputs, as for `fit`: an array, a list or dict of arrays for a backbone of
+                several inputs, a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a
+                generator of batches `(x, y)`. A data set is read once, to its end; the
+                features of all its examples are held in memory.
+            y: Array of labels or targets, as for `fit`; `None` where a data set has them.
             seed: int or `None`, the seed of the draw.
-            batch_size: int, the number of examples computed at once.
+            batch_size: int, the number of examples computed at once; data sets come in
+                batches of their own.
+            steps: int or `None`, the number of batches to read of a data set.
+            verbose: 0 for silence, 1 for a progress bar, 2 for a line at the end, as for
+                `predict`; `"auto"` for a bar where it takes longer than two seconds.
 
         Raises:
             ValueError: For fewer examples than entries, labels outside the classes,
-                classes without an example, targets of another shape; for NaN, infinities,
-                all-zero features under the cosine metric, and where given values are
-                fixed.
+                classes without an example, targets of another shape or none at all; for
+                NaN, infinities, all-zero features under the cosine metric, and where given
+                values are fixed; for a data set without an end, without `steps`.
 
         Example:
 
@@ -313,39 +375,57 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> np.bincount(values.argmax(axis=1)).tolist()  # Classes in equal shares.
         [2, 2, 2]
         """
-        if not _are_arrays(x) or not is_array(y):
-            raise ValueError(
-                "`x` and `y` must be arrays. Received: "
-                f"x of type {type(x).__name__}, y of type {type(y).__name__}"
+        if not datasets.is_in_memory(x):
+            datasets.refuse_targets(x, y)
+            parts = [
+                (self._features_in_memory(inputs), datasets.require_targets(targets))
+                for inputs, targets in datasets.batches(x, None, steps, verbose)
+            ]
+            features, targets = (
+                np.concatenate(arrays) for arrays in zip(*parts, strict=True)
             )
-        x, y = keras.tree.map_structure(ops.convert_to_numpy, (x, y))
-        for each in keras.tree.flatten(x):
-            require_same_length(each, y, "x")
+            self.dictionary.initialize_from(features, targets, seed)
+            return
+        x, y = datasets.arrays_of(x), np.asarray(datasets.require_targets(y))
+        require_same_length(range(datasets.length_of(x)), y, "x")
         self._check_data(x, y)
         drawn = self.dictionary.draw_examples(y, seed)
         examples = keras.tree.map_structure(lambda each: each[drawn], x)
         features = np.concatenate(
             [
-                ops.convert_to_numpy(self.features(batch, training=False))
-                for batch in self._batches(examples, batch_size)
+                self._features_in_memory(batch)
+                for batch, _ in datasets.batches(
+                    datasets.take(x, drawn), batch_size, None, verbose
+                )
             ]
         )
         self.dictionary.assign_examples(features, y[drawn])
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
-        """Yields arrays in batches, for the built model."""
-        batch_size = validation.positive_integer(batch_size, "batch_size")
-        if not _are_arrays(x):
-            x = np.asarray(x)
-        if not self.built:
-            self.build(_shapes(x))
-        for start in range(0, len(keras.tree.flatten(x)[0]), batch_size):
-            batch = slice(start, start + batch_size)
-            yield keras.tree.map_structure(
-                lambda each, batch=batch: ops.convert_to_tensor(each[batch]), x
-            )
+    def _features_in_memory(self, x: Any) -> np.ndarray:
+        """The features of a batch of arrays, which builds the model first."""
+        self._check_data(x)
+        batch = self._built_for(x)
+        return ops.convert_to_numpy(self.features(batch, training=False))
 
-    def neighbors(self, x: Any, k: int = 5, batch_size: int = 32) -> Neighbors:
+    def _built_for(self, x: Any) -> Any:
+        """Returns arrays as tensors, for the built model."""
+        batch = datasets.as_tensors(x)
+        if not self.built:
+            self._build_for(batch)
+        return batch
+
+    def _build_for(self, batch: Any) -> None:
+        """Builds the model for a batch, whatever its size."""
+        self.build(tree.map_structure(lambda each: (None, *each.shape[1:]), batch))
+
+    def neighbors(
+        self,
+        x: Any,
+        k: int = 5,
+        batch_size: int = 32,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Neighbors:
         """Returns the dictionary entries that moved each prediction, and by how much.
 
         They are those with the largest attention weights. What an entry adds to the
@@ -354,16 +434,25 @@ class MetaNeighborhoodModel(CheckedModel):
         the integral that defines it (see `nsl_keras.neighborhoods.explain.Neighbors`).
 
         Args:
-            x: Array of inputs.
+            x: Inputs, as for `predict`: an array, a list or dict of arrays for a backbone
+                of several inputs, a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a
+                generator of batches.
             k: int, the number of entries; at most `num_neighbors`.
             batch_size: int, the number of examples computed at once; each takes the
-                memory of several in a prediction.
+                memory of several in a prediction. Data sets come in batches of their own.
+            steps: int or `None`, the number of batches to take of a data set.
+            verbose: 0 for silence, 1 for a progress bar, 2 for a line at the end, as for
+                `predict`; `"auto"` for a bar where it takes longer than two seconds.
 
         Returns:
             `Neighbors(indices, weights, values, output_changes)` of NumPy arrays: entry
             numbers and attention weights of shape `(n, k)`; class probabilities or
             targets of the entries, and what each adds to the logits or outputs, of shape
             `(n, k, outputs)`; the heaviest entry first.
+
+        Raises:
+            ValueError: If `k` is not in `1..num_neighbors`, and for data of another kind,
+                without an example, or without an end where there are no `steps`.
 
         Example:
 
@@ -381,8 +470,9 @@ class MetaNeighborhoodModel(CheckedModel):
         True
         """
         batches = []
-        for batch in self._batches(x, batch_size):
-            found = self.neighborhood.neighbors(self.features(batch, training=False), k)
+        for inputs, _ in datasets.batches(x, batch_size, steps, verbose):
+            features = self.features(self._built_for(inputs), training=False)
+            found = self.neighborhood.neighbors(features, k)
             batches.append([ops.convert_to_numpy(tensor) for tensor in found])
         return Neighbors(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
@@ -429,14 +519,16 @@ class MetaNeighborhoodModel(CheckedModel):
         return [*super().metrics, *self._unadapted_metrics.metrics]
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not _are_arrays(x):
+        if not datasets.is_in_memory(x):
             return
-        for each in keras.tree.flatten(x):
-            validation.finite(each, "x")
-        if is_array(y):
+        x = datasets.arrays_of(x)
+        for name, leaf in tree.flatten_with_path(x):
+            path = "".join(f"[{part!r}]" for part in name)
+            validation.finite(leaf, f"x{path}")
+        if datasets.is_array(y):
             if not self.built:
                 with variable_scope(self):
-                    self.build(_shapes(x))
+                    self._build_for(x)
             outputs = self.dictionary.num_values
             if self.task == "classification":
                 validation.class_labels(y, outputs)
@@ -543,7 +635,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Unpacks a batch, which waits for the checks that the backend can make."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if not self.built:
-            self.build(_shapes(x))
+            self._build_for(x)
         with checking_data():
             x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
             if y is not None:
@@ -552,6 +644,12 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def _checked_targets(self, y: Tensor) -> Tensor:
         outputs = self.dictionary.num_values
+        if getattr(y.shape, "rank", 0) is None:  # Of a graph that saw several ranks.
+            raise ValueError(
+                "`y` must have the same number of axes in every batch of a model: "
+                "(n,), or (n, 1), or rows of probabilities. Compile the model again to "
+                "go on with others. Received: batches of both kinds"
+            )
         if self.task == "regression":
             validation.target_shape(y.shape, outputs)
             return check_finite(y, "y")
@@ -597,20 +695,11 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> MetaNeighborhoodModel:
         config = with_dictionary(config)
         for part in ("backbone", "head", "dictionary"):
-            config[part] = keras.saving.deserialize_keras_object(
-                config[part], custom_objects=custom_objects
-            )
+            if isinstance(config[part], dict):
+                config[part] = keras.saving.deserialize_keras_object(
+                    config[part], custom_objects=custom_objects
+                )
         return cls(**config)
-
-
-def _are_arrays(x: Any) -> bool:
-    """Whether inputs are an array, or a list or dict of arrays."""
-    return all(map(is_array, keras.tree.flatten(x)))
-
-
-def _shapes(x: Any) -> Any:
-    """Shapes of the inputs in a batch, of any batch size."""
-    return keras.tree.map_structure(lambda each: (None, *each.shape[1:]), x)
 
 
 class UnadaptedMetrics:

@@ -22,14 +22,12 @@ def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
         activation replaces; and the layer, which gives logits.
 
     Raises:
-        ValueError: If the model is subclassed, not built, has several inputs or outputs,
-            or does not end in a dense layer of one logit a class.
+        ValueError: If the model is subclassed, not built, has several outputs, or does not end in a dense layer of one logit a class.
     """
     rewiring.require_graph(model)
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
+    if len(model.outputs) != 1:
         raise ValueError(
-            "`model` must have one input and one output. Received: "
-            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
+            f"`model` must have one output. Received: {len(model.outputs)} outputs"
         )
     if len(model.output_shape) != 2:
         raise ValueError(

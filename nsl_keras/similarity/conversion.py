@@ -18,7 +18,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity import matrices, predictors, separable
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -45,9 +45,12 @@ _CONVERTIBLE: dict[type[Layer], type[SimilarityConvolution]] = {
     keras.layers.Conv2D: NeuralSimilarityConv2D,
     keras.layers.Conv3D: NeuralSimilarityConv3D,
     keras.layers.DepthwiseConv2D: NeuralSimilarityDepthwiseConv2D,
+    # Of a separable convolution the depthwise part, which becomes a layer of its own.
+    keras.layers.SeparableConv2D: NeuralSimilarityDepthwiseConv2D,
 }
 
 
+@rewiring.reaching_backbones
 def add_similarity(
     model: keras.Model,
     similarity: Any = "diagonal",
@@ -58,22 +61,26 @@ def add_similarity(
     similarity_constraint: Any = None,
     learn_shape: bool = False,
     shape_threshold: float = 0.5,
+    verbose: Any = "auto",
 ) -> keras.Model:
     """Returns a new model whose convolutions have a neural similarity.
 
     The new model has the weights of `model` and, before training, its outputs: every `M`
-    starts at the identity. Converted are `Conv1D`, `Conv2D`, `Conv3D` and
-    `DepthwiseConv2D`, also in nested models and inside `TimeDistributed`; layers of other
-    types, derived ones such as `Conv2DTranspose` included, are copied as they are. Names,
-    dtype policies, regularizers and shared layers stay. `model` itself stays as it is, and
-    shares no weights with the new model, which is not compiled.
+    starts at the identity. Converted are `Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv2D`
+    and the depthwise part of `SeparableConv2D`, also in nested models and inside
+    `TimeDistributed`; layers of other types, derived ones such as `Conv2DTranspose`
+    included, are copied as they are. Names, dtype policies, regularizers and shared layers
+    stay; a `SeparableConv2D` becomes two layers, the depthwise part with a name that ends
+    in `_depthwise`, then the 1x1 convolution with the layer's own. `model` itself stays as
+    it is, and shares no weights with the new model, which is not compiled.
 
     `fold` is the way back, and `summary` shows what was converted. A predictor that costs
     more than the convolution it serves is named in a logged warning.
 
     Args:
         model: A built functional or Sequential model. A model of a class derived from
-            these comes back as a plain functional or Sequential model.
+            these comes back as a plain functional or Sequential model. A
+            `MetaNeighborhoodModel` comes back as one, with such a backbone converted.
         similarity: As for `nsl_keras.layers.NeuralSimilarityConv2D`. With `"sparse"` and
             fewer non-zero entries than taps the outputs change, which is warned about.
         predictor: `None` for static similarities. For dynamic ones:
@@ -95,13 +102,16 @@ def add_similarity(
             convertible.
         freeze_backbone: bool, whether the similarities and predictors alone are trained.
             Everything else is frozen then, the classifier too, and batch norms run in
-            inference mode. To train the classifier besides, set `trainable` of its layers.
+            inference mode (of a `MetaNeighborhoodModel` the backbone alone is frozen, and
+            head and dictionary are trained). To train the classifier besides, set `trainable` of its layers.
             To finetune the whole network later, set `trainable` of the model to `False`
             and then to `True`: TensorFlow passes over a value that is set already.
         similarity_regularizer: Regularizer of the static similarities' parameters.
         similarity_constraint: Constraint on the static similarities' parameters.
         learn_shape: bool, whether to learn the kernels' shapes too.
         shape_threshold: float in [0, 1), as for the layers.
+        verbose: 0 for silence, 1 for a progress bar over layers, 2 for a line at the end;
+            `"auto"` for a bar where it takes longer than two seconds.
 
     Returns:
         A `keras.Model`, Sequential if `model` is.
@@ -142,11 +152,16 @@ def add_similarity(
     chosen = _choose(found, layers, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
     new_layers: dict[int, Layer] = {}
+    names = {layer.name for layer in found}
     made = _make_predictors(predictor, chosen)
     for layer, its_predictor in zip(chosen, made, strict=True):
+        config = layer.get_config()
+        if isinstance(layer, keras.layers.SeparableConv2D):
+            name = rewiring.unused_name(f"{layer.name}_depthwise", names)
+            config = separable.depthwise_config(layer, name)
         new_layers[id(layer)] = _CONVERTIBLE[type(layer)].from_config(
             {
-                **layer.get_config(),
+                **config,
                 # What was not trained in a frozen layer is its kernel, not its similarity.
                 "trainable": True,
                 "similarity": similarity,
@@ -158,12 +173,20 @@ def add_similarity(
                 "kernel_trainable": layer.trainable and not freeze_backbone,
             }
         )
-    new_model = rewiring.rebuild(
-        model,
-        lambda layer: [new_layers[id(layer)]] if id(layer) in new_layers else None,
-    )
+
+    def replace(layer: Layer) -> list[Layer] | None:
+        if id(layer) not in new_layers:
+            return None
+        if isinstance(layer, keras.layers.SeparableConv2D):
+            return [new_layers[id(layer)], separable.pointwise_convolution(layer)]
+        return [new_layers[id(layer)]]
+
+    new_model = rewiring.rebuild(model, replace, verbose)
     for layer in chosen:
-        _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
+        if isinstance(layer, keras.layers.SeparableConv2D):
+            new_layers[id(layer)].kernel.assign(ops.convert_to_numpy(layer.depthwise_kernel))
+        else:
+            _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
     _warn_of_start(dict.fromkeys(each.predictor for each in new_layers.values()))
     if freeze_backbone:
         for each in rewiring.layers(new_model):
@@ -182,7 +205,8 @@ def add_similarity(
     return new_model
 
 
-def fold(model: keras.Model) -> keras.Model:
+@rewiring.reaching_backbones
+def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
     """Returns a plain Keras model that computes what a model with static similarities does.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
@@ -196,11 +220,20 @@ def fold(model: keras.Model) -> keras.Model:
     `"sparse"` with `nonzeros=1` is one spatial shift and a 1x1 convolution, and becomes
     that: zero padding and cropping, where there is something to shift, and a convolution
     with one tap in place of `T`. Where the shift depends on an image size that is not known
-    (`padding="same"` with strides), it stays a convolution with the full kernel.
+    (`padding="same"` with strides), it stays a convolution with the full kernel. What
+    `add_similarity` made of a `SeparableConv2D` stays two layers, both of Keras's own.
+
+    Each layer comes back with its own `trainable` flag. What `add_similarity` froze is frozen
+    in the folded model too, and a folded layer is one of those that were trained: its kernel
+    holds `M` now, and is trained. To go on with the whole network, set `trainable` of
+    the folded model to `False` and then to `True`.
 
     Args:
-        model: A built functional or Sequential model. It stays as it is, and shares no
-            weights with the new one, which is not compiled.
+        model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
+            such a backbone, which comes back as one with the backbone folded. It stays as
+            it is, and shares no weights with the new one, which is not compiled.
+        verbose: 0 for silence, 1 for a progress bar over layers, 2 for a line at the end;
+            `"auto"` for a bar where it takes longer than two seconds.
 
     Returns:
         A `keras.Model` without layers of this package; Keras alone loads its file.
@@ -246,7 +279,7 @@ def fold(model: keras.Model) -> keras.Model:
             return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
         return [layer.fold()] if _folds_itself(layer) else None
 
-    return rewiring.rebuild(model, replace)
+    return rewiring.rebuild(model, replace, verbose)
 
 
 def _names(layers: Iterable[Layer]) -> str:

@@ -82,15 +82,7 @@ class SimilarityConvolution(NeuralSimilarity):
         if self.predictor is None:
             outputs = self._static(self, inputs, self.equivalent(kernel))
             return add_bias_and_activate(self, outputs)
-        adapted = inputs if self.adaptation is None else self.adaptation(inputs)
-        prediction = self.predictor(adapted, training=training)
-        if len(prediction.shape) == 2:
-            # One `M` an example, for all positions.
-            shape = (ops.shape(prediction)[0], *[1] * self.rank, prediction.shape[1])
-            prediction = ops.reshape(prediction, shape)
-        elif self.channel_axis == 1:
-            prediction = ops.moveaxis(prediction, 1, -1)
-        parameters = matrices.around(self._identity, prediction, self.compute_dtype)
+        parameters = self._predicted_parameters(inputs, training)
         if self.learn_shape:
             shape = (*self.kernel_size, 1, 1)
             kernel = ops.reshape(self._trained_shape(), shape) * kernel  # NSL Eq. (4)
@@ -104,6 +96,42 @@ class SimilarityConvolution(NeuralSimilarity):
         )
         outputs = ops.moveaxis(outputs, -1, self.channel_axis)
         return add_bias_and_activate(self, outputs)
+
+    def _predicted_parameters(self, inputs: Tensor, training: bool | None) -> Tensor:
+        """Returns those of `M` at every position, the channel axis of the output last."""
+        adapted = inputs if self.adaptation is None else self.adaptation(inputs)
+        prediction = self.predictor(adapted, training=training)
+        if len(prediction.shape) == 2:
+            # One `M` an example, for all positions.
+            shape = (ops.shape(prediction)[0], *[1] * self.rank, prediction.shape[1])
+            prediction = ops.reshape(prediction, shape)
+        elif self.channel_axis == 1:
+            prediction = ops.moveaxis(prediction, 1, -1)
+        return matrices.around(self._identity, prediction, self.compute_dtype)
+
+    def predicted_matrices(self, inputs: Tensor) -> Tensor:
+        """Returns the `M` that a dynamic layer predicts at each position of its output.
+
+        Args:
+            inputs: Batch of the layer's inputs.
+
+        Returns:
+            Tensor of shape `(batch, *positions, T, T)`; every size of `positions` is 1 with
+            a pooled predictor. The kernel's shape, where it is learned, is not part of it.
+
+        Raises:
+            ValueError: If the layer is static.
+        """
+        if self.predictor is None:
+            raise ValueError(
+                "`predicted_matrices` needs a dynamic similarity: layer "
+                f"{self.name!r} has a static one, `similarity_matrix`. "
+                "Received: predictor=None"
+            )
+        inputs = ops.cast(inputs, self.compute_dtype)
+        if not self.built:
+            self.build(inputs.shape)
+        return self._structure.matrix(self._predicted_parameters(inputs, training=False))
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

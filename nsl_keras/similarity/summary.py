@@ -143,7 +143,9 @@ def summary(
     layers, which do not depend on the input and fold away.
 
     Args:
-        model: A built functional or Sequential model.
+        model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
+            such a backbone; the multiply-adds of its head and dictionary are not counted,
+            and those of the whole model not known.
         print_fn: Function to give the table to, line by line; `None` for none.
 
     Returns:
@@ -174,8 +176,11 @@ def summary(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1, counts
         parameters and operations of dynamic similarities this way.
     """
-    layers = rewiring.layers(model)
-    counts = [(call.layer, _count(call)) for call in rewiring.calls(model)]
+    graph = rewiring.graph_in(model)
+    layers = rewiring.layers(graph)
+    counts = [(call.layer, _count(call)) for call in rewiring.calls(graph)]
+    if graph is not model:
+        counts.append((model, Count(plain=math.nan)))
     rows = []
     all_added: dict[int, keras.Variable] = {}
     for layer in layers:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import data, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
 from nsl_keras.neighborhoods.dictionary import require_same_length
@@ -22,7 +22,17 @@ from nsl_keras.neighborhoods.explain import (
 )
 from nsl_keras.neighborhoods.key_metrics import Cosine
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, Figure, colors_of, new_figure
+from nsl_keras.visualize.entries import UNDECIDED
+from nsl_keras.visualize.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Axes,
+    Figure,
+    colors_of,
+    markers_of,
+    new_figure,
+)
 
 METHODS = ("pca", "tsne")
 
@@ -30,20 +40,22 @@ METHODS = ("pca", "tsne")
 def plot_feature_map(
     model: MetaNeighborhoodModel,
     x: Any,
-    y: Any,
+    y: Any = None,
     method: str = "pca",
     class_names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Figure:
     """Draws the dictionary's keys among the features of examples, in two dimensions.
 
-    Colours are classes, an entry's being the one its value holds most probable. Under the
-    cosine metric all vectors are brought to unit length first: length plays no part.
+    Colours and shapes are classes, an entry's being the one its value holds most probable;
+    entries are large, and hollow where that class has less than 50 %. Under the cosine
+    metric all vectors are brought to unit length first: length plays no part.
 
     Args:
         model: A built `MetaNeighborhoodModel`, a classifier.
-        x: Array of inputs, training examples in the paper.
-        y: Their labels, as for `fit`.
+        x: Inputs, training examples in the paper: an array, several as the model takes
+            them, or a data set as for `predict`, which must end.
+        y: Their labels, as for `fit`; `None` where a data set has them.
         method: `"pca"`: the plane of the examples' two largest principal components;
             `"tsne"`: t-SNE of examples and entries together (needs scikit-learn).
         class_names: Names of the classes; `None` numbers them.
@@ -77,8 +89,9 @@ def plot_feature_map(
     dictionary = model.dictionary
     values = ops.convert_to_numpy(dictionary.values)
     classes = values.shape[1]
-    labels = class_numbers(y, classes)
-    require_same_length(x, labels, "x")
+    x, y = data.gathered(x, y)
+    labels = class_numbers(data.require_targets(y), classes)
+    require_same_length(range(data.length_of(x)), labels, "x")
     examples, keys = features_of(model, x), ops.convert_to_numpy(dictionary.keys.value)
     if min(examples.shape) < 2:
         raise ValueError(
@@ -90,33 +103,69 @@ def plot_feature_map(
     places = _principal_plane if method == "pca" else _neighbor_embedding
     places_of_examples, places_of_keys, axis_labels = places(examples, keys, seed)
 
-    names, colors = names_of(classes, class_names), np.asarray(colors_of(classes))
-    figure = new_figure(figsize=(7.0, 5.6))
+    figure = new_figure(figsize=(7.6, 5.6))
     axis = figure.subplots()
-    across, up = places_of_examples.T
-    axis.scatter(across, up, c=colors[labels], s=14, alpha=0.45, lw=0, marker="o")
-    across, up = places_of_keys.T
-    axis.scatter(across, up, c=colors[values.argmax(axis=1)], s=42, lw=1.3, marker="+")
-    for kind in np.unique(labels):
-        axis.annotate(
-            names[kind],
-            np.median(places_of_examples[labels == kind], axis=0),
-            ha="center",
-            va="center",
-            fontsize=11,
-            weight="bold",
-            bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": colors[kind]},
-        )
-    # Colours are named on the map: the legend is of shapes alone.
-    axis.scatter([], [], c="black", s=20, marker="o", label="example")
-    axis.scatter([], [], c="black", s=42, marker="+", label="learned neighbour")
-    axis.legend(loc="best", frameon=True, fontsize=9)
+    _draw_classes(axis, places_of_examples, labels, places_of_keys, values)
+    _add_legend(axis, names_of(classes, class_names))
     axis.set_title(f"{len(labels)} examples and {len(keys)} learned neighbours")
     axis.set_xlabel(axis_labels[0])
     axis.set_ylabel(axis_labels[1])
     axis.set_xticks([])
     axis.set_yticks([])
     return figure
+
+
+def _draw_classes(
+    axis: Axes,
+    examples: np.ndarray,
+    labels: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+) -> None:
+    """Draws examples, then entries over them, in the colour and shape of their class."""
+    colors, markers = colors_of(values.shape[1]), markers_of(values.shape[1])
+    kinds, is_decided = values.argmax(axis=1), values.max(axis=1) >= UNDECIDED
+    for kind, (color, marker) in enumerate(zip(colors, markers, strict=True)):
+        places = examples[labels == kind]
+        axis.scatter(*places.T, color=color, marker=marker, s=12, alpha=0.5, lw=0)
+    for kind, (color, marker) in enumerate(zip(colors, markers, strict=True)):
+        for chosen, face, edge in (
+            ((kinds == kind) & ~is_decided, "white", color),
+            ((kinds == kind) & is_decided, color, "black"),
+        ):
+            axis.scatter(
+                *keys[chosen].T, facecolor=face, edgecolor=edge, marker=marker, s=38, lw=0.9
+            )
+
+
+def _add_legend(axis: Axes, names: Sequence[str]) -> None:
+    """Names colours and shapes of classes, and what is large or hollow, beside the map."""
+    classes = len(names)
+    handles = [
+        axis.scatter([], [], color=color, marker=marker, s=38, lw=0, label=name)
+        for name, color, marker in zip(
+            names, colors_of(classes), markers_of(classes), strict=True
+        )
+    ]
+    for face, edge, size, label in (
+        ("grey", "none", 11, "example"),
+        ("grey", "black", 38, "learned neighbour"),
+        ("white", "grey", 38, "undecided one"),
+    ):
+        handles.append(
+            axis.scatter(
+                [], [], facecolor=face, edgecolor=edge, marker="o", s=size, label=label
+            )
+        )
+    axis.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
+        frameon=False,
+        fontsize=8 if classes <= 20 else 6,
+        ncols=-(-len(handles) // 36),
+    )
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -154,7 +203,7 @@ def _neighbor_embedding(
     return places[: len(examples)], places[len(examples) :], ["t-SNE 1", "t-SNE 2"]
 
 
-def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figure:
+def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) -> Figure:
     """Draws the cosine between features and their true prototype, before and after.
 
     A prototype is a class's column of the head's kernel, `phi[y]`. Each example is a
@@ -164,8 +213,9 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figu
     Args:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
             `CosineDense` or `Dense` layer.
-        x: Array of inputs, test examples in the paper.
-        y: Their labels, as for `fit`.
+        x: Inputs, test examples in the paper: an array, several as the model takes them,
+            or a data set as for `predict`, which must end.
+        y: Their labels, as for `fit`; `None` where a data set has them.
 
     Returns:
         A matplotlib figure with one panel.
@@ -197,10 +247,11 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any) -> Figu
             f"the classes' prototypes. Received: head {head.name!r}, a "
             f"{type(head).__name__}"
         )
-    labels = class_numbers(y, model.dictionary.num_values)
-    require_same_length(x, labels, "x")
+    x, y = data.gathered(x, y)
+    labels = class_numbers(data.require_targets(y), model.dictionary.num_values)
+    require_same_length(range(data.length_of(x)), labels, "x")
 
-    def cosines_of_all_classes(batch: Tensor) -> Tensor:
+    def cosines_of_all_classes(batch: Any) -> Tensor:
         features = at_least_float32(model.features(batch, training=False))
         kernel = ops.cast(ops.convert_to_tensor(head.kernel), features.dtype)
         adapted = model.neighborhood.adapted_weights(features)[0]

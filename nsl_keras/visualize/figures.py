@@ -1,36 +1,45 @@
-"""What the pictures have in common: empty figures, colours, images."""
+"""What the pictures have in common: empty figures, colours, images, numbers and names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from keras import tree
 
 #: `matplotlib.figure.Figure` and `matplotlib.axes.Axes`. Matplotlib is optional, and
 #: imported when the first picture is drawn.
 Figure: TypeAlias = Any
 Axes: TypeAlias = Any
 
-#: Two colours that no kind of colour blindness confuses, and one for what is between.
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
+#: Dots per inch of a figure on the screen, and in a file that is no vector graphic.
+DPI = 150
 
-#: Ten colours chosen to stay apart for colour-blind eyes (M. A. Petroff, 2021).
+#: Two colours that no kind of colour blindness confuses, with a light one, and greys.
+BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
+
+#: Ten colours chosen to stay apart for colour-blind eyes (M. A. Petroff, 2021), and ten
+#: shapes for those who see no colours at all.
 _TEN_COLORS = [
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 ]
+MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">", "*")
 
 
 def new_figure(**options: Any) -> Figure:
-    """Returns an empty figure that no window shows."""
+    """Returns an empty figure, which `plt.show()` shows."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.pyplot as plt
+
+        from nsl_keras.visualize.shown_once import ShownOnce
     except ModuleNotFoundError as error:
         raise ImportError(
             "`nsl_keras.visualize` needs matplotlib. Install it with "
             '`pip install "nsl_keras[visualize]"`.'
         ) from error
-    return Figure(layout="constrained", **options)
+    return plt.figure(FigureClass=ShownOnce, layout="constrained", dpi=DPI, **options)
 
 
 def colors_of(classes: int) -> list[Any]:
@@ -40,6 +49,11 @@ def colors_of(classes: int) -> list[Any]:
     import matplotlib
 
     return list(matplotlib.colormaps["viridis"](np.linspace(0, 1, classes)))
+
+
+def markers_of(classes: int) -> list[str]:
+    """A shape for each class; after ten they come again."""
+    return [MARKERS[kind % len(MARKERS)] for kind in range(classes)]
 
 
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:
@@ -54,15 +68,78 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     return 0.0, 255.0 if largest > 1.5 else 1.0
 
 
-def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> None:
-    """Draws one image, of a stack with a `display_range`."""
+def draw_image(
+    axis: Axes, image: np.ndarray, values: tuple[float, float], invert: bool = False
+) -> None:
+    """Draws one image, of a stack with a `display_range`.
+
+    One channel is drawn in grey, three or four as colours, others by their mean.
+    """
     low, high = values
-    shown = (np.squeeze(image) - low) / (high - low)
-    axis.imshow(shown, cmap="gray_r", vmin=0, vmax=1)
+    shown = np.clip((np.asarray(image, "float32") - low) / (high - low), 0, 1)
+    if shown.shape[-1] not in (3, 4):
+        shown = shown.mean(axis=-1)
+    axis.imshow(
+        shown,
+        cmap="gray_r" if invert else "gray",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+    )
     axis.set_xticks([])
     axis.set_yticks([])
 
 
-def is_image(example: np.ndarray) -> bool:
+def is_image(example: Any) -> bool:
     """Whether an example has the shape of an image, `(height, width, channels)`."""
-    return example.ndim == 3 and example.shape[-1] in (1, 3, 4)
+    return np.ndim(example) == 3 and min(np.shape(example)) > 0
+
+
+def images_in(x: Any) -> np.ndarray | None:
+    """The first of a model's inputs that are images, of shape `(n, h, w, channels)`."""
+    found = (leaf for leaf in tree.flatten(x) if len(leaf) and is_image(leaf[0]))
+    return next(found, None)
+
+
+def require_images(x: Any, name: str) -> np.ndarray:
+    """Returns the images among inputs, and raises where there are none."""
+    images = images_in(x)
+    if images is None:
+        shapes = ", ".join(str(leaf.shape) for leaf in tree.flatten(x))
+        raise ValueError(
+            f"`{name}` must hold images, of shape (n, height, width, channels). "
+            f"Received: {name} of shape {shapes}"
+        )
+    return images
+
+
+def decimals_for(largest: float) -> int:
+    """How many decimals show the two leading digits of the largest of some numbers."""
+    if largest <= 0:
+        return 2
+    order = int(np.floor(np.log10(largest)))
+    return int(np.clip(1 - order if order < 0 else 2 - order, 0, 9))
+
+
+def signed(value: float, decimals: int) -> str:
+    """A change as text: with its sign, and 0 for what rounds to it."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else "0"
+
+
+def percentage(share: float) -> str:
+    """A probability as text."""
+    return f"{100 * share:.0f} %"
+
+
+def name_columns(axis: Axes, names: Sequence[str], inches: float) -> None:
+    """Puts a name under each column, slanted where it is wider than the column.
+
+    Args:
+        axis: Where the columns are at 0, 1, ...
+        names: The names.
+        inches: Width of a column.
+    """
+    fits = max(map(len, names), default=0) * 0.075 <= 0.9 * inches
+    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(names)), names, fontsize=8, **({} if fits else slanted))

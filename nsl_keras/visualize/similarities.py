@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import keras
@@ -10,22 +12,31 @@ from keras import ops
 
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.visualize.figures import Figure, new_figure
+from nsl_keras.similarity.recurrent import similarities_of
+from nsl_keras.visualize.figures import GREY, Axes, Figure, decimals_for, new_figure
+
+#: Panels side by side, and the largest matrix whose numbers fit into one.
+_MOST_COLUMNS, _MOST_NUMBERED = 8, 25
+
+#: Deviations from the identity that colours do not show less of.
+_LEAST_SCALE = 1e-3
 
 
 def plot_similarities(model: keras.Model) -> Figure:
     """Draws what was learned of every similarity in a model: `M`, and kernel shapes.
 
     A diagonal similarity is drawn as the mask it puts on the kernel's taps, any other
-    as its matrix `M[t, u]`; a learned kernel shape as the taps it keeps. White is 0, the
-    identity's ones are mid-scale. Three-dimensional kernels are drawn slice under slice.
+    as its matrix `M[t, u]`; a learned kernel shape as the taps it keeps. Colours are the
+    difference to the identity, where training starts: white is no difference, blue more,
+    red less. Numbers are those of the mask itself. Three-dimensional kernels are drawn
+    slice under slice.
 
     Args:
-        model: A built Keras model with static neural similarity layers, or with layers
-            that learn their kernel's shape; nested models included.
+        model: A built Keras model with static neural similarity layers or recurrent
+            cells, or with layers that learn their kernel's shape; nested models included.
 
     Returns:
-        A matplotlib figure, one panel a matrix or shape.
+        A matplotlib figure, one panel a matrix or shape, in rows of at most eight.
 
     Raises:
         ValueError: If the model has no such layer.
@@ -44,52 +55,133 @@ def plot_similarities(model: keras.Model) -> Figure:
     """
     panels = [
         panel
-        for layer in _layers_of(model)
-        if isinstance(layer, NeuralSimilarity)
-        for panel in _panels_of(layer)
+        for layer in layers_of(model)
+        for part in similarities_of(layer)
+        for panel in _panels_of(layer, part)
     ]
     if not panels:
         raise ValueError(
             "`model` must have static neural similarity layers, or layers that learn their "
             f"kernel's shape. Received: model={model.name!r} without any"
         )
-    largest = max(2.0, *(float(np.abs(values).max()) for _, values in panels))
-    figure = new_figure(figsize=(2.6 * len(panels) + 0.8, 3.0))
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (title, values) in zip(axes, panels, strict=True):
-        image = axis.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
-        axis.set_title(title, fontsize=9)
-        axis.set_xticks([])
-        axis.set_yticks([])
-        if values.size <= 25:
-            for (row, column), value in np.ndenumerate(values):
-                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    columns = min(len(panels), _MOST_COLUMNS)
+    rows = math.ceil(len(panels) / columns)
+    size = 1.9 if len(panels) <= 4 else 1.35
+    figure = new_figure(figsize=(size * columns + 1.0, (size + 0.45) * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    scale = max(_LEAST_SCALE, *(panel.deviation for panel in panels))
+    images = [
+        _draw_panel(axis, panel, scale, size)
+        for axis, panel in zip(axes.flat, panels, strict=False)
+    ]
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    matrices = [
+        image for image, panel in zip(images, panels, strict=True) if not panel.is_shape
+    ]
+    if matrices:
+        bar = figure.colorbar(matrices[0], ax=axes, shrink=min(0.8, 2.5 / rows), aspect=25)
+        bar.set_label("difference to the identity", fontsize=8)
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
     return figure
 
 
-def _panels_of(layer: NeuralSimilarity) -> list[tuple[str, np.ndarray]]:
-    """Titles and pictures of what a layer has learned."""
-    if not layer.built:
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    """What was learned of one layer.
+
+    Attributes:
+        name: Name of the layer.
+        kind: What the values are: `"mask"`, `"M"` or `"shape"`.
+        values: The values, in two dimensions.
+        identity: What they are where training starts.
+    """
+
+    name: str
+    kind: str
+    values: np.ndarray
+    identity: np.ndarray
+
+    @property
+    def is_shape(self) -> bool:
+        return self.kind == "shape"
+
+    @property
+    def deviation(self) -> float:
+        """The largest difference to the identity that colours show."""
+        if self.is_shape:
+            return 0.0
+        return float(np.abs(self.values - self.identity).max())
+
+
+def _panels_of(layer: keras.layers.Layer, part: NeuralSimilarity) -> list[_Panel]:
+    """What a layer's similarity has learned."""
+    if not part.built:
         raise ValueError(f"`model` must be built. Received: unbuilt layer {layer.name!r}")
-    grid = getattr(layer, "kernel_size", (-1,))
+    grid = getattr(part, "kernel_size", (-1,))
     picture = (-1, grid[-1]) if len(grid) > 1 else (1, -1)
+    name = layer.name if part is layer else f"{layer.name}_{part.name}"
     panels = []
-    if layer.predictor is None:
-        matrix = ops.convert_to_numpy(layer.similarity_matrix)
-        if isinstance(layer.similarity, Diagonal):
-            panels.append((f"{layer.name}\nmask", matrix.diagonal().reshape(picture)))
+    if part.predictor is None:
+        matrix = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
+        if isinstance(part.similarity, Diagonal):
+            mask = matrix.diagonal().reshape(picture)
+            panels.append(_Panel(name, "mask", mask, np.ones_like(mask)))
         else:
-            panels.append((f"{layer.name}\nM", matrix))
-    if layer.learn_shape:
-        shape = ops.convert_to_numpy(layer.learned_shape)
-        panels.append((f"{layer.name}\nshape", shape.reshape(picture)))
+            panels.append(_Panel(name, "M", matrix, np.eye(len(matrix))))
+    if part.learn_shape:
+        shape = ops.convert_to_numpy(part.learned_shape).reshape(picture)
+        panels.append(_Panel(name, "shape", shape, np.ones_like(shape)))
     return panels
 
 
-def _layers_of(model: Any) -> list[keras.layers.Layer]:
+def _draw_panel(axis: Axes, panel: _Panel, scale: float, size: float) -> Any:
+    if panel.is_shape:
+        options = {"cmap": "Greys", "vmin": -0.7, "vmax": 2.5}
+        colored, decimals = 1 - panel.values, 0
+    else:
+        options = {"cmap": "RdBu", "vmin": -scale, "vmax": scale}
+        colored, decimals = panel.values - panel.identity, min(decimals_for(scale), 4)
+    image = axis.imshow(colored, interpolation="nearest", **options)
+    title = f"{_wrapped(panel.name, round(13 * size))}\n{panel.kind}"
+    axis.set_title(title, fontsize=8 if size > 1.5 else 7)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    if panel.values.size > _MOST_NUMBERED and not panel.is_shape and not panel.deviation:
+        middle = (np.array(panel.values.shape) - 1) / 2
+        axis.text(*middle, "identity", ha="center", va="center", fontsize=8, color=GREY)
+    if panel.values.size <= _MOST_NUMBERED:
+        room = size * 72 / max(panel.values.shape[1], 3)
+        for (row, column), value in np.ndenumerate(panel.values):
+            axis.text(
+                column,
+                row,
+                f"{value:.{decimals}f}",
+                ha="center",
+                va="center",
+                fontsize=min(8, 1.4 * room / (decimals + 3)),
+                color="white" if abs(colored[row, column]) > 0.6 * scale else "black",
+            )
+    return image
+
+
+def _wrapped(name: str, width: int) -> str:
+    """A name in lines of at most so many letters, where underscores let it break."""
+    lines = [""]
+    for part in name.split("_"):
+        longer = f"{lines[-1]}_{part}" if lines[-1] else part
+        if lines[-1] and len(longer) > width:
+            lines[-1] += "_"
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
+
+
+def layers_of(model: Any) -> list[keras.layers.Layer]:
     """All layers of a model, those of nested models included."""
     layers = []
     for layer in model.layers:
-        layers += _layers_of(layer) if hasattr(layer, "layers") else [layer]
+        layers += layers_of(layer) if hasattr(layer, "layers") else [layer]
     return layers

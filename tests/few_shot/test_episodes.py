@@ -294,6 +294,24 @@ def test_dataset_on_another_backend():
         sampler.dataset(4)
 
 
+def test_progress_over_a_data_set_and_over_episodes(capsys):
+    pairs = [(np.zeros((2, 2, 1)), number % 3) for number in range(9)]
+    sampler = few_shot.EpisodeSampler.from_dataset(pairs, 2, 1, 2, verbose=1)
+    assert "9/9" in capsys.readouterr().out
+    sampler.episodes(4, verbose=1)
+    assert "8/8" in capsys.readouterr().out  # Support and query images of each.
+
+
+def test_error_of_an_endless_data_set():
+    class Endless(list):
+        def cardinality(self):
+            return -1
+
+    with pytest.raises(ValueError, match=r"`dataset` must end.*an endless Endless"):
+        few_shot.EpisodeSampler.from_dataset(Endless())
+
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 def test_from_dataset(pairs):
     images, labels = numbered_images(dtype="uint8")

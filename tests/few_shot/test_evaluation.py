@@ -78,6 +78,13 @@ def test_keras_models(sampler):
     np.testing.assert_allclose(result.accuracies, expected)
 
 
+def test_progress(sampler, capsys):
+    evaluate(by_first_pixel, sampler, episodes=7, batch_size=3, verbose=1)
+    assert "3/3" in capsys.readouterr().out
+    evaluate(by_first_pixel, sampler, episodes=7, batch_size=3, verbose=0)
+    assert not capsys.readouterr().out
+
+
 def test_interval():
     # The deviations are 0.1, -0.1, 0.3 and -0.3; their squares sum to 0.2.
     evaluation = Evaluation(np.array([0.6, 0.4, 0.8, 0.2]))

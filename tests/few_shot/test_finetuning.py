@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from nsl_keras import few_shot
-from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner, finetune
+from nsl_keras import NonFiniteLossError, few_shot
+from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner, finetune, finetuning
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 DTYPE = "float64" if IS_TENSORFLOW else "float32"
@@ -273,6 +273,42 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed():
     assert np.max(np.abs(after - before)) > 1e-2
     again = finetune(model, episodes, steps=2)
     np.testing.assert_allclose(after, again, rtol=0, atol=1e-6)
+
+
+def test_many_episodes_in_batches_of_one_size(monkeypatch, capsys):
+    model, episodes = perturbed(network(7)), make_episodes(5)
+    expected = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
+    sizes = []
+    call = Finetuner.__call__
+
+    def counted(self, part):
+        sizes.append(len(part.query_labels))
+        return call(self, part)
+
+    monkeypatch.setattr(Finetuner, "__call__", counted)
+    monkeypatch.setattr(finetuning, "_AT_ONCE", 3)
+    found = finetune(model, episodes, "classifier", verbose=1, steps=2)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert sizes == [3, 3]
+    assert "2/2" in capsys.readouterr().out
+
+
+def test_an_episode_that_diverges_is_named_by_its_batch(monkeypatch):
+    model, episodes = perturbed(network(7)), make_episodes(4)
+    images = np.array(episodes.support_images)
+    images[3] = 0
+
+    def diverging(self, part):
+        if not np.all(np.any(part.support_images, axis=(1, 2, 3, 4))):
+            raise NonFiniteLossError("The loss of episode 1 of the batch.")
+        return np.zeros((*part.query_labels.shape, WAYS))
+
+    monkeypatch.setattr(Finetuner, "__call__", diverging)
+    monkeypatch.setattr(finetuning, "_AT_ONCE", 2)
+    with pytest.raises(
+        NonFiniteLossError, match=r"batch that starts at episode 2: .*episode 1 of"
+    ):
+        finetune(model, episodes._replace(support_images=images), "classifier")
 
 
 def test_own_classifier():

@@ -411,9 +411,123 @@ def test_losses_and_metrics_of_probabilities_are_refused():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`backbone` must be a Keras layer"):
         nsl_keras.MetaNeighborhoodModel("resnet", CosineDense(3))
-    for x in ((row for row in X), None):
-        with pytest.raises(ValueError, match="`x` and `y` must be arrays"):
-            make_model().initialize_from(x, Y)
+    with pytest.raises(ValueError, match="`y` must be None where `x` is a data set"):
+        make_model().initialize_from((row for row in X), Y)
+    with pytest.raises(ValueError, match="`x` must be an array.*type NoneType"):
+        make_model().initialize_from(None)
+    with pytest.raises(ValueError, match="`y` must be given"):
+        make_model().initialize_from(X)
+    two = keras.Input((6,))
+    backbone = keras.Model(two, [two, 2 * two])
+    with pytest.raises(ValueError, match="`backbone` must have one output.*2 outputs"):
+        nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), 5).build((None, 6))
+
+
+# Inputs in every form that `fit` and `predict` take.
+
+
+def two_inputs(kind):
+    image = keras.Input((2, 3), name="image")
+    kinds = keras.Input((1,), dtype="int32", name="kind")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(3, 4)(kinds))
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(image), embedded])
+    inputs = [image, kinds] if kind == "list" else {"image": image, "kind": kinds}
+    return keras.Model(inputs, keras.layers.Dense(5)(joined))
+
+
+def as_two(kind, x):
+    parts = (x[:, :6].reshape(-1, 2, 3), np.abs(x[:, :1]).astype("int32") % 3)
+    return list(parts) if kind == "list" else dict(zip(("image", "kind"), parts, strict=True))
+
+
+class Subclassed(keras.Model):
+    """Has neither `build` nor `compute_output_shape`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(5)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("list", marks=pytest.mark.long), "dict"])
+def test_backbones_of_several_inputs(kind, tmp_path):
+    x = np.random.default_rng(3).normal(size=(24, 6)).astype("float32")
+    y = np.arange(24) % 3
+    inputs = as_two(kind, x)
+    backbone = two_inputs(kind)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), dictionary=6)
+    model.compile("sgd", LOSS, metrics=["accuracy"])
+    model.fit(inputs, y, batch_size=12, verbose=0)
+    model.evaluate(inputs, y, verbose=0)
+    model.initialize_from(inputs, y, seed=0)
+    predicted = model.predict(inputs, verbose=0)
+    changes = model.neighbors(inputs, k=6).output_changes.sum(axis=1)
+    before = ops.convert_to_numpy(
+        model(keras.tree.map_structure(ops.convert_to_tensor, inputs), adapt=False)
+    )
+    np.testing.assert_allclose(changes, predicted - before, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(inputs, verbose=0), predicted, atol=1e-6)
+    classifier = keras.Model(backbone.input, keras.layers.Dense(3)(backbone.output))
+    made = nsl_keras.MetaNeighborhoodModel.from_classifier(classifier, 6)
+    assert made.predict(inputs, verbose=0).shape == (24, 3)
+    broken = as_two(kind, x)
+    broken[0 if kind == "list" else "image"][5] = np.nan
+    with pytest.raises(ValueError, match=r"`x\[(0|'image')\]` must be finite"):
+        model.fit(broken, y, verbose=0)
+
+
+def test_a_subclassed_backbone_needs_no_shapes():
+    model = nsl_keras.MetaNeighborhoodModel(Subclassed(), CosineDense(3), dictionary=6)
+    model.compile("sgd", LOSS)
+    model.fit(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (len(X), 3)
+    assert [w.shape for w in model.backbone.weights] == [(X.shape[1], 5), (5,)]
+
+
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        part = slice(index * len(X) // 3, (index + 1) * len(X) // 3)
+        return X[part], Y[part]
+
+
+def test_neighbors_and_starts_of_data_sets():
+    import tensorflow as tf
+
+    model = make_model()
+    expected = model.neighbors(X, k=3)
+    pairs = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
+    for source in (pairs, Numbered(), iter(pairs), pairs.map(lambda x, y: x)):
+        found = model.neighbors(source, k=3)
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        np.testing.assert_allclose(found.output_changes, expected.output_changes, atol=1e-5)
+    assert len(model.neighbors(pairs.repeat(), k=3, steps=2).indices) == 14
+    model.initialize_from(X, Y, seed=4)
+    keys = ops.convert_to_numpy(model.dictionary.keys)
+    values = ops.convert_to_numpy(model.dictionary.values)
+    for source in (pairs, Numbered(), iter(pairs)):
+        model.dictionary.keys.assign(np.ones_like(keys))
+        model.initialize_from(source, seed=4)
+        np.testing.assert_allclose(model.dictionary.keys, keys, atol=1e-5)
+        np.testing.assert_allclose(model.dictionary.values, values, atol=1e-6)
+    with pytest.raises(ValueError, match="`x` must end, or `steps` say.*an endless"):
+        model.initialize_from(pairs.repeat())
+    with pytest.raises(ValueError, match="`y` must be given, or come with the data set"):
+        model.initialize_from(pairs.map(lambda x, y: x))
+
+
+def test_targets_of_two_ranks_are_named():
+    model = make_model()
+    model.compile("sgd", LOSS)
+    model.train_on_batch(X, Y)
+    with pytest.raises(ValueError, match="`y` must have the same number of axes"):
+        model.train_on_batch(X, Y[:, None])
 
 
 # Regression.

@@ -141,11 +141,6 @@ def several_outputs():
     return keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])
 
 
-def several_inputs():
-    first, second = keras.Input((4,)), keras.Input((4,))
-    return keras.Model([first, second], layers.Dense(3)(first + second))
-
-
 def same_layer_twice():
     inputs = keras.Input((3,))
     dense = layers.Dense(3)
@@ -157,8 +152,7 @@ def same_layer_twice():
     [
         (Subclassed, "`model` must be a functional or Sequential model"),
         (lambda: keras.Sequential([layers.Dense(3)]), "`model` must be built"),
-        (several_outputs, "one input and one output. Received: 1 inputs and 2 outputs"),
-        (several_inputs, "one input and one output. Received: 2 inputs and 1 outputs"),
+        (several_outputs, "`model` must have one output. Received: 2 outputs"),
         (same_layer_twice, "`model` must use its last layer once"),
         (lambda: sequential(), "which ends in Dropout"),
         (lambda: sequential(layers.Dense(3), layers.ReLU()), "which ends in ReLU"),

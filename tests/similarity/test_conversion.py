@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras import backbones, layers, predictors, rewiring, similarities
-from nsl_keras.convert import add_similarity, fold, summary
+from nsl_keras import (
+    MetaNeighborhoodModel,
+    backbones,
+    layers,
+    predictors,
+    rewiring,
+    similarities,
+)
+from nsl_keras.convert import add_film, add_similarity, fold, summary
 from nsl_keras.similarity import conversion
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
@@ -257,7 +264,6 @@ def test_layers_that_are_left_alone():
 
     plain = stack(
         Own(4, 3, name="own"),
-        keras.layers.SeparableConv2D(4, 3, name="separable"),
         keras.layers.Conv2DTranspose(4, 3, name="transposed"),
         keras.layers.Conv2D(4, 3, name="plain"),
     )
@@ -271,6 +277,105 @@ def test_layers_that_are_left_alone():
         add_similarity(plain, layers=["own"])
     with pytest.raises(ValueError, match=r"'nowhere', 'own'"):
         add_similarity(plain, layers=["own", "plain", "nowhere"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding": "same", "strides": 2, "depth_multiplier": 2, "activation": "relu"},
+        {"dilation_rate": 2, "use_bias": False},
+    ],
+    ids=["strides", "dilation"],
+)
+def test_the_depthwise_part_of_separable_convolutions(options):
+    plain = stack(
+        keras.layers.SeparableConv2D(4, 3, name="separable", **options),
+        keras.layers.Conv2D(2, 1, name="separable_depthwise"),
+    )
+    for weight in plain.weights:
+        weight.assign(RNG.normal(size=weight.shape))
+    model = add_similarity(plain, "unconstrained")
+    assert converted(model) == ["separable_depthwise_1"]
+    assert difference(plain, model, IMAGES) <= 1e-6
+    assert [weight.shape for weight in model.trainable_variables] == [(9, 9)]
+    model.trainable_variables[0].assign_add(RNG.normal(size=(9, 9)))
+    assert difference(plain, model, IMAGES) > 1e-2
+    folded = fold(model)
+    assert [type(layer).__name__ for layer in folded.layers] == [
+        "DepthwiseConv2D",
+        "Conv2D",
+        "Conv2D",
+    ]
+    assert difference(model, folded, IMAGES) <= 1e-5
+    chosen = add_similarity(plain, layers=["separable"], freeze_backbone=False)
+    assert len(chosen.trainable_variables) == 1 + len(plain.trainable_variables)
+
+
+def test_what_is_trained_after_folding():
+    plain = stack(
+        keras.layers.Conv2D(4, 3, name="with_taps"),
+        keras.layers.Conv2D(4, 1, name="without"),
+    )
+    folded = fold(add_similarity(plain))
+    assert [layer.trainable for layer in folded.layers] == [True, False]
+    folded.trainable = False
+    folded.trainable = True
+    assert len(folded.trainable_variables) == 4
+
+
+def with_neighbors(backbone):
+    model = MetaNeighborhoodModel(backbone, layers.CosineDense(3), 5, name="neighbors")
+    model.build((None, *IMAGES.shape[1:]))
+    model.dictionary.keys.assign(RNG.normal(size=model.dictionary.keys.shape))
+    return model
+
+
+def test_backbones_of_models_with_neighbors(tmp_path):
+    model = with_neighbors(
+        stack(
+            keras.layers.Conv2D(4, 3, name="first"),
+            keras.layers.BatchNormalization(),
+            keras.layers.GlobalAveragePooling2D(),
+        )
+    )
+    added = add_similarity(model)
+    assert type(added) is MetaNeighborhoodModel and added.name == "neighbors"
+    assert difference(model, added, IMAGES) == 0
+    assert converted(added.backbone) == ["first"]
+    # Head, dictionary and rate go on being trained, of the backbone `M` alone.
+    assert [v.name for v in added.backbone.trainable_variables] == ["similarity"]
+    assert len(added.trainable_variables) == 1 + len(
+        model.neighborhood.trainable_variables
+    )
+    told = summary(added)
+    assert told.name == "neighbors" and told.layers[0].multiply_adds
+    assert told.multiply_adds is None
+    assert told.parameters == added.count_params()
+    added.backbone.get_layer("first").similarity_parameters.assign(RNG.normal(size=9))
+    folded = fold(added)
+    assert type(folded.backbone.get_layer("first")) is keras.layers.Conv2D
+    assert difference(added, folded, IMAGES) <= 1e-5
+    folded.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert difference(folded, loaded, IMAGES) <= 1e-6
+    with_film = add_film(model)
+    assert difference(model, with_film, IMAGES) == 0
+    assert any(isinstance(each, layers.InstanceFiLM) for each in with_film.backbone.layers)
+
+
+def test_backbones_that_are_no_graph():
+    model = MetaNeighborhoodModel(None, layers.CosineDense(3), 5)
+    for convert in (add_similarity, add_film, fold, summary):
+        with pytest.raises(ValueError, match=r"`model` must have a backbone that.*None"):
+            convert(model)
+    unbuilt = MetaNeighborhoodModel(stack(keras.layers.Flatten()), layers.CosineDense(3))
+    with pytest.raises(ValueError, match="`with_backbone` needs a built model"):
+        fold(unbuilt)
+
+
+def test_progress_over_layers(capsys):
+    add_similarity(stack(keras.layers.Conv2D(4, 3)), verbose=1)
+    assert "1/Unknown" in capsys.readouterr().out
 
 
 def test_layers_of_other_forms(plain):

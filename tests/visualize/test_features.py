@@ -35,35 +35,50 @@ def test_principal_plane(metric, tmp_path):
     figure = visualize.plot_feature_map(model, X, Y, class_names=["ant", "bee", "cat"])
     check_saved(figure, tmp_path)
     (axis,) = figure.axes
-    examples, keys, *_ = axis.collections
+    values = ops.convert_to_numpy(model.dictionary.values)
+    kinds, is_decided = values.argmax(axis=1), values.max(axis=1) >= 0.5
+    # Class by class; the entries of each the undecided ones first.
+    examples = np.concatenate([offsets(drawn) for drawn in axis.collections[:3]])
+    keys = np.concatenate([offsets(drawn) for drawn in axis.collections[3:9]])
+    order = [
+        np.argsort(Y, kind="stable"),
+        np.lexsort((np.arange(12), is_decided, kinds)),
+    ]
     features, entries = vectors_of(model, metric)
     covariance = np.cov(features.T)
     lengths, directions = np.linalg.eigh(covariance)
     for column, direction in enumerate((directions[:, -1], directions[:, -2])):
-        for drawn, vectors in ((examples, features), (keys, entries)):
-            expected = (vectors - features.mean(axis=0)) @ direction
-            found = offsets(drawn)[:, column]
+        for drawn, vectors, places in zip(
+            (examples, keys), (features, entries), order, strict=True
+        ):
+            expected = ((vectors - features.mean(axis=0)) @ direction)[places]
+            found = drawn[:, column]
             # A principal direction may point either way.
             sign = np.sign(found @ expected)
             np.testing.assert_allclose(sign * found, expected, atol=1e-5)
     share = 100 * lengths[-1] / lengths.sum()
     assert f"({share:.0f} % of the variance)" in axis.get_xlabel()
-    assert [text.get_text() for text in axis.texts] == ["ant", "bee", "cat"]
+    legend = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert legend[:3] == ["ant", "bee", "cat"]
+    assert not axis.texts  # Nothing on the map that could hide something.
 
 
-def test_colours_are_classes():
+def test_colours_and_shapes_are_classes():
     model = model_of()
-    (axis,) = visualize.plot_feature_map(model, X, Y).figure.axes
-    examples, keys, *_ = axis.collections
-    values = ops.convert_to_numpy(model.dictionary.values)
-    kinds = values.argmax(axis=1)
-    colors = [text.get_bbox_patch().get_edgecolor()[:3] for text in axis.texts]
-    assert len(set(colors)) == 3
-    for drawn, labels in ((examples, Y), (keys, kinds)):
-        found = drawn.get_facecolors()[:, :3]
-        if len(found) == 0:  # Markers of lines alone have no faces.
-            found = drawn.get_edgecolors()[:, :3]
-        np.testing.assert_allclose(found, np.asarray(colors)[labels])
+    values = np.tile([0.9, 0.05, 0.05], (12, 1))
+    values[:4] = [0.3, 0.4, 0.3]
+    model.dictionary.assign(values=values)
+    (axis,) = visualize.plot_feature_map(model, X, Y).axes
+    examples, entries = axis.collections[:3], axis.collections[3:9]
+    colors = [to_rgba(drawn.get_facecolors()[0])[:3] for drawn in examples]
+    shapes = {len(drawn.get_paths()[0].vertices) for drawn in examples}
+    assert len(set(colors)) == 3 and len(shapes) == 3
+    # Eight decided entries of class 0, four undecided ones of class 1.
+    counts = [len(offsets(drawn)) for drawn in entries]
+    assert counts == [0, 8, 4, 0, 0, 0]
+    assert to_rgba(entries[1].get_facecolors()[0])[:3] == colors[0]
+    assert to_rgba(entries[2].get_facecolors()[0])[:3] == (1, 1, 1)
+    assert to_rgba(entries[2].get_edgecolors()[0])[:3] == colors[1]
 
 
 def test_one_hot_labels_and_many_classes():
@@ -74,10 +89,23 @@ def test_one_hot_labels_and_many_classes():
         for each in (labels, np.eye(12)[labels])
     ]
     one, other = (
-        [to_rgba(color) for color in axis.collections[0].get_facecolors()] for axis in drawn
+        [offsets(collection).tolist() for collection in axis.collections[:12]]
+        for axis in drawn
     )
     assert one == other
-    assert len(set(one)) == 12
+    assert sorted(map(len, one)) == [3] * 8 + [4] * 4
+
+
+def test_a_map_of_a_data_set():
+    model = model_of()
+    one, other = (
+        visualize.plot_feature_map(model, *arguments).axes[0]
+        for arguments in ((X, Y), (iter([(X[:30], Y[:30]), (X[30:], Y[30:])]),))
+    )
+    for first, second in zip(one.collections, other.collections, strict=True):
+        np.testing.assert_allclose(offsets(first), offsets(second), atol=1e-6)
+    with pytest.raises(ValueError, match=r"`y` must be given, or come with the data set"):
+        visualize.plot_feature_map(model, iter([X]))
 
 
 def test_neighbor_embedding(tmp_path, one_thread):
@@ -87,14 +115,15 @@ def test_neighbor_embedding(tmp_path, one_thread):
     groups = np.repeat([0, 1], 20)
     figure = visualize.plot_feature_map(model, features, groups, method="tsne")
     check_saved(figure, tmp_path)
-    places = offsets(figure.axes[0].collections[0])
+    places = np.concatenate([offsets(d) for d in figure.axes[0].collections[:2]])
     assert places.shape == (40, 2)
     centers = np.stack([places[groups == group].mean(axis=0) for group in (0, 1)])
     nearest = np.linalg.norm(places[:, None] - centers, axis=-1).argmin(axis=1)
     np.testing.assert_array_equal(nearest, groups)
-    assert len(offsets(figure.axes[0].collections[1])) == 12
+    entries = figure.axes[0].collections[3:9]
+    assert sum(len(offsets(drawn)) for drawn in entries) == 12
     again = visualize.plot_feature_map(model, features, groups, method="tsne")
-    np.testing.assert_array_equal(places, offsets(again.axes[0].collections[0]))
+    np.testing.assert_array_equal(places[:20], offsets(again.axes[0].collections[0]))
 
 
 def test_error_without_scikit_learn(monkeypatch):

@@ -50,22 +50,58 @@ def test_similarities(tmp_path):
     assert list(panels) == ["masked\nmask", "mixed\nM"]
     assert len(figure.axes) == 3
     masked, mixed = (model.get_layer(name) for name in ("masked", "mixed"))
-    for image, expected in zip(
-        panels.values(),
-        (
-            ops.convert_to_numpy(masked.similarity_parameters).reshape(2, 3),
-            ops.convert_to_numpy(mixed.similarity_parameters),
-        ),
-        strict=True,
-    ):
-        np.testing.assert_allclose(np.asarray(image.get_array()), expected, rtol=1e-6)
-        # The same scale in all panels, white at zero.
-        assert image.get_clim() == (-image.get_clim()[1], image.get_clim()[1])
-        assert image.get_clim() == next(iter(panels.values())).get_clim()
-        assert image.get_clim()[1] >= max(2.0, np.abs(expected).max())
+    mask = ops.convert_to_numpy(masked.similarity_parameters).reshape(2, 3)
+    matrix = ops.convert_to_numpy(mixed.similarity_parameters)
+    differences = (mask - 1, matrix - np.eye(6))
+    largest = max(np.abs(each).max() for each in differences)
+    for image, expected in zip(panels.values(), differences, strict=True):
+        np.testing.assert_allclose(np.asarray(image.get_array()), expected, atol=1e-6)
+        # The same scale in all panels, as wide as the data, white at the identity.
+        assert image.get_clim() == pytest.approx((-largest, largest))
     texts = [text.get_text() for axis in figure.axes for text in axis.texts]
-    mask = ops.convert_to_numpy(masked.similarity_parameters)
-    assert texts == [f"{value:.2f}" for value in mask]
+    np.testing.assert_allclose([float(text) for text in texts], mask.ravel(), atol=0.05)
+
+
+def test_an_identity_is_named_and_has_no_colours():
+    layers = [
+        nsl_keras.layers.NeuralSimilarityConv2D(2, 3, similarity=kind, name=kind)
+        for kind in ("diagonal", "unconstrained")
+    ]
+    figure = visualize.plot_similarities(
+        keras.Sequential([keras.Input((6, 5, 3)), *layers])
+    )
+    for image in panels_of(figure).values():
+        assert not np.asarray(image.get_array()).any()
+        assert image.get_clim()[1] > 0
+    texts = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert texts.count("identity") == 1
+
+
+def test_many_panels_are_wrapped():
+    layers = [
+        nsl_keras.layers.NeuralSimilarityConv2D(
+            2, 1, padding="same", name=f"block_{number}_of_a_very_long_name_convolution"
+        )
+        for number in range(19)
+    ]
+    figure = visualize.plot_similarities(
+        keras.Sequential([keras.Input((6, 5, 3)), *layers])
+    )
+    width, height = figure.get_size_inches()
+    assert width < 12 and height < 8
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert len(titles) == 19
+    assert max(len(line) for title in titles for line in title.splitlines()) <= 19
+    assert titles[3].replace("\n", "") == "block_3_of_a_very_long_name_convolutionmask"
+
+
+def test_similarities_of_recurrent_cells_and_of_a_backbone_with_neighbours():
+    cell = nsl_keras.layers.NeuralSimilarityGRUCell(4)
+    model = keras.Sequential([keras.Input((5, 3)), keras.layers.RNN(cell, name="gru")])
+    assert len(panels_of(visualize.plot_similarities(model))) == 2
+    backbone = model_of(convolution(name="deep"), keras.layers.Flatten())
+    model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
+    assert list(panels_of(visualize.plot_similarities(model))) == ["deep\nmask"]
 
 
 def test_similarities_of_nested_models():
@@ -96,8 +132,9 @@ def test_learned_kernel_shapes(tmp_path):
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
     assert list(panels) == ["static\nmask", "static\nshape", "dynamic\nshape"]
+    # Dark where a tap is left out.
     drawn = np.asarray(panels["dynamic\nshape"].get_array())
-    np.testing.assert_array_equal(drawn, [[1, 0, 1], [1, 0, 1]])
+    np.testing.assert_array_equal(drawn, [[0, 1, 0], [0, 1, 0]])
 
 
 def test_similarities_of_other_windows():
@@ -136,7 +173,7 @@ def test_similarities_of_an_own_kind_with_other_parameters():
     value = ops.convert_to_numpy(model.layers[0].similarity_parameters)[0]
     drawn = np.asarray(image.get_array())
     # As the matrix it is, or as its diagonal on the taps.
-    expected = value * (np.eye(6) if drawn.shape == (6, 6) else np.ones((2, 3)))
+    expected = (value - 1) * (np.eye(6) if drawn.shape == (6, 6) else np.ones((2, 3)))
     np.testing.assert_allclose(drawn, expected, rtol=1e-6)
 
 
@@ -161,6 +198,6 @@ def test_error_of_an_unbuilt_model():
 
 def test_error_without_matplotlib(monkeypatch):
     # An entry of None makes the import fail as if nothing were installed.
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"nsl_keras\[visualize\]"):
         visualize.plot_similarities(model_of(convolution()))

@@ -1,0 +1,79 @@
+"""What all figures share: how they are shown and saved, colours, images, numbers."""
+
+import sys
+import warnings
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from nsl_keras.visualize import figures
+
+
+def test_figures_are_those_that_show_shows():
+    figure = figures.new_figure(figsize=(2, 1))
+    assert plt.figure(figure.number) is figure
+    assert figure.get_dpi() == 150
+    plt.close(figure)
+    assert not plt.fignum_exists(figure.number)
+
+
+def test_a_notebook_shows_a_figure_once(monkeypatch):
+    figure = figures.new_figure(figsize=(2, 1))
+    # Elsewhere IPython takes its own way.
+    with pytest.raises(NotImplementedError):
+        figure._ipython_display_()
+    monkeypatch.setattr(matplotlib, "get_backend", lambda: "module://inline")
+    assert figure._ipython_display_() is None
+    plt.close(figure)
+    with pytest.raises(NotImplementedError):
+        figure._ipython_display_()
+
+
+@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
+def test_saved_without_a_warning(kind, tmp_path):
+    figure = figures.new_figure(figsize=(2, 1))
+    axis = figure.subplots()
+    figures.draw_image(axis, np.eye(4)[..., None], (0, 1))
+    axis.set_title("Größe ± 1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(tmp_path / f"picture.{kind}")
+    assert (tmp_path / f"picture.{kind}").stat().st_size > 500
+
+
+def test_ten_classes_have_ten_colours_and_ten_shapes():
+    assert len(set(figures.colors_of(10))) == 10
+    assert len(set(figures.markers_of(10))) == 10
+    assert len({tuple(color) for color in figures.colors_of(25)}) == 25
+    assert len(figures.markers_of(25)) == 25
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+def test_images_of_any_number_of_channels(channels):
+    image = np.random.default_rng(0).random((5, 6, channels))
+    axis = figures.new_figure().subplots()
+    figures.draw_image(axis, image, (0, 1))
+    drawn = np.asarray(axis.images[0].get_array())
+    expected = image if channels in (3, 4) else image.mean(axis=-1)
+    np.testing.assert_allclose(drawn, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("largest", "decimals"), [(0, 2), (123, 0), (12, 1), (2.5, 2), (0.56, 2), (0.004, 4)]
+)
+def test_two_digits_of_the_largest_number(largest, decimals):
+    assert figures.decimals_for(largest) == decimals
+
+
+def test_a_change_that_rounds_to_zero_has_no_sign():
+    texts = [figures.signed(value, 2) for value in (-0.001, 0.0, 0.126, -3.0)]
+    assert texts == ["0", "0", "+0.13", "-3.00"]
+
+
+def test_error_without_matplotlib(monkeypatch):
+    # An entry of None makes the import fail as if nothing were installed.
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"nsl_keras\[visualize\]"):
+        figures.new_figure()
