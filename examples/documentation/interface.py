@@ -73,10 +73,15 @@ def _index(title: str, module: ModuleType, rows: list[str]) -> str:
     if module is nsl_keras:
         rows = [
             *rows,
-            *(_row(f"`{name}`", f"{name}.md", vars(module)[name]) for name in names_of(module)),
+            *(
+                _row(f"`{name}`", f"{name}.md", vars(module)[name])
+                for name in names_of(module)
+            ),
         ]
     listed = "\n".join(rows)
-    return f"# {title}\n\n{inspect.getdoc(module)}\n\n| name | what |\n|---|---|\n{listed}\n"
+    return (
+        f"# {title}\n\n{inspect.getdoc(module)}\n\n| name | what |\n|---|---|\n{listed}\n"
+    )
 
 
 def _row(name: str, link: str, thing: Any) -> str:
@@ -106,7 +111,9 @@ def _signature(full_name: str, thing: Any) -> str:
     if True in keyword_only and not any(each.startswith("*") for each in parameters[:-1]):
         parameters.insert(keyword_only.index(True), "*")
     # The start of a printed function or class says where it lies in memory.
-    listed = [re.sub(r"<(?:class|function) '?([\w.]+)[^>]*>", r"\1", each) for each in parameters]
+    listed = [
+        re.sub(r"<(?:class|function) '?([\w.]+)[^>]*>", r"\1", each) for each in parameters
+    ]
     call = f"{full_name}({', '.join(listed)})"
     if len(call) > 88:
         lines = "".join(f"    {each},\n" for each in listed)
