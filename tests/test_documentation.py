@@ -12,7 +12,7 @@ import keras
 import pytest
 from test_public_interface import PUBLIC
 
-from examples.documentation import docstrings, interface
+from examples.documentation import interface
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -78,7 +78,10 @@ def test_measured_figures_stand_in_tables_alone(page):
     assert not found, f"{name_of(page)}: {found.group()} has no file in results/"
 
 
+@pytest.mark.long
 def test_docstrings_become_markdown():
+    from examples.documentation import docstrings  # It needs the site's tools.
+
     text = """Adds.
 
 Args:
@@ -165,3 +168,9 @@ def test_site_builds_without_a_warning(tmp_path):
     for name in PUBLIC:
         page = site.joinpath("api", *name.split(".")[1:], "index.html").read_text()
         assert "&gt;&gt;&gt;" in page, f"{name}: its page has no example"
+    for page in site.rglob("*.html"):  # What a strict build does not look at.
+        for source in re.findall(r'<img [^>]*src="([^":]+)"', page.read_text()):
+            assert (page.parent / source).exists(), f"{page}: {source}"
+    formulas = (site / "mathematics" / "index.html").read_text()
+    assert formulas.count("<math") > 50
+    assert "arithmatex" not in formulas

@@ -132,10 +132,15 @@ def _predictor_cost() -> str:
 
 def _no_harm() -> str:
     records = runs.RunRecords(RESULTS / "no_harm" / "runs")
-    made = benchmarks.no_harm.report.summary_table(
-        benchmarks.no_harm.report.compare(records.runs)
-    )
+    comparisons = benchmarks.no_harm.report.compare(records.runs)
+    made = _first_columns(benchmarks.no_harm.report.summary_table(comparisons), 5)
     return _shown(f"`python -m benchmarks.no_harm --output_dir=.`:\n\n{made}", "no_harm")
+
+
+def _first_columns(table: str, count: int) -> str:
+    return "\n".join(
+        f"{'|'.join(line.split('|')[: count + 1])}|" for line in table.splitlines()
+    )
 
 
 def _costs() -> str:

@@ -40,8 +40,9 @@ import importlib.util
 import pathlib
 
 if importlib.util.find_spec("nsl_keras") is None:
-    clone, wheels = pathlib.Path("../..").resolve(), sorted(pathlib.Path().glob("*.whl"))
     source = "git+https://github.com/nsl-keras/nsl_keras"
+    clone = pathlib.Path("../..").resolve()
+    wheels = sorted(pathlib.Path().glob("nsl_keras-*.whl"))
     if (clone / "nsl_keras").is_dir():
         source = clone.as_uri()
     elif wheels:
@@ -109,7 +110,7 @@ for label, row in enumerate(axes):
         axis.imshow(image)
         axis.set_axis_off()
 axes[0, 0].set_title("support")
-axes[0, 1].set_title("queries ...");
+axes[0, 1].set_title("queries ...")
 
 # %% [markdown]
 # ## Baselines: nearest centroid
@@ -187,7 +188,9 @@ found = {
 }
 plain = found["plain features, nearest centroid"]
 for name, evaluation in found.items():
-    difference = "" if evaluation is plain else f"  to plain: {few_shot.compare(evaluation, plain)}"
+    difference = (
+        "" if evaluation is plain else f"  to plain: {few_shot.compare(evaluation, plain)}"
+    )
     print(f"{name:40}{evaluation}{difference}")
 
 # %%
@@ -195,7 +198,11 @@ figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
 for number, (name, evaluation) in enumerate(found.items()):
     color = "tab:blue" if number in (0, 1, 4) else "tab:orange"
     axis.barh(
-        number, 100 * evaluation.mean, xerr=100 * evaluation.half_width, color=color, capsize=3
+        number,
+        100 * evaluation.mean,
+        xerr=100 * evaluation.half_width,
+        color=color,
+        capsize=3,
     )
 axis.axvline(20, color="black", linestyle="--", linewidth=1)
 axis.set_yticks(range(len(found)), found)
@@ -205,14 +212,17 @@ axis.set_xlabel("accuracy on queries, %, with 95 % interval (dashed: chance)")
 methods = ("NeighborhoodLearner", "similarity + new classifier, finetuned")
 for name in methods:
     gained = few_shot.compare(found[name], plain)
-    verdict = "gained" if gained.mean > gained.half_width else (
-        "lost" if gained.mean < -gained.half_width else "made no clear difference"
+    verdict = (
+        "gained"
+        if gained.mean > gained.half_width
+        else ("lost" if gained.mean < -gained.half_width else "made no clear difference")
     )
     print(f"{name} {verdict} against nearest centroids of plain features: {gained}")
 
 # %% [markdown]
-# What that says: look at the plain nearest centroid first. It needs no episodes, and learners
-# that are trained on episodes have to beat it to be worth their while.
+# What that says: neither method gained anything over the plain nearest centroid here. It
+# needs no episodes, so begin with it: learners that are trained on episodes, or finetuned in
+# each, have to beat it to be worth their while.
 #
 # ## Where to go from here
 #

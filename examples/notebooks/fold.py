@@ -36,8 +36,9 @@ import importlib.util
 import pathlib
 
 if importlib.util.find_spec("nsl_keras") is None:
-    clone, wheels = pathlib.Path("../..").resolve(), sorted(pathlib.Path().glob("*.whl"))
     source = "git+https://github.com/nsl-keras/nsl_keras"
+    clone = pathlib.Path("../..").resolve()
+    wheels = sorted(pathlib.Path().glob("nsl_keras-*.whl"))
     if (clone / "nsl_keras").is_dir():
         source = clone.as_uri()
     elif wheels:
@@ -126,9 +127,7 @@ def accuracy(model, images, labels):
 trained = keras.Sequential([keras.Input((SIZE, SIZE, 3))])
 for filters in (16, 32, 64):
     name = f"convolution_{filters}"
-    trained.add(
-        keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=name)
-    )
+    trained.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=name))
     trained.add(keras.layers.BatchNormalization(momentum=0.9))
     trained.add(keras.layers.ReLU())
     if filters > 16:
@@ -200,7 +199,9 @@ print(f"{'nothing':22}{0:8,}  {before:10.1f}{before_sharp:13.1f}")
 for way, pairs in found.items():
     count = sum(int(np.prod(weight.shape)) for weight in models[way].trainable_variables)
     (blurred, sharp), spread = np.mean(pairs, axis=0), np.std(pairs, axis=0)
-    print(f"{way:22}{count:8,}  {blurred:10.1f} ± {spread[0]:.1f}{sharp:7.1f} ± {spread[1]:.1f}")
+    print(
+        f"{way:22}{count:8,}  {blurred:10.1f} ± {spread[0]:.1f}{sharp:7.1f} ± {spread[1]:.1f}"
+    )
 
 # %%
 figure, axis = plt.subplots(figsize=(8, 2.8), layout="constrained")
@@ -212,8 +213,7 @@ axis.axvline(before, color="black", linestyle="--", linewidth=1)
 axis.text(before, -0.75, " nothing trained", va="center", fontsize=9)
 axis.set_yticks(range(len(found)), found)
 axis.invert_yaxis()
-axis.set_xlabel("accuracy on blurred images, %: mean, and a dot for each draw");
-
+axis.set_xlabel("accuracy on blurred images, %: mean, and a dot for each draw")
 # %%
 best_m = max((np.mean(found[way], axis=0)[0], way) for way in found if way.startswith("M"))
 best_plain = max((np.mean(found[way], axis=0)[0], way) for way in found if way[0] != "M")
@@ -244,7 +244,9 @@ nsl_keras.visualize.plot_similarities(models["M, diagonal"])
 
 # %%
 folded = nsl_keras.convert.fold(models["M, diagonal"])
-difference = np.abs(folded.predict(test_x, verbose=0) - models["M, diagonal"].predict(test_x, verbose=0))
+difference = np.abs(
+    folded.predict(test_x, verbose=0) - models["M, diagonal"].predict(test_x, verbose=0)
+)
 print([type(layer).__name__ for layer in folded.layers][:3], "...")
 print(f"parameters: {trained.count_params():,} before, {folded.count_params():,} folded")
 print(f"largest difference of the logits: {difference.max():.1e}")

@@ -34,8 +34,9 @@ import importlib.util
 import pathlib
 
 if importlib.util.find_spec("nsl_keras") is None:
-    clone, wheels = pathlib.Path("../..").resolve(), sorted(pathlib.Path().glob("*.whl"))
     source = "git+https://github.com/nsl-keras/nsl_keras"
+    clone = pathlib.Path("../..").resolve()
+    wheels = sorted(pathlib.Path().glob("nsl_keras-*.whl"))
     if (clone / "nsl_keras").is_dir():
         source = clone.as_uri()
     elif wheels:
@@ -112,7 +113,9 @@ class Watch(keras.callbacks.Callback):
 
     def look(self, epoch):
         if epoch in self.epochs:
-            regions = self.model.predict(self.grid, batch_size=2048, verbose=0).argmax(axis=1)
+            regions = self.model.predict(self.grid, batch_size=2048, verbose=0).argmax(
+                axis=1
+            )
             keys = np.array(keras.ops.convert_to_numpy(self.model.dictionary.keys))
             self.seen.append((epoch, keys, regions.reshape(90, 90)))
 
@@ -130,7 +133,9 @@ for model in (linear, with_neighbors):
     callbacks = [watch] if model is with_neighbors else []
     model.fit(points, spiral, batch_size=100, epochs=EPOCHS, callbacks=callbacks, verbose=0)
     found = np.mean(model.predict(test_points, verbose=0).argmax(axis=1) == test_spiral)
-    print(f"{'linear' if model is linear else 'with neighbours':16}{100 * found:6.1f} % of new points")
+    print(
+        f"{'linear' if model is linear else 'with neighbours':16}{100 * found:6.1f} % of new points"
+    )
 
 # %% [markdown]
 # The entries (circles; squares are the other class) wander until they line the spirals, and
@@ -235,7 +240,9 @@ for axis, name in zip(axes, ("linear", "convolutional")):
             axis.plot(
                 100 * np.array(history["val_accuracy"]),
                 color="tab:orange" if neighbors else "tab:blue",
-                label=("with neighbours" if neighbors else "plain twin") if not seed else None,
+                label=("with neighbours" if neighbors else "plain twin")
+                if not seed
+                else None,
             )
             if neighbors:
                 axis.plot(

@@ -32,8 +32,9 @@ import importlib.util
 import pathlib
 
 if importlib.util.find_spec("nsl_keras") is None:
-    clone, wheels = pathlib.Path("../..").resolve(), sorted(pathlib.Path().glob("*.whl"))
     source = "git+https://github.com/nsl-keras/nsl_keras"
+    clone = pathlib.Path("../..").resolve()
+    wheels = sorted(pathlib.Path().glob("nsl_keras-*.whl"))
     if (clone / "nsl_keras").is_dir():
         source = clone.as_uri()
     elif wheels:
@@ -63,6 +64,7 @@ import nsl_keras
 
 # %matplotlib inline
 SHORT = "NSL_KERAS_SHORT" in os.environ  # A few steps only, for the tests.
+tf.get_logger().setLevel("ERROR")
 keras.utils.set_random_seed(0)
 folder = pathlib.Path(tempfile.mkdtemp())
 
@@ -122,7 +124,8 @@ axis.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(60, 100))
 axis.legend()
 last = {name: 100 * logs["val_accuracy"][-1] for name, logs in history.items()}
 gain = last["with neighbours"] - last["plain twin"]
-print(f"{last}: the neighbours made {gain:+.1f} points, from one seed.")
+print(", ".join(f"{name} {found:.1f} %" for name, found in last.items()))
+print(f"The neighbours made {gain:+.1f} points, from one seed.")
 
 # %% [markdown]
 # ## Save, and load in another process
@@ -184,7 +187,7 @@ for name in ("serving_default", "unadapted"):
 # it reads the same folder.
 
 # %%
-SERVER = '''
+SERVER = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -215,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
 server = HTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_port, flush=True)
 server.serve_forever()
-'''
+"""
 
 
 def start(name):
@@ -225,7 +228,10 @@ def start(name):
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    return process, f"http://127.0.0.1:{int(process.stdout.readline())}/v1/models/{name}:predict"
+    return (
+        process,
+        f"http://127.0.0.1:{int(process.stdout.readline())}/v1/models/{name}:predict",
+    )
 
 
 def ask(url, batch):
@@ -259,9 +265,7 @@ for process, _ in servers.values():
     process.wait()
 
 figure, axis = plt.subplots(figsize=(6, 2.6), layout="constrained")
-axis.boxplot(
-    list(times.values()), orientation="horizontal", showfliers=False, widths=0.6
-)
+axis.boxplot(list(times.values()), orientation="horizontal", showfliers=False, widths=0.6)
 axis.set_yticks([1, 2], ["plain twin", "with neighbours"])
 axis.set_xlabel("milliseconds for a request of one image")
 medians = {name: np.median(each) for name, each in times.items()}
