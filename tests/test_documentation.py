@@ -12,6 +12,7 @@ import keras
 import pytest
 from test_public_interface import PUBLIC
 
+import nsl_keras
 from examples.documentation import interface
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -76,6 +77,27 @@ def test_measured_figures_stand_in_tables_alone(page):
     text = re.sub(r"<!-- table.*?<!-- end -->|```.*?```", "", text, flags=re.S)
     found = re.search(r"[\d.]+ ?(?:%|points\b|dB\b|MiB\b|ms\b)", text)
     assert not found, f"{name_of(page)}: {found.group()} has no file in results/"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_on_the_page_exist(page):
+    spans = re.findall(
+        r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    )
+    modules = {name.removeprefix("nsl_keras.") for name in interface.modules()}
+    for span in spans:
+        dotted = re.match(r"[a-z_]+(?:\.\w+)+", span)
+        if dotted is None:
+            continue
+        first, *others = dotted.group().split(".")
+        if first in modules:
+            others = [first, *others]
+        elif first not in ("keras", "nsl_keras"):
+            continue
+        thing = keras if first == "keras" else nsl_keras
+        for name in others:
+            assert hasattr(thing, name), f"{name_of(page)}: {dotted.group()}"
+            thing = getattr(thing, name)
 
 
 @pytest.mark.long
