@@ -104,13 +104,13 @@ others = few_shot.EpisodeSampler(test_images, test_labels, shots=1, queries=10, 
 
 episode = others.episode(0)
 figure, axes = plt.subplots(5, 7, figsize=(7, 5), layout="constrained")
+axes[0, 0].set_title("support")
+axes[0, 1].set_title("queries ...")
 for label, row in enumerate(axes):
     queries = episode.query_images[episode.query_labels == label]
     for axis, image in zip(row, [episode.support_images[label], *queries]):
         axis.imshow(image)
         axis.set_axis_off()
-axes[0, 0].set_title("support")
-axes[0, 1].set_title("queries ...")
 
 # %% [markdown]
 # ## Baselines: nearest centroid

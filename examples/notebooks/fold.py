@@ -212,8 +212,8 @@ for number, (way, pairs) in enumerate(found.items()):
 axis.axvline(before, color="black", linestyle="--", linewidth=1)
 axis.text(before, -0.75, " nothing trained", va="center", fontsize=9)
 axis.set_yticks(range(len(found)), found)
-axis.invert_yaxis()
 axis.set_xlabel("accuracy on blurred images, %: mean, and a dot for each draw")
+axis.invert_yaxis()
 # %%
 best_m = max((np.mean(found[way], axis=0)[0], way) for way in found if way.startswith("M"))
 best_plain = max((np.mean(found[way], axis=0)[0], way) for way in found if way[0] != "M")
