@@ -23,8 +23,8 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-long test-oldest test-newest packages lint bench no-harm results \
-	tune setup
+.PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm \
+	notebooks results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -70,9 +70,18 @@ no-harm: $(INSTALLED)
 tune: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits --tune
 
-# The tables of results/README.md and README.md, from the files in results/.
+# The tables of results/README.md, README.md and docs/, from the files in results/.
 results: $(INSTALLED)
 	$(PY) -m examples.tables
+
+# The documentation, at http://localhost:8000 until it is interrupted.
+docs: $(INSTALLED)
+	$(PY) -m examples.documentation
+	$(PY) -m zensical serve
+
+# Runs all notebooks again, and stores what they show: some ten minutes.
+notebooks: $(INSTALLED)
+	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m examples.documentation.notebooks
 
 setup: $(INSTALLED)
 

@@ -1,4 +1,4 @@
-"""Makes every table of results/README.md and of the README from the files in results/.
+"""Makes every table of results/README.md, README and docs from the files in results/.
 
     python -m examples.tables          # or `make results`
 
@@ -8,7 +8,6 @@ Nothing is typed in by hand; what has no file is "not run".
 from __future__ import annotations
 
 import pathlib
-import re
 
 import benchmarks.table
 import examples.demo.table
@@ -16,8 +15,8 @@ import examples.few_shot.table
 import examples.image_classification.table
 import examples.neural_similarity.table
 import examples.regression.table
-from examples.common import runs
 from examples.demo import spirals
+from examples.documentation.tables import with_tables
 from examples.neural_similarity import implicit_regularization, predictor_cost
 from nsl_keras import files
 
@@ -59,22 +58,19 @@ def results_readme() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def readme_with_tables(text: str) -> str:
-    """The README with the parts between `<!-- table: name -->` markers made anew."""
-
-    def made_anew(match: re.Match) -> str:
-        found = runs.RunRecords(RESULTS / "demo" / match["name"]).runs
-        made = examples.demo.table.table(found) if found else "Not run."
-        return f"<!-- table: {match['name']} -->\n{made}\n<!-- end -->"
-
-    pattern = r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->"
-    return re.sub(pattern, made_anew, text, flags=re.S)
+def pages() -> list[pathlib.Path]:
+    """Returns README and documentation, which have tables between markers."""
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    ]
 
 
 def main() -> None:
     files.write_text(RESULTS / "README.md", results_readme())
-    readme = ROOT / "README.md"
-    files.write_text(readme, readme_with_tables(readme.read_text()))
+    for page in pages():
+        files.write_text(page, with_tables(page.read_text()))
 
 
 if __name__ == "__main__":

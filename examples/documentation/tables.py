@@ -1,0 +1,205 @@
+"""The tables of README and documentation, by the names that stand on the pages.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and names the command that
+wrote its files.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable
+
+import benchmarks.no_harm.report
+import benchmarks.table
+import examples.demo.table
+import examples.few_shot.table
+import examples.image_classification.table
+import examples.neural_similarity.table
+import examples.regression.table
+from examples.common import runs, tables
+from examples.neural_similarity import predictor_cost
+
+RESULTS = pathlib.Path(__file__).parents[2] / "results"
+FILES = "https://github.com/nsl-keras/nsl_keras/tree/main/results"
+
+#: What the table of costs shows of the benchmarks: what it is, group, case and candidate.
+COSTS = (
+    (
+        "static similarity, training step of CNN-9",
+        "static",
+        "CNN-9, training step",
+        "static UNS",
+    ),
+    (
+        "static similarity folded, inference of CNN-9",
+        "static",
+        "CNN-9, inference",
+        "folded UNS",
+    ),
+    *(
+        (
+            f"dynamic {title} similarity, one layer of {filters} filters at {size}x{size}, "
+            f"training step",
+            "dynamic",
+            f"{size}x{size}, {filters}->{filters}, forward+backward",
+            f"dynamic {kind}, layer",
+        )
+        for title, kind in (("diagonal", "DNS"), ("unconstrained", "UNS"))
+        for size, filters in ((32, 32), (8, 128))
+    ),
+    *(
+        (
+            f"Meta-Neighborhoods, 5,000 entries, {title}, {what}",
+            "model",
+            f"{network}, S=5000, C=10, B=128, {what}",
+            "Meta-Neighborhoods",
+        )
+        for network, title in (
+            ("convnet4", "4-layer network"),
+            ("resnet_v2(29)", "ResNet-29"),
+        )
+        for what in ("training step", "inference")
+    ),
+)
+#: The same of peak memory: what it is, case and candidate.
+MEMORY = (
+    *(
+        (f"one layer of 32 filters at 32x32: {title}", "32x32, 32->32, B=128", candidate)
+        for title, candidate in (
+            ("convolution", "Conv2D"),
+            ("dynamic diagonal similarity", "dynamic DNS, layer"),
+            ("dynamic unconstrained similarity", "dynamic UNS, layer"),
+        )
+    ),
+    *(
+        (
+            f"head of 256 features and 10 classes: {entries:,} entries",
+            "d=256, C=10, B=128",
+            f"Meta-Neighborhoods, dual form, S={entries}",
+        )
+        for entries in (1000, 10000, 100000)
+    ),
+)
+
+
+def with_tables(text: str) -> str:
+    """Returns a page with the parts between its markers made anew."""
+    return re.sub(
+        r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->",
+        lambda match: (
+            f"<!-- table: {match['name']} -->\n{TABLES[match['name']]()}\n<!-- end -->"
+        ),
+        text,
+        flags=re.S,
+    )
+
+
+def _bare_demo() -> str:
+    found = runs.RunRecords(RESULTS / "demo" / "digits").runs
+    return examples.demo.table.table(found) if found else "Not run."
+
+
+def _demo() -> str:
+    return _shown(examples.demo.table.section(RESULTS, "digits"), "demo/digits")
+
+
+def _few_shot() -> str:
+    place = "few_shot/cifar_fs_small_cnn4_5way_5shot_tuned"
+    return _shown(examples.few_shot.table.section(runs.RunRecords(RESULTS / place)), place)
+
+
+def _image_classification() -> str:
+    place = "image_classification/convnet4_cifar10_all_1500"
+    records = runs.RunRecords(RESULTS / place)
+    made = examples.image_classification.table.section(records, ["table_1"])
+    return _shown(made, place)
+
+
+def _neural_similarity() -> str:
+    place = "neural_similarity/cnn9_cifar10_all_500"
+    records = runs.RunRecords(RESULTS / place)
+    return _shown(examples.neural_similarity.table.section(records, ["4"]), place)
+
+
+def _regression() -> str:
+    return _shown(examples.regression.table.section(RESULTS), "regression")
+
+
+def _predictor_cost() -> str:
+    return _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE)
+
+
+def _no_harm() -> str:
+    records = runs.RunRecords(RESULTS / "no_harm" / "runs")
+    comparisons = benchmarks.no_harm.report.compare(records.runs)
+    made = _first_columns(benchmarks.no_harm.report.summary_table(comparisons), 5)
+    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`:\n\n{made}", "no_harm")
+
+
+def _first_columns(table: str, count: int) -> str:
+    return "\n".join(
+        f"{'|'.join(line.split('|')[: count + 1])}|" for line in table.splitlines()
+    )
+
+
+def _costs() -> str:
+    rows = [
+        [title, *_found(group, "median", "{:.2f}x", case, candidate)]
+        for title, group, case, candidate in COSTS
+    ]
+    made = tables.markdown(["what", "without XLA", "with XLA"], rows)
+    return _shown(
+        f"`make bench`, ratios to the plain layer or model:\n\n{made}", "benchmarks"
+    )
+
+
+def _memory() -> str:
+    group = benchmarks.table.MEMORY
+    rows = [
+        [
+            title,
+            *_found(group, "mebibytes", "{:.0f}", f"{case}, forward+backward", candidate),
+        ]
+        for title, case, candidate in MEMORY
+    ]
+    made = tables.markdown(["what", "MiB without XLA", "MiB with XLA"], rows)
+    return _shown(f"`make bench`:\n\n{made}", "benchmarks")
+
+
+def _found(group: str, key: str, form: str, case: str, candidate: str) -> list[str]:
+    """What was measured of a candidate without and with XLA."""
+    measured = {
+        each["xla"]: row[key]
+        for each in benchmarks.table.measured(RESULTS, group)
+        for row in each["rows"]
+        if (row["case"], row["candidate"]) == (case, candidate)
+    }
+    return [
+        form.format(measured[xla]) if xla in measured else "not run"
+        for xla in ("off", "on")
+    ]
+
+
+def _shown(section: str, place: str) -> str:
+    """A section without its headings and pictures, to the end of its first table."""
+    parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
+    first = next(
+        (i for i, part in enumerate(parts) if part.startswith("|")), len(parts) - 1
+    )
+    source = f"From the files in [`results/{place}`]({FILES}/{place})."
+    return "\n\n".join([*parts[: first + 1], source])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "digits": _bare_demo,
+    "demo": _demo,
+    "few_shot": _few_shot,
+    "cifar10": _image_classification,
+    "cnn9": _neural_similarity,
+    "regression": _regression,
+    "predictor_cost": _predictor_cost,
+    "no_harm": _no_harm,
+    "costs": _costs,
+    "memory": _memory,
+}
