@@ -1,4 +1,4 @@
-"""Makes every table of results/README.md and of the README from the files in results/.
+"""Makes the tables of results/README.md, the README and docs/ from the files in results/.
 
     python -m examples.tables          # or `make results`
 
@@ -19,6 +19,7 @@ import examples.regression.table
 from examples.common import runs
 from examples.demo import spirals
 from examples.neural_similarity import implicit_regularization, predictor_cost
+from examples.serving import guide
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -74,6 +75,7 @@ def main() -> None:
     (RESULTS / "README.md").write_text(results_readme())
     readme = ROOT / "README.md"
     readme.write_text(readme_with_tables(readme.read_text()))
+    guide.main()
 
 
 if __name__ == "__main__":

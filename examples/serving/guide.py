@@ -1,0 +1,74 @@
+"""The figures of docs/serving.md, from the files in results/serving/."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+from examples.common import tables
+
+ROOT = pathlib.Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "serving.md"
+
+
+RESULTS = ROOT / "results" / "serving"
+
+
+def kills() -> str:
+    """Markdown of the killed exports."""
+    path = RESULTS / "export_kills.json"
+    if not path.exists():
+        return "`make export-kills`: not run."
+    found = json.loads(path.read_text())
+    return f"""`make export-kills` killed {found["kills"]} exporting processes,
+{found["kills_inside_a_write"]} of them inside a write, while a reader loaded each version as soon
+as it saw it: {found["versions_written"]} versions, {found["versions_that_did_not_load"]} of which
+did not load."""
+
+
+def load() -> str:
+    """Markdown of the load campaign."""
+    path = RESULTS / "load.json"
+    if not path.exists():
+        return "Not run."
+    found = json.loads(path.read_text())
+    latency = found["latency_at_batch_1"]
+    images = found["images_a_second_in_batches_of_64"]
+    rows = [
+        [
+            name,
+            *(f"{latency[name][each]:.2f}" for each in ("p50_ms", "p99_ms")),
+            f"{images[name]:,.0f}",
+        ]
+        for name in latency
+    ]
+    columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
+    return f"""`{found["command"]}`, {found["cores"]} cores that the client and other work
+share: {found["answered"]:,} of {found["requests"]:,} requests were answered.
+{found["good_equal_to_the_model"]:,} of {found["good"]:,} good ones got what the model predicts (to
+{found["largest_difference"]:.1e}), {found["malformed_refused"]:,} of {found["malformed"]:,} malformed
+ones status 400 or 422. Memory: {found["memory_mib_first_tenth"]:.1f} MiB in the first tenth,
+{found["memory_mib_last_tenth"]:.1f} MiB in the last ({found["memory_growth_percent"]:+.2f} %).
+
+{tables.markdown(columns, rows)}"""
+
+
+def with_figures(text: str) -> str:
+    """The guide with the figures as they are in the files."""
+    for figures in (kills, load):
+        text = re.sub(
+            rf"(?<=<!-- {figures.__name__} -->\n).*?(?=<!-- end -->)",
+            lambda _, figures=figures: figures() + "\n",
+            text,
+            flags=re.S,
+        )
+    return text
+
+
+def main() -> None:
+    GUIDE.write_text(with_figures(GUIDE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
