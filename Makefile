@@ -23,7 +23,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-long lint bench no-harm results tune setup
+.PHONY: demo test test-long lint bench no-harm load export-kills results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -50,6 +50,14 @@ bench: $(INSTALLED)
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm --report
+
+# Ten thousand requests to a server on this machine; needs the extra `serving`.
+load: $(INSTALLED)
+	$(PY) -m examples.serving.load
+
+# Fifty exports, killed at random moments.
+export-kills: $(INSTALLED)
+	$(PY) -m examples.serving.export_kills
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)

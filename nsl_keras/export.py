@@ -1,7 +1,7 @@
 """SavedModels in the layout that serving systems read: `folder/version/`.
 
-Served models need neither `nsl_keras` nor Keras, and take any batch size, an empty one
-too. A reader sees a version whole or not at all.
+Served models need neither `nsl_keras` nor Keras, and take any batch size. A reader sees
+a version whole or not at all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def save_model(
 
     Inputs of another rank or size, and inputs whose batch sizes differ, are an error of
     that request. An example with a NaN or an infinity gets NaN outputs (-1 where they
-    are integers), and the other examples of its batch what they get without it.
+    are integers), and the other examples of its batch what they get without it. A batch
+    may be empty; of a model that was written under JAX it may not.
 
     Static similarities are folded first, where `nsl_keras.convert.fold` can. The version
     is written aside, loaded, compared with the model, and moved to its place in one step:
@@ -391,9 +392,7 @@ def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> 
     import tensorflow as tf  # Under JAX too, SavedModels are TensorFlow's.
 
     loaded = tf.saved_model.load(str(folder))
-    given = {
-        name: tf.constant(ops.convert_to_numpy(each)) for name, each in inputs.items()
-    }
+    given = {name: tf.constant(ops.convert_to_numpy(each)) for name, each in inputs.items()}
     for signature in loaded.signatures.values():
         signature(**given)
     received = loaded.serve(*given.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import textwrap
 
 from examples.common import tables
 
@@ -21,10 +22,14 @@ def kills() -> str:
     if not path.exists():
         return "`make export-kills`: not run."
     found = json.loads(path.read_text())
-    return f"""`make export-kills` killed {found["kills"]} exporting processes,
-{found["kills_inside_a_write"]} of them inside a write, while a reader loaded each version as soon
-as it saw it: {found["versions_written"]} versions, {found["versions_that_did_not_load"]} of which
-did not load."""
+    return _filled(
+        [
+            f"`make export-kills` killed {found['kills']} exporting processes,",
+            f"{found['kills_inside_a_write']} of them inside a write, while a reader loaded",
+            f"each version as soon as it saw it: {found['versions_written']:,} versions,",
+            f"{found['versions_that_did_not_load']} of which did not load.",
+        ]
+    )
 
 
 def load() -> str:
@@ -44,22 +49,29 @@ def load() -> str:
         for name in latency
     ]
     columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
-    return f"""`{found["command"]}`, {found["cores"]} cores that the client and other work
-share: {found["answered"]:,} of {found["requests"]:,} requests were answered.
-{found["good_equal_to_the_model"]:,} of {found["good"]:,} good ones got what the model predicts (to
-{found["largest_difference"]:.1e}), {found["malformed_refused"]:,} of {found["malformed"]:,} malformed
-ones status 400 or 422. Memory: {found["memory_mib_first_tenth"]:.1f} MiB in the first tenth,
-{found["memory_mib_last_tenth"]:.1f} MiB in the last ({found["memory_growth_percent"]:+.2f} %).
+    said = [
+        f"`{found['command']}`, {found['cores']} cores that the client and other work share:",
+        f"{found['answered']:,} of {found['requests']:,} requests were answered.",
+        f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
+        f"model predicts (to {found['largest_difference']:.1e}),",
+        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status 400",
+        f"or 422. Memory: {found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
+        f"{found['memory_mib_last_tenth']:.1f} MiB in the last",
+        f"({found['memory_growth_percent']:+.2f} %).",
+    ]
+    return f"{_filled(said)}\n\n{tables.markdown(columns, rows)}"
 
-{tables.markdown(columns, rows)}"""
+
+def _filled(said: list[str]) -> str:
+    return textwrap.fill(" ".join(said), 96, break_on_hyphens=False)
 
 
 def with_figures(text: str) -> str:
     """The guide with the figures as they are in the files."""
     for figures in (kills, load):
         text = re.sub(
-            rf"(?<=<!-- {figures.__name__} -->\n).*?(?=<!-- end -->)",
-            lambda _, figures=figures: figures() + "\n",
+            rf"(<!-- {figures.__name__} -->\n).*?(<!-- end -->)",
+            lambda found, figures=figures: f"{found[1]}{figures()}\n{found[2]}",
             text,
             flags=re.S,
         )
