@@ -23,8 +23,8 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm \
-	notebooks results tune setup
+.PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm load \
+	export-kills notebooks results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -65,6 +65,14 @@ bench: $(INSTALLED)
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm --report
+
+# Ten thousand requests to a server on this machine; needs the extra `serving`.
+load: $(INSTALLED)
+	$(PY) -m examples.serving.load
+
+# Fifty exports, killed at random moments.
+export-kills: $(INSTALLED)
+	$(PY) -m examples.serving.export_kills
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)

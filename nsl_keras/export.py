@@ -1,7 +1,7 @@
 """SavedModels in the layout that serving systems read: `folder/version/`.
 
-Served models need neither `nsl_keras` nor Keras, and take any batch size, an empty one
-too. A reader sees a version whole or not at all.
+Served models need neither `nsl_keras` nor Keras, and take any batch size. A reader sees
+a version whole or not at all.
 """
 
 from __future__ import annotations
@@ -68,12 +68,14 @@ def save_model(
       outputs)`; and, in classification, their most probable classes |
 
     All but the first are those of a `MetaNeighborhoodModel`. A single input is named
-    `inputs`; several have the names of the model's, or their keys. A single output is
-    named `output_0`; several in a dict have their keys.
+    `inputs`; several have the names of the model's, or their keys. Those of a few-shot
+    learner are `support_images`, `support_labels` (int32) and `query_images`. A single
+    output is named `output_0`; several in a dict have their keys.
 
     Inputs of another rank or size, and inputs whose batch sizes differ, are an error of
     that request. An example with a NaN or an infinity gets NaN outputs (-1 where they
-    are integers), and the other examples of its batch what they get without it.
+    are integers), and the other examples of its batch what they get without it. A batch
+    may be empty; of a model that was written under JAX it may not.
 
     Static similarities are folded first, where `nsl_keras.convert.fold` can. The version
     is written aside, loaded, compared with the model, and moved to its place in one step:
@@ -136,7 +138,11 @@ def save_model(
     with _written_at_once(path) as scratch:
         archive.write_out(str(scratch), verbose=False)
         batch = inputs.tensors(drawn)
-        _compare(scratch, batch, model(prepare(inputs.pack(batch)), training=False))
+        given = {
+            each.name: tensor
+            for each, tensor in zip(inputs.specifications, batch, strict=True)
+        }
+        _compare(scratch, given, model(prepare(inputs.pack(batch)), training=False))
     return path
 
 
@@ -381,16 +387,15 @@ def _written_at_once(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _compare(folder: pathlib.Path, inputs: Sequence[Any], expected: Any) -> None:
+def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> None:
     """Raises unless the written model answers, and predicts what is expected."""
     import tensorflow as tf  # Under JAX too, SavedModels are TensorFlow's.
 
     loaded = tf.saved_model.load(str(folder))
-    arrays = [tf.constant(ops.convert_to_numpy(each)) for each in inputs]
+    given = {name: tf.constant(ops.convert_to_numpy(each)) for name, each in inputs.items()}
     for signature in loaded.signatures.values():
-        (_, names) = signature.structured_input_signature
-        signature(**dict(zip(names, arrays, strict=True)))
-    received = loaded.serve(*arrays)
+        signature(**given)
+    received = loaded.serve(*given.values())
     pairs = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
     for number, pair in enumerate(pairs):
         precise = keras.backend.standardize_dtype(pair[0].dtype) not in _HALF

@@ -46,9 +46,10 @@ def to_onnx(folder: str | pathlib.Path) -> bytes:
 
     loaded = tf.saved_model.load(str(folder))
     serve = loaded.signatures[SIGNATURE]
-    inputs = list(serve.structured_input_signature[1].values())
+    inputs = serve.structured_input_signature[1]
     model, _ = tf2onnx.convert.from_function(
-        tf.function(lambda *tensors: loaded.serve(*tensors)), inputs
+        tf.function(lambda *tensors: serve(**dict(zip(inputs, tensors, strict=True)))),
+        list(inputs.values()),
     )
     try:
         onnx.checker.check_model(model, full_check=True)

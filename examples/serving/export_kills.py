@@ -33,9 +33,8 @@ EXPORTER = f"""
 import sys
 import keras
 import nsl_keras
-model = nsl_keras.MetaNeighborhoodModel(
-    None, nsl_keras.layers.CosineDense(3), dictionary=20)
-model.build((None, {FEATURES}))
+model = keras.Sequential(
+    [keras.Input(({FEATURES},)), nsl_keras.layers.CosineDense(3)])
 version = int(sys.argv[2])
 while True:
     print("starts", flush=True)
@@ -102,7 +101,7 @@ def main(arguments: list[str]) -> None:
             taken = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
             before = {path.name for path in folder.iterdir()}
             # The version that a kill interrupted is the first of the next process.
-            kill_once(folder, max(taken, default=0) + 1, moments.uniform(0, 2.0))
+            kill_once(folder, max(taken, default=0) + 1, moments.uniform(0, 3))
             after = {path.name for path in folder.iterdir()} - before
             left += any(not name.isdigit() for name in after)
             print(f"kill {number + 1}: {len(after)} new in the folder", flush=True)

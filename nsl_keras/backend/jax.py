@@ -138,6 +138,15 @@ def max_pooling(
 # Serving.
 
 
+def largest(tensor: Any, k: int) -> tuple[Any, Any]:
+    """Returns the `k` largest entries along the last axis, and where they are.
+
+    Sorted, not by `top_k`: TensorFlow 2.21 cannot read what JAX makes of that.
+    """
+    indices = keras.ops.argsort(-tensor, axis=-1)[..., :k]
+    return keras.ops.take_along_axis(tensor, indices, axis=-1), indices
+
+
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
     """Returns the tensors, whose shapes JAX itself checks."""
     del shapes

@@ -329,6 +329,11 @@ def _gradient_of_pooling(images: Any, upstream: Any, windows: Any) -> Any:
 # Serving.
 
 
+def largest(tensor: Any, k: int) -> tuple[Any, Any]:
+    """Returns the `k` largest entries along the last axis, and where they are."""
+    return keras.ops.top_k(tensor, k)
+
+
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
     """Returns tensors that wait for a check of their shapes and of a common batch size.
 

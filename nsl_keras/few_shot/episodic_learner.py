@@ -27,7 +27,7 @@ class EpisodicLearner(CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
     Arrays are checked on the host, data sets inside the step where the backend can. In
-    graphs of one's own, exported ones included, nothing is checked: there the logits of
+    graphs of one's own, exported ones included, no label is checked: there the logits of
     an episode with wrong support labels are NaN.
 
     Attributes:

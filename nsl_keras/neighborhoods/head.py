@@ -10,7 +10,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32, largest
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
@@ -345,7 +345,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             )
         features = ops.cast(features, self.variable_dtype)
         entries, attention = self.dictionary.look_up(features)
-        weights, indices = ops.top_k(attention, k)
+        weights, indices = largest(attention, k)
         values = ops.take(entries.values, indices, axis=0)
         return entries, attention, Nearest(indices, weights, values)
 

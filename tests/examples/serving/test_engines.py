@@ -225,3 +225,26 @@ def test_what_onnx_cannot_hold_is_refused(options, tmp_path):
     path = nsl_keras.export.save_model(model, tmp_path)
     with pytest.raises(ValueError, match="ONNX has no operations for its gradients"):
         convert.to_onnx(path)
+
+
+@every_model
+def test_messages_of_tensorflow_serving(name, digits, served):
+    """What docs/serving.md says of a server that is not at hand: the messages fit."""
+    pytest.importorskip("tensorflow_serving")
+    from tensorflow_serving.apis import predict_pb2
+
+    images = digits.test.images[:5]
+    sent = predict_pb2.PredictRequest()
+    sent.model_spec.name = name
+    sent.model_spec.signature_name = "serving_default"
+    sent.inputs["inputs"].CopyFrom(tf.make_tensor_proto(images))
+    received = predict_pb2.PredictRequest.FromString(sent.SerializeToString())
+    serve = served[name].signatures[received.model_spec.signature_name]
+    outputs = serve(
+        **{key: tf.constant(tf.make_ndarray(each)) for key, each in received.inputs.items()}
+    )
+    answer = predict_pb2.PredictResponse()
+    for key, each in outputs.items():
+        answer.outputs[key].CopyFrom(tf.make_tensor_proto(each.numpy()))
+    logits = tf.make_ndarray(answer.outputs["output_0"])
+    assert_agree(logits, served[name].serve(images))

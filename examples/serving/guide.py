@@ -1,0 +1,86 @@
+"""The figures of docs/serving.md, from the files in results/serving/."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import textwrap
+
+from examples.common import tables
+
+ROOT = pathlib.Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "serving.md"
+
+
+RESULTS = ROOT / "results" / "serving"
+
+
+def kills() -> str:
+    """Markdown of the killed exports."""
+    path = RESULTS / "export_kills.json"
+    if not path.exists():
+        return "`make export-kills`: not run."
+    found = json.loads(path.read_text())
+    return _filled(
+        [
+            f"`make export-kills` killed {found['kills']} exporting processes,",
+            f"{found['kills_inside_a_write']} of them inside a write, while a reader loaded",
+            f"each version as soon as it saw it: {found['versions_written']:,} versions,",
+            f"{found['versions_that_did_not_load']} of which did not load.",
+        ]
+    )
+
+
+def load() -> str:
+    """Markdown of the load campaign."""
+    path = RESULTS / "load.json"
+    if not path.exists():
+        return "Not run."
+    found = json.loads(path.read_text())
+    latency = found["latency_at_batch_1"]
+    images = found["images_a_second_in_batches_of_64"]
+    rows = [
+        [
+            name,
+            *(f"{latency[name][each]:.2f}" for each in ("p50_ms", "p99_ms")),
+            f"{images[name]:,.0f}",
+        ]
+        for name in latency
+    ]
+    columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
+    said = [
+        f"`{found['command']}`, {found['cores']} cores that the client and other work share:",
+        f"{found['answered']:,} of {found['requests']:,} requests were answered.",
+        f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
+        f"model predicts (to {found['largest_difference']:.1e}),",
+        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status 400",
+        f"or 422. Memory: {found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
+        f"{found['memory_mib_last_tenth']:.1f} MiB in the last",
+        f"({found['memory_growth_percent']:+.2f} %).",
+    ]
+    return f"{_filled(said)}\n\n{tables.markdown(columns, rows)}"
+
+
+def _filled(said: list[str]) -> str:
+    return textwrap.fill(" ".join(said), 96, break_on_hyphens=False)
+
+
+def with_figures(text: str) -> str:
+    """The guide with the figures as they are in the files."""
+    for figures in (kills, load):
+        text = re.sub(
+            rf"(<!-- {figures.__name__} -->\n).*?(<!-- end -->)",
+            lambda found, figures=figures: f"{found[1]}{figures()}\n{found[2]}",
+            text,
+            flags=re.S,
+        )
+    return text
+
+
+def main() -> None:
+    GUIDE.write_text(with_figures(GUIDE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
