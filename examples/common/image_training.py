@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples.common import augmentation, data, image_folders, recipe, runs
+from examples.common import augmentation, data, image_folders, recipe, runs, strategies
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
@@ -279,7 +279,8 @@ def train_and_evaluate(
         found = model.evaluate(**images, verbose=0, return_dict=True)
         del found["loss"]
         record |= {f"{part}_{key}": float(value) for key, value in found.items()}
-    shutil.rmtree(state, ignore_errors=True)
+    if strategies.is_first_worker():
+        shutil.rmtree(state, ignore_errors=True)
     return record
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from keras import ops
 
 import nsl_keras
-from examples.common import augmentation, data, device_loop, runs
+from examples.common import augmentation, data, device_loop, runs, strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,14 +134,15 @@ def compile_classifier(
     spared: Sequence[Any] = (),
     top_5: bool = False,
     jit_compile: bool | str = "auto",
-) -> None:
-    """Compiles a model that gives logits, for integer labels."""
+) -> keras.Model:
+    """Compiles a model that gives logits, for integer labels; returns what to train."""
     metrics: list = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
     if top_5:
         metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"))
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if recipe.label_smoothing:
         loss = nsl_keras.losses.SmoothedCrossentropy(recipe.label_smoothing)
+    model = strategies.replicated(model)
     model.compile(
         optimizer=recipe.make_optimizer(spared),
         loss=loss,
@@ -150,6 +151,7 @@ def compile_classifier(
     )
     # Now, so that a restored state finds its place.
     model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def spared_of(model: keras.Model) -> list:
@@ -232,6 +234,8 @@ class Progress:
         """Keeps what a chunk led to."""
         self.seconds.append(seconds)
         self.logs = {name: float(value) for name, value in logs.items()}
+        if not strategies.is_first_worker():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         model.save_weights(self._weights(self.chunks), overwrite=True)
         runs.write_json(self.file, {"seconds": self.seconds, "logs": self.logs})

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from examples.common import strategies
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]
@@ -79,7 +80,9 @@ def as_json(content: Any, indent: int = 0) -> str:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file, which is whole at every moment."""
+    """Writes a JSON file, which is whole at every moment; the first worker does."""
+    if not strategies.is_first_worker():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}")
     with scratch.open("w") as file:
@@ -184,6 +187,7 @@ def run_all(
             continue
         print(f"\n{title}", flush=True)
         records.add(key, run(*key))
+        strategies.wait_for_workers()
 
 
 def states_folder(state_dir: str, setting: Any) -> pathlib.Path:

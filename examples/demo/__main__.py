@@ -16,7 +16,6 @@ saved_models/<name>/<version>/. The test images are looked at once, after traini
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -35,7 +34,7 @@ from absl import app, flags, logging
 
 import nsl_keras
 from benchmarks import timing
-from examples.common import data, recipe, runs
+from examples.common import data, recipe, runs, strategies
 from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
@@ -55,8 +54,6 @@ flags.DEFINE_integer("num_neighbors", None, "Dictionary size, all models.", lowe
 flags.DEFINE_float("temperature", None, "Attention temperature, all models.")
 flags.DEFINE_string("output_dir", "runs", "Where results/ and saved_models/ are written.")
 flags.DEFINE_integer("version", None, "SavedModel version; the next free by default.")
-flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "tf.distribute strategy.")
-flags.DEFINE_integer("logical_devices", None, "Split the CPU into so many devices.")
 flags.DEFINE_bool("jit_compile", False, "Compile the steps with XLA.")
 flags.DEFINE_bool("tune", False, "Choose hyper-parameters on validation images; no test.")
 flags.DEFINE_integer("verbose", 1, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
@@ -76,11 +73,12 @@ def setting_from_flags() -> Setting:
 
 
 def train(
-    name: str, setting: Setting, found: data.ImageData, seed: int, strategy: Any
+    name: str, setting: Setting, found: data.ImageData, seed: int
 ) -> tuple[keras.Model, dict]:
     """Trains one model; returns it and its record."""
     keras.utils.set_random_seed(seed)
     trained = setting.recipe(len(found.train.images))
+    strategy = strategies.strategy()
     with strategy.scope():
         model = build_model(
             name,
@@ -90,7 +88,7 @@ def train(
             seed,
             synchronized=strategy.num_replicas_in_sync > 1,
         )
-        compile_model(model, trained, FLAGS.jit_compile)
+        model = compile_model(model, trained, FLAGS.jit_compile)
     options: dict[str, Any] = {
         "x": found.train.images,
         "y": found.train.labels,
@@ -109,9 +107,7 @@ def train(
         epochs=setting.epochs,
         verbose=FLAGS.verbose,
         validation_data=(found.validation.images, found.validation.labels),
-        validation_batch_size=evaluation_batch_size(
-            len(found.validation.images), strategy.num_replicas_in_sync
-        ),
+        validation_batch_size=256,
     )
     record = {
         "method": name,
@@ -126,24 +122,9 @@ def train(
     return model, record
 
 
-def evaluation_batch_size(examples: int, replicas: int, largest: int = 256) -> int:
-    """A batch size that splits evenly, and leaves no replica without an example."""
-    return next(
-        size
-        for size in range(largest, 0, -1)
-        if size % replicas == 0 and not 0 < examples % size < replicas
-    )
-
-
-def test_accuracies(
-    model: keras.Model, split: data.Split, strategy: Any
-) -> dict[str, float]:
+def test_accuracies(model: keras.Model, split: data.Split) -> dict[str, float]:
     found = model.evaluate(
-        split.images,
-        split.labels,
-        batch_size=evaluation_batch_size(len(split.images), strategy.num_replicas_in_sync),
-        verbose=0,
-        return_dict=True,
+        split.images, split.labels, batch_size=256, verbose=0, return_dict=True
     )
     return {f"test_{key}": float(value) for key, value in found.items()}
 
@@ -166,7 +147,9 @@ def pictures(models: dict[str, keras.Model], found: data.ImageData) -> dict[str,
     """Pictures of what was learned, by name."""
     figures = {}
     if "static" in models:
-        figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
+        figures["similarities"] = nsl_keras.visualize.plot_similarities(
+            strategies.network_of(models["static"])
+        )
     for name in ("neighborhoods", "linear_neighborhoods"):
         if name in models:
             figures[name] = nsl_keras.visualize.plot_learned_neighbors(
@@ -193,7 +176,10 @@ def export_and_serve(
     folder = output / "saved_models" / f"{FLAGS.dataset}_{record['method']}"
     version = FLAGS.version or next_version(folder)
     path = nsl_keras.export.save_model(
-        model, folder, version, input_shape=found.test.images.shape[1:]
+        strategies.network_of(model),
+        folder,
+        version,
+        input_shape=found.test.images.shape[1:],
     )
     (path / "README.md").write_text(model_card(record, setting, found))
     images = found.test.images[:256]
@@ -288,47 +274,18 @@ def tune(
     print(f"\n{table.tuning(records.runs)}\n\nWrote {records.folder}")
 
 
-class NoStrategy:
-    """Stands in for a `tf.distribute` strategy on one device, on either backend."""
-
-    num_replicas_in_sync = 1
-
-    @staticmethod
-    def scope() -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
-
-
-def make_strategy() -> Any:
-    if FLAGS.strategy == "none":
-        return NoStrategy()
-    import tensorflow as tf
-
-    if FLAGS.logical_devices:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * FLAGS.logical_devices
-        )
-    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return tf.distribute.MirroredStrategy([device.name for device in devices])
-
-
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategy = make_strategy()
+    strategies.strategy()
     setting = setting_from_flags()
-    if setting.batch_size % strategy.num_replicas_in_sync:
-        raise ValueError(
-            "`batch_size` must be a multiple of the number of replicas, "
-            f"{strategy.num_replicas_in_sync}. Received: batch_size={setting.batch_size}"
-        )
     output = pathlib.Path(FLAGS.output_dir).expanduser()
     results = runs.results_folder(FLAGS.output_dir)
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_examples)
 
     def train_one(name: str, changed: Setting, seed: int) -> tuple[keras.Model, dict]:
-        return train(name, changed, found, seed, strategy)
+        return train(name, changed, found, seed)
 
     if FLAGS.tune:
         tune(setting, found.counts, train_one, results)
@@ -348,7 +305,7 @@ def main(arguments: list[str]) -> None:
         model, record = train_one(name, setting, seed)
         if seed == 0:
             models[name] = model
-        return {**record, **test_accuracies(model, found.test, strategy)}
+        return {**record, **test_accuracies(model, found.test)}
 
     records = runs.RunRecords(
         results / "demo" / FLAGS.dataset,
@@ -357,6 +314,9 @@ def main(arguments: list[str]) -> None:
     )
     titles = {name: TITLES[name] for name in names}
     runs.run_all(records, runs.every(titles, range(FLAGS.seeds)), run)
+    if FLAGS.strategy == "multiworker":
+        print(f"\n{table.table(records.runs)}\n\nWrote {records.folder}")
+        return  # Pictures, the served model and times are made on one machine.
     first = {run["method"]: run for run in records.runs if run["seed"] == 0}
     runs.write_figures(results / "figures", pictures(models, found))
     first[served]["served"] = export_and_serve(

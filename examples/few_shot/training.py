@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from examples.common import recipe, runs
+from examples.common import recipe, runs, strategies
 from examples.common.augmentation import augmented
 from examples.common.data import Split
 from examples.few_shot import data, methods
@@ -100,6 +100,12 @@ class Training:
         self, method: str, rate: float, images: int, seed: int
     ) -> tuple[Callable, dict]:
         """Trains a method; returns the learner, and what the training took."""
+        with strategies.strategy().scope():
+            return self._run(method, rate, images, seed)
+
+    def _run(
+        self, method: str, rate: float, images: int, seed: int
+    ) -> tuple[Callable, dict]:
         row = methods.METHODS[method]
         found: dict = {"seconds": 0.0, "training_images": 0}
         network = None
@@ -159,8 +165,10 @@ class Training:
             batches = _Uint8Batches(self.images, trained, seed)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             training = self._fit(model, batches, trained, loss, folder)
-            model.save_weights(weights)
+            if strategies.is_first_worker():
+                model.save_weights(weights)
             runs.write_json(record, training)
+            strategies.wait_for_workers()
         model.load_weights(weights)
         return network, json.loads(record.read_text())
 
@@ -196,6 +204,7 @@ class Training:
         loss: keras.losses.Loss,
         folder: pathlib.Path,
     ) -> dict:
+        model = strategies.replicated(model)
         model.compile(
             optimizer=trained.make_optimizer(),
             loss=loss,

@@ -292,6 +292,8 @@ def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
 def _gathered(strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int]) -> Any:
     """Returns what all replicas have of a batch, in the order of the data."""
     local = strategy.experimental_local_results(value)
+    if len(local) == len(sizes):
+        return tf.concat(local, 0)
     dtype = local[0].dtype
     if dtype.is_integer or dtype.is_bool:
         # Collectives do not know the narrow ones.
