@@ -375,3 +375,86 @@ def test_distribute_refuses():
         distribute(keras.layers.Dense(2))
     with pytest.raises(ValueError, match="`model` must be a Keras model"):
         DistributedModel(keras.layers.Dense(2))
+
+
+@pytest.mark.long
+def test_jax_devices():
+    pytest.importorskip("jax")
+    (found,) = last_lines(
+        [
+            start(
+                str(TESTS / "jax_distribution.py"),
+                KERAS_BACKEND="jax",
+                JAX_PLATFORMS="cpu",
+                XLA_FLAGS="--xla_force_host_platform_device_count=2",
+            )
+        ]
+    )
+    # Batches in parts: 20 steps of SGD.
+    assert found["small"]["difference"] < 1e-5
+    assert len(found["small"]["refused"]) == 4
+    for error in found["small"]["refused"]:
+        assert error.startswith("`batch_size` must leave no batch that does not divide")
+    # A million entries, half of them on each device: keys of 16 floats, values of 8.
+    assert found["large"]["difference"] < 1e-5
+    assert found["large"]["bytes"] == {
+        "keys": [4 * 16 * 500_000] * 2,
+        "value_logits": [4 * 8 * 500_000] * 2,
+    }
+
+
+def test_manifest_of_kubernetes(monkeypatch):
+    yaml = pytest.importorskip("yaml")
+    manifest = TESTS.parent / "examples" / "distributed" / "kubernetes.yaml"
+    service, job = yaml.safe_load_all(manifest.read_text())
+    spec = job["spec"]["template"]["spec"]
+    assert spec["subdomain"] == service["metadata"]["name"]
+    (command,) = spec["containers"][0]["args"]
+    export, _ = command.split("exec ")
+    shown = subprocess.run(
+        ["/bin/sh", "-c", export + 'echo "$TF_CONFIG"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JOB_COMPLETION_INDEX": "2"},
+    )
+    monkeypatch.setenv("TF_CONFIG", shown.stdout)
+    found = cluster.read()
+    assert len(found.workers) == job["spec"]["completions"]
+    name, own = job["metadata"]["name"], found.own
+    assert found.workers[own] == f"{name}-2.{service['metadata']['name']}:12345"
+
+
+#: Equal to `train` on one device: in a process of its own, for its random numbers.
+ONE_DEVICE = """
+import sys
+from examples.distributed import ray_train
+ray_train.train({"epochs": 1, "batch_size": 64, "weights": sys.argv[1]})
+print("{}")
+"""
+
+
+@pytest.mark.long
+def test_ray_workers_equal_one_device(tmp_path):
+    pytest.importorskip("ray.train")
+    h5py = pytest.importorskip("h5py")
+    last_lines([start("-c", ONE_DEVICE, str(tmp_path / "one.weights.h5"))])
+    command = ("-m", "examples.distributed.ray_train", "--epochs=1")
+    process = start(*command, f"--storage={tmp_path}", RAY_TMPDIR=str(tmp_path))
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
+    (written,) = [
+        line.removeprefix("Wrote ")
+        for line in output.splitlines()
+        if line.startswith("Wrote ")
+    ]
+    compared = []
+
+    def compare(name, one):
+        if isinstance(one, h5py.Dataset) and one.dtype.kind == "f":
+            compared.append(name)
+            np.testing.assert_allclose(two[name], one, atol=1e-5)
+
+    with h5py.File(tmp_path / "one.weights.h5") as first, h5py.File(written) as two:
+        first.visititems(compare)
+    assert len(compared) > 5
