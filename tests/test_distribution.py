@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -458,3 +459,30 @@ def test_ray_workers_equal_one_device(tmp_path):
     with h5py.File(tmp_path / "one.weights.h5") as first, h5py.File(written) as two:
         first.visititems(compare)
     assert len(compared) > 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_code_of_the_page_runs(backend, tmp_path):
+    page = (TESTS.parent / "docs" / "distribution.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 4
+    code = "\n".join(blocks[:2] if backend == "tensorflow" else blocks[2:])
+    process = start(
+        *(
+            "-W",
+            "error::UserWarning",
+            "-c",
+            f"import os; os.chdir({str(tmp_path)!r})\n{code}",
+        ),
+        KERAS_BACKEND=backend,
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        TF_CONFIG=tf_config(free_ports(1), 0),
+    )
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors[-3000:]
+    if backend == "jax":
+        assert "PartitionSpec('model', None)" in output
+    else:
+        assert (tmp_path / "network.keras").exists()
