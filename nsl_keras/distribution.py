@@ -94,14 +94,9 @@ class DistributedModel(ReplicatedSteps):
             # By which losses and metrics of several outputs are given.
             self.output_names = model.output_names
 
-    def build(self, input_shape: Any) -> None:
-        if not self.model.built:
-            self.model.build(input_shape)
-
-    def call(
-        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        return self.model(inputs, training=training, mask=mask)
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        del training  # Keras tells the layers called in here.
+        return self.model(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self.model.compute_output_shape(input_shape)

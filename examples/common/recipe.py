@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 import nsl_keras
-from examples.common import augmentation, data, device_loop, runs
+from examples.common import augmentation, data, device_loop, runs, strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +132,15 @@ def compile_classifier(
     spared: Sequence[Any] = (),
     top_5: bool = False,
     jit_compile: bool | str = "auto",
-) -> None:
-    """Compiles a model that gives logits, for integer labels."""
+) -> keras.Model:
+    """Compiles a model that gives logits, for integer labels; returns what to train."""
     metrics: list = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
     if top_5:
         metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"))
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if recipe.label_smoothing:
         loss = nsl_keras.losses.SmoothedCrossentropy(recipe.label_smoothing)
+    model = strategies.replicated(model)
     model.compile(
         optimizer=recipe.make_optimizer(spared),
         loss=loss,
@@ -148,6 +149,7 @@ def compile_classifier(
     )
     # Now, so that a restored state finds its place.
     model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def spared_of(model: keras.Model) -> list:
@@ -257,6 +259,7 @@ def fit(
         _fit_on_device(model, batches, running, backup.epoch, epochs, verbose)
     else:
         model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
+    strategies.wait_for_workers()  # The first one writes the state, others may read it.
     loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")

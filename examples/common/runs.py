@@ -23,6 +23,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from examples.common import strategies
 from nsl_keras import files
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
@@ -83,8 +84,9 @@ def as_json(content: Any, indent: int = 0) -> str:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file."""
-    files.write_text(path, as_json(content) + "\n")
+    """Writes a JSON file; on several machines the first worker does."""
+    if strategies.is_first_worker():
+        files.write_text(path, as_json(content) + "\n")
 
 
 class RunRecords:
@@ -111,7 +113,7 @@ class RunRecords:
     ) -> None:
         self.folder = folder
         self.states = states
-        if replace:
+        if replace and strategies.is_first_worker():
             for path in folder.glob("*.json"):
                 path.unlink()
         path = folder / _SETTING
@@ -214,6 +216,7 @@ def run_all(
             continue
         print(f"\n{title}", flush=True)
         records.add(key, run(*key))
+        strategies.wait_for_workers()
 
 
 def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
@@ -224,6 +227,8 @@ def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
 
 def remove_states(folder: pathlib.Path) -> None:
     """Deletes a folder of states, and with it folders that it leaves empty."""
+    if not strategies.is_first_worker():
+        return
     files.remove(folder)
     with contextlib.suppress(OSError):  # Of folders that hold something, or are gone.
         folder.parent.rmdir()

@@ -17,7 +17,6 @@ interrupted demo goes on where it stopped; a finished one begins anew.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -36,7 +35,7 @@ from absl import app, flags, logging
 
 import nsl_keras
 from benchmarks import timing
-from examples.common import data, recipe, runs
+from examples.common import data, recipe, runs, strategies
 from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
@@ -59,8 +58,6 @@ flags.DEFINE_float("temperature", None, "Attention temperature, all models.")
 flags.DEFINE_string("output_dir", "runs", "Where results/ and saved_models/ are written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 flags.DEFINE_integer("version", None, "SavedModel version; the next free by default.")
-flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "tf.distribute strategy.")
-flags.DEFINE_integer("logical_devices", None, "Split the CPU into so many devices.")
 flags.DEFINE_bool("jit_compile", False, "Compile the steps with XLA.")
 flags.DEFINE_bool("tune", False, "Choose hyper-parameters on validation images; no test.")
 flags.DEFINE_integer("verbose", 1, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
@@ -80,12 +77,7 @@ def setting_from_flags() -> Setting:
 
 
 def train(
-    name: str,
-    setting: Setting,
-    found: data.ImageData,
-    seed: int,
-    strategy: Any,
-    state: pathlib.Path,
+    name: str, setting: Setting, found: data.ImageData, seed: int, state: pathlib.Path
 ) -> tuple[keras.Model, dict]:
     """Trains one model; returns it and its record.
 
@@ -93,6 +85,7 @@ def train(
     """
     keras.utils.set_random_seed(seed)
     trained = setting.recipe(len(found.train.images))
+    strategy = strategies.strategy()
     with strategy.scope():
         model = build_model(
             name,
@@ -102,7 +95,7 @@ def train(
             seed,
             synchronized=strategy.num_replicas_in_sync > 1,
         )
-        compile_model(model, trained, FLAGS.jit_compile)
+        model = compile_model(model, trained, FLAGS.jit_compile)
     batches = recipe.Batches(found.train, trained, seed, trained.steps // setting.epochs)
     backup = nsl_keras.callbacks.TrainingBackup(state, batches, delete_at_end=False)
     history = model.fit(
@@ -112,9 +105,7 @@ def train(
         verbose=FLAGS.verbose,
         callbacks=[recipe.Seconds(), backup],
         validation_data=(found.validation.images, found.validation.labels),
-        validation_batch_size=evaluation_batch_size(
-            len(found.validation.images), strategy.num_replicas_in_sync
-        ),
+        validation_batch_size=256,
     )
     record = {
         "method": name,
@@ -129,24 +120,9 @@ def train(
     return model, record
 
 
-def evaluation_batch_size(examples: int, replicas: int, largest: int = 256) -> int:
-    """A batch size that splits evenly, and leaves no replica without an example."""
-    return next(
-        size
-        for size in range(largest, 0, -1)
-        if size % replicas == 0 and not 0 < examples % size < replicas
-    )
-
-
-def test_accuracies(
-    model: keras.Model, split: data.Split, strategy: Any
-) -> dict[str, float]:
+def test_accuracies(model: keras.Model, split: data.Split) -> dict[str, float]:
     found = model.evaluate(
-        split.images,
-        split.labels,
-        batch_size=evaluation_batch_size(len(split.images), strategy.num_replicas_in_sync),
-        verbose=0,
-        return_dict=True,
+        split.images, split.labels, batch_size=256, verbose=0, return_dict=True
     )
     return {f"test_{key}": float(value) for key, value in found.items()}
 
@@ -169,7 +145,9 @@ def pictures(models: dict[str, keras.Model], found: data.ImageData) -> dict[str,
     """Pictures of what was learned, by name."""
     figures = {}
     if "static" in models:
-        figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
+        figures["similarities"] = nsl_keras.visualize.plot_similarities(
+            strategies.network_of(models["static"])
+        )
     for name in ("neighborhoods", "linear_neighborhoods"):
         if name in models:
             figures[name] = nsl_keras.visualize.plot_learned_neighbors(
@@ -198,7 +176,10 @@ def export_and_serve(
     path = folder / str(version)
     if not path.exists():  # It does where an interrupted demo goes on.
         nsl_keras.export.save_model(
-            model, folder, version, input_shape=found.test.images.shape[1:]
+            strategies.network_of(model),
+            folder,
+            version,
+            input_shape=found.test.images.shape[1:],
         )
     files.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
@@ -265,6 +246,7 @@ def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
                 f"holds it. Received: version={FLAGS.version}"
             )
         runs.write_json(path, {"version": FLAGS.version or next_version(folder)})
+        strategies.wait_for_workers()
     return json.loads(path.read_text())["version"]
 
 
@@ -320,41 +302,12 @@ def tune(
     print(f"\n{table.tuning(records.runs)}\n\nWrote {records.folder}")
 
 
-class NoStrategy:
-    """Stands in for a `tf.distribute` strategy on one device, on either backend."""
-
-    num_replicas_in_sync = 1
-
-    @staticmethod
-    def scope() -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
-
-
-def make_strategy() -> Any:
-    if FLAGS.strategy == "none":
-        return NoStrategy()
-    import tensorflow as tf
-
-    if FLAGS.logical_devices:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * FLAGS.logical_devices
-        )
-    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return tf.distribute.MirroredStrategy([device.name for device in devices])
-
-
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategy = make_strategy()
+    strategies.strategy()
     setting = setting_from_flags()
-    if setting.batch_size % strategy.num_replicas_in_sync:
-        raise ValueError(
-            "`batch_size` must be a multiple of the number of replicas, "
-            f"{strategy.num_replicas_in_sync}. Received: batch_size={setting.batch_size}"
-        )
     output = pathlib.Path(FLAGS.output_dir).expanduser()
     results = runs.results_folder(FLAGS.output_dir)
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_examples)
@@ -362,7 +315,7 @@ def main(arguments: list[str]) -> None:
     def train_one(
         name: str, changed: Setting, seed: int, state: pathlib.Path
     ) -> tuple[keras.Model, dict]:
-        return train(name, changed, found, seed, strategy, state)
+        return train(name, changed, found, seed, state)
 
     names = FLAGS.model or list(TITLES)
     whole_setting = {**dataclasses.asdict(setting), **found.counts}
@@ -383,11 +336,15 @@ def main(arguments: list[str]) -> None:
         model, record = train_one(name, setting, seed, states / f"{name}_{seed}")
         if seed == 0:
             models[name] = model
-        return {**record, **test_accuracies(model, found.test, strategy)}
+        return {**record, **test_accuracies(model, found.test)}
 
     unfinished = runs.RunRecords(states / "records", whole_setting)
     titles = {name: TITLES[name] for name in names}
     runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
+    if FLAGS.strategy == "multiworker":
+        records = publish(unfinished, folder)
+        print(f"\n{table.table(records.runs)}\n\nWrote {records.folder}")
+        return  # Pictures, the served model and times are made on one machine.
     first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
     for name in names:
         if name not in models:  # An interrupted demo trained it.

@@ -38,7 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags, logging
 
-from examples.common import runs
+from examples.common import runs, strategies
 from examples.few_shot import data, methods, table
 from examples.few_shot.training import Setting, Training, run_methods
 
@@ -91,6 +91,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    strategies.strategy()
     images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.image_size)
     if FLAGS.write_data_file:
         data.save(images, FLAGS.write_data_file)

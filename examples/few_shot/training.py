@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from examples.common import recipe, runs
+from examples.common import recipe, runs, strategies
 from examples.common.augmentation import augmented
 from examples.common.data import Split
 from examples.few_shot import data, methods
@@ -101,6 +101,12 @@ class Training:
         self, method: str, rate: float, images: int, seed: int
     ) -> tuple[Callable, dict]:
         """Trains a method; returns the learner, and what the training took."""
+        with strategies.strategy().scope():
+            return self._run(method, rate, images, seed)
+
+    def _run(
+        self, method: str, rate: float, images: int, seed: int
+    ) -> tuple[Callable, dict]:
         row = methods.METHODS[method]
         found: dict = {"seconds": 0.0, "training_images": 0}
         network = None
@@ -191,6 +197,7 @@ class Training:
         loss: keras.losses.Loss,
         folder: pathlib.Path,
     ) -> dict:
+        model = strategies.replicated(model)
         model.compile(
             optimizer=trained.make_optimizer(),
             loss=loss,

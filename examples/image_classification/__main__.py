@@ -38,7 +38,15 @@ import numpy as np
 from absl import app, flags, logging
 
 import nsl_keras
-from examples.common import data, image_training, pictures, recipe, runs, tables
+from examples.common import (
+    data,
+    image_training,
+    pictures,
+    recipe,
+    runs,
+    strategies,
+    tables,
+)
 from examples.image_classification import methods, table
 from nsl_keras import files
 
@@ -147,8 +155,9 @@ def train(
         record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
     if fine is not found:
         record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
-    with files.replacing(models / f"{name}_{seed}.keras") as scratch:
-        model.save(scratch)
+    if strategies.is_first_worker():
+        with files.replacing(models / f"{name}_{seed}.keras") as scratch:
+            strategies.network_of(model).save(scratch)
     if FLAGS.step_times:
         plain = make_model(methods.BASELINE, seed, setting, trained, found)
         record["step_time"] = image_training.step_time_ratio(model, plain, batches)
@@ -159,17 +168,17 @@ def make_model(
     name: str, seed: int, setting: dict, trained: recipe.Recipe, found: data.ImageData
 ) -> keras.Model:
     """The compiled model of a row."""
-    model = methods.build(
-        methods.METHODS[name],
-        FLAGS.backbone,
-        found.image_shape,
-        len(found.class_names),
-        setting["dictionary"],
-        seed,
-        setting["filters"],
-    )
-    methods.compile_model(model, trained, jit_compile())
-    return model
+    with strategies.strategy().scope():
+        model = methods.build(
+            methods.METHODS[name],
+            FLAGS.backbone,
+            found.image_shape,
+            len(found.class_names),
+            setting["dictionary"],
+            seed,
+            setting["filters"],
+        )
+        return methods.compile_model(model, trained, jit_compile())
 
 
 def jit_compile() -> bool | str:
@@ -213,6 +222,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    strategies.strategy()
     image_training.use_dtype_from_flags()
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)

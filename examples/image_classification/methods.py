@@ -333,11 +333,16 @@ def published(dataset: str, optimizer: str = "adamw") -> Recipe:
     )
 
 
-def compile_model(model: keras.Model, recipe: Recipe, jit_compile: bool | str) -> None:
-    """Compiles a model of `build`, with the penalty on kernels where the recipe has one."""
+def compile_model(
+    model: keras.Model, recipe: Recipe, jit_compile: bool | str
+) -> keras.Model:
+    """Compiles a model of `build`, with the penalty on kernels where the recipe has one.
+
+    Returns what to train.
+    """
     backbone = model.layers[0]
     recipe.penalize(each for each in backbone.trainable_variables if each.name == "kernel")
-    compile_classifier(model, recipe, spared_of(model), jit_compile=jit_compile)
+    return compile_classifier(model, recipe, spared_of(model), jit_compile=jit_compile)
 
 
 #: Coarse classes for A.9: the numbers of the fine classes in each, by data set. CIFAR-100's

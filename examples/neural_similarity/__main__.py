@@ -38,7 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 from absl import app, flags, logging
 
-from examples.common import data, image_training, recipe, runs, tables
+from examples.common import data, image_training, recipe, runs, strategies, tables
 from examples.neural_similarity import methods, stream, table
 
 FLAGS = flags.FLAGS
@@ -150,23 +150,25 @@ def make_models(
     options: dict = {"variant": FLAGS.variant} if chosen.network == "cnn9" else {}
     if setting["filters"] is not None:
         options["filters"] = setting["filters"]
-    backbone = methods.build(
-        chosen.network,
-        chosen.methods[name],
-        found.image_shape,
-        len(found.class_names),
-        setting["batch_normalization_momentum"],
-        setting["predictors"] == "published",
-        **options,
-    )
     jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
-    return backbone, methods.trainable(backbone, trained, jit_compile)
+    with strategies.strategy().scope():
+        backbone = methods.build(
+            chosen.network,
+            chosen.methods[name],
+            found.image_shape,
+            len(found.class_names),
+            setting["batch_normalization_momentum"],
+            setting["predictors"] == "published",
+            **options,
+        )
+        return backbone, methods.trainable(backbone, trained, jit_compile)
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    strategies.strategy()
     image_training.use_dtype_from_flags()
     chosen = methods.TABLES[FLAGS.table]
     names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")

@@ -323,5 +323,4 @@ def trainable(
     # AdamW would decay static similarities to zero, away from the identity.
     spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
-    compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
-    return model
+    return compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)

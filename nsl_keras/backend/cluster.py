@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -82,19 +81,36 @@ def wait_for_workers(cluster: Cluster, seconds: float) -> None:
                 "Another process, perhaps of an earlier run, holds it."
             ) from error
         listener.listen()
-        missing: Sequence[str] = [each for each in cluster.workers if each != own]
-        while missing := [each for each in missing if not _answers(each)]:
-            if time.monotonic() > deadline:
+        listener.settimeout(0.1)
+        missing = set(range(len(cluster.workers))) - {cluster.own}
+        while missing := missing - {_greeted_by(listener)}:
+            # One greeting is enough for both: who has met all is here no longer.
+            missing = {each for each in missing if not _greet(cluster, each)}
+            if missing and time.monotonic() > deadline:
+                absent = ", ".join(cluster.workers[each] for each in sorted(missing))
                 raise TimeoutError(
                     f"Workers must all start within {seconds:g} seconds. Received: none at "
-                    f"{', '.join(missing)}, of the {len(cluster.workers)} in TF_CONFIG"
+                    f"{absent}, of the {len(cluster.workers)} in TF_CONFIG"
                 )
-            time.sleep(0.1)
 
 
-def _answers(worker: str) -> bool:
+def _greet(cluster: Cluster, other: int) -> bool:
+    """Tells another worker that this one is there; returns whether it listens."""
+    address = _host_and_port(cluster.workers[other])
     try:
-        with socket.create_connection(_host_and_port(worker), timeout=1):
+        with socket.create_connection(address, timeout=1) as connection:
+            connection.sendall(b"%d" % cluster.own)
             return True
     except OSError:
         return False
+
+
+def _greeted_by(listener: socket.socket) -> int | None:
+    """Returns the number of a worker that greets, if one does."""
+    try:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(1)
+            return int(connection.recv(16))
+    except (OSError, ValueError):
+        return None

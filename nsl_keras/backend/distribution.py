@@ -36,6 +36,15 @@ def start_workers(timeout: float) -> tf.distribute.Strategy:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
+def is_first_worker(model: Any) -> bool:
+    """Whether this process writes the files that all workers of a model share."""
+    resolver = model.distribute_strategy.cluster_resolver
+    if resolver is None:  # One machine.
+        return True
+    first = "chief" if "chief" in resolver.cluster_spec().jobs else "worker"
+    return bool((resolver.task_type, resolver.task_id) == (first, 0))
+
+
 class Share(NamedTuple):
     """What a replica has of a batch that does not divide.
 
@@ -292,6 +301,8 @@ def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
 def _gathered(strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int]) -> Any:
     """Returns what all replicas have of a batch, in the order of the data."""
     local = strategy.experimental_local_results(value)
+    if len(local) == len(sizes):
+        return tf.concat(local, 0)
     dtype = local[0].dtype
     if dtype.is_integer or dtype.is_bool:
         # Collectives do not know the narrow ones.

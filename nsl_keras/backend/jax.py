@@ -171,7 +171,64 @@ def endless_dataset(batch: Callable[[int], Any]) -> Any:
 
 
 class ReplicatedSteps(keras.Model):
-    """A Keras model: on JAX, Keras's distribution API runs one program on all devices."""
+    """A Keras model: on JAX, Keras's distribution API runs one program on all devices.
+
+    It takes no batch that does not divide among them: of arrays, that is told beforehand.
+    """
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        _require_even(x, batch_size)
+        held_out = options.get("validation_data")
+        if isinstance(held_out, (tuple, list)):
+            _require_even(held_out[0], options.get("validation_batch_size") or batch_size)
+        return super().fit(x, y, batch_size, *args, **options)
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        if not options.get("_use_cached_eval_dataset"):  # Else `fit` has looked at them.
+            _require_even(x, batch_size)
+        return super().evaluate(x, y, batch_size, *args, **options)
+
+    def predict(self, x: Any, batch_size: Any = None, *args: Any, **options: Any) -> Any:
+        _require_even(x, batch_size)
+        return super().predict(x, batch_size, *args, **options)
+
+
+def _require_even(x: Any, batch_size: Any) -> None:
+    """Raises for arrays with a batch that does not divide among the devices."""
+    distribution = keras.distribution.distribution()
+    leaves = keras.tree.flatten(x)
+    if distribution is None or not all(hasattr(each, "__array__") for each in leaves):
+        return
+    mesh = distribution.device_mesh
+    parts = mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
+    examples, size = len(leaves[0]), batch_size or 32
+    if any(each % parts for each in (min(size, examples), examples % size)):
+        raise ValueError(
+            "`batch_size` must leave no batch that does not divide among the "
+            f"{parts} devices of `keras.distribution`: take another one, or leave examples "
+            f"out. Received: batch_size={size} for {examples} examples, the last "
+            f"{examples % size or size} of them in a batch"
+        )
+
+
+def is_first_worker(model: Any) -> bool:
+    """Whether this process writes the files that all processes share."""
+    del model
+    return jax.process_index() == 0
 
 
 def start_workers(timeout: float) -> Any:

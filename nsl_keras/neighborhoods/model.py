@@ -212,7 +212,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
-                of one input or several, that ends in `Dense` (or `CosineDense`), with or without a softmax.
+                of one input or several, that ends in `Dense` (or `CosineDense`), with or
+                without a softmax.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 
@@ -390,7 +391,6 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         require_same_length(range(datasets.length_of(x)), y, "x")
         self._check_data(x, y)
         drawn = self.dictionary.draw_examples(y, seed)
-        examples = keras.tree.map_structure(lambda each: each[drawn], x)
         features = np.concatenate(
             [
                 self._features_in_memory(batch)

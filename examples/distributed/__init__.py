@@ -1,0 +1,1 @@
+"""Training on many machines: with Ray, and as a job of Kubernetes."""
