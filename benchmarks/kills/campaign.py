@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 import zipfile
+
+import h5py  # Comes with Keras.
 
 from benchmarks.kills.killed_run import AFTER, BEFORE, HALF, NEVER, notes
 
@@ -73,7 +76,7 @@ class Run:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
 
     def end(self, limit: float, stage: str = NEVER) -> int:
@@ -129,11 +132,25 @@ def _content_of(path: pathlib.Path) -> object:
     if path.suffix == ".json":
         return _without_times(json.loads(path.read_text()))
     if path.suffix == ".keras":
-        with zipfile.ZipFile(path) as file:
-            return file.read("model.weights.h5")
+        return _arrays_of(path)
     if path.suffix == ".pb" or path.name == "README.md":
         return None  # Made anew each time: dates, and names of variables by number.
     return path.read_bytes()
+
+
+def _arrays_of(path: pathlib.Path) -> list[tuple]:
+    """The weights in a model's file; their names depend on what else a process made."""
+    with zipfile.ZipFile(path) as file:
+        weights = io.BytesIO(file.read("model.weights.h5"))
+    found = []
+
+    def take(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            found.append((item.shape, item[()].tobytes()))
+
+    with h5py.File(weights, "r") as file:
+        file.visititems(take)
+    return sorted(found)
 
 
 def _without_times(content: object) -> object:
