@@ -23,7 +23,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 # Prepared copies of real image sets, where there are any.
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
-.PHONY: demo test test-long lint bench no-harm results tune setup
+.PHONY: demo test test-long lint bench no-harm kills fuzz results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -50,6 +50,15 @@ bench: $(INSTALLED)
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm --report
+
+# Examples that are killed, at random moments and inside each write, must end as if nothing
+# had happened: about an hour on two cores.
+kills: $(INSTALLED)
+	$(PY) -m benchmarks.kills
+
+# Malformed arguments, calls and files, as in the tests but more of them, others each time.
+fuzz: $(INSTALLED)
+	NSL_KERAS_FUZZ=5000 $(PY) -m pytest tests/test_fuzz.py --timeout=3600
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)
