@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 #: What no two runs have in common: times, and what depends on them.
 TIMES = ("command", "seconds", "images_per_second", "training_seconds", "step_time_ratio")
 TIMES += ("evaluation_seconds", "step_time")
+
+#: Files of the campaign's own.
+NOTES = ("weights", "killed", "log")
 
 #: Examples in small; {} is the folder that they may write to.
 EXAMPLES = {
@@ -49,7 +51,6 @@ EXAMPLES = {
         *("--state_dir={}/unfinished", "--output_dir={}"),
     ),
 }
-THREE = ("image_classification", "few_shot", "demo")
 
 
 class SurvivalError(Exception):
@@ -88,9 +89,9 @@ class Run:
             os.killpg(process.pid, signal.SIGKILL)
             raise SurvivalError(f"stuck for {limit:.0f} seconds") from None
 
-    def finish(self, limit: float) -> None:
-        """Runs a process that must succeed."""
-        if status := self.end(limit):
+    def require_success(self, status: int) -> None:
+        """Raises `SurvivalError` unless a process ended as it should."""
+        if status:
             log = (self.folder / "log").read_text()[-2000:]
             raise SurvivalError(f"ended with status {status}: {log}")
 
@@ -106,14 +107,19 @@ class Run:
             return True
         return False
 
+    def files(self) -> dict[str, pathlib.Path]:
+        """All that the run left, by name."""
+        found = {
+            path.relative_to(self.folder).as_posix(): path
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        return {name: found[name] for name in found if name not in NOTES}
+
     def content(self) -> dict[str, object]:
-        """All that the run left, by file; without times."""
-        found: dict[str, object] = {"weights": notes(self.folder / "weights")}
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder).as_posix()
-            if path.is_file() and name not in ("weights", "killed", "log"):
-                found[name] = _content_of(path)
-        return found
+        """What is in these files, without times, and the weights of models."""
+        found = {name: _content_of(path) for name, path in self.files().items()}
+        return {"weights": notes(self.folder / "weights"), **found}
 
     def compare(self, expected: dict[str, object]) -> None:
         """Raises `SurvivalError` unless the run left what it would have left unharmed."""
@@ -160,43 +166,76 @@ def _without_times(content: object) -> object:
     return content
 
 
-def campaign(example: str, kills: int, folder: pathlib.Path, generator: random.Random):
+def killed_at_a_moment(run: Run, moment: float, expected: dict, limit: float) -> bool:
+    """Kills a run after so many seconds, and lets it go on; `False` if it ended before.
+
+    Raises:
+        SurvivalError: If it does not end as if nothing had happened.
+    """
+    if not run.kill_after(moment):
+        return False
+    if {"weights", *run.files()} != expected.keys():  # Else it came after all the work.
+        run.require_success(run.end(limit))
+    run.compare(expected)
+    return True
+
+
+def killed_in_each_write(
+    run: Run, expected: dict, limit: float, most: int | None = None
+) -> int:
+    """Kills a run inside the first write of each file, or of `most`; returns how many.
+
+    Raises:
+        SurvivalError: If it does not end as if nothing had happened.
+    """
+    kills = 0
+    status = -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        stage = (HALF, BEFORE, AFTER)[kills % 3] if kills != most else NEVER
+        status = run.end(limit, stage)
+        kills += status == -signal.SIGKILL
+    run.require_success(status)
+    run.compare(expected)
+    return kills
+
+
+def campaign(
+    example: str, kills: int, folder: pathlib.Path, generator: random.Random
+) -> dict[str, object]:
     """Kills an example so often, each time in a run of its own, and inside each write."""
     whole = Run(example, folder / "whole")
     start = time.monotonic()
-    whole.finish(3000)
+    whole.require_success(whole.end(3000))
     seconds = time.monotonic() - start
     limit = 20 * seconds + 300
     expected = whole.content()
     print(f"{example}: {seconds:.0f} s, {len(expected) - 1} files", flush=True)
-    failures = []
+    failures: list[str] = []
 
-    def check(run: Run, what: str) -> None:
-        try:
-            run.finish(limit)
-            run.compare(expected)
-            shutil.rmtree(run.folder)
-        except SurvivalError as failure:
+    def tell(what: str, failure: SurvivalError | None = None) -> None:
+        if failure:
             failures.append(f"{what}: {failure}")
-        print(
-            f"  {what}: {failures[-1] if failures else 'as if uninterrupted'}", flush=True
-        )
+        print(f"  {what}: {failure or 'as if uninterrupted'}", flush=True)
 
     made = 0
     while made < kills:
-        run = Run(example, folder / f"random_{made}")
         moment = generator.uniform(0, seconds)
-        if run.kill_after(moment):
-            made += 1
-            check(run, f"killed after {moment:.1f} s")
-        else:
-            shutil.rmtree(run.folder)
-    run = Run(example, folder / "writes")
-    stages = (HALF, BEFORE, AFTER)
+        run = Run(example, folder / f"killed_after_{moment:.3f}")
+        what = f"killed after {moment:.1f} s"
+        try:
+            if not killed_at_a_moment(run, moment, expected, limit):
+                continue
+            tell(what)
+        except SurvivalError as failure:
+            tell(what, failure)
+        made += 1
     writes = 0
-    while run.end(limit, stages[writes % 3]) == -signal.SIGKILL:
-        writes += 1
-    check(run, f"killed inside each of {writes} writes")
+    try:
+        run = Run(example, folder / "killed_in_writes")
+        writes = killed_in_each_write(run, expected, limit)
+        tell(f"killed inside each of {writes} writes")
+    except SurvivalError as failure:
+        tell("killed inside each write", failure)
     return {
         "example": example,
         "seconds": round(seconds, 1),
