@@ -15,8 +15,12 @@ import time
 import zipfile
 
 import h5py  # Comes with Keras.
+import numpy as np
+import tensorflow as tf
 
 from benchmarks.kills.killed_run import AFTER, BEFORE, HALF, NEVER, notes
+from examples.common.data import Split
+from examples.few_shot import data
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -139,8 +143,12 @@ def _content_of(path: pathlib.Path) -> object:
         return _without_times(json.loads(path.read_text()))
     if path.suffix == ".keras":
         return _arrays_of(path)
-    if path.suffix == ".pb" or path.name == "README.md":
-        return None  # Made anew each time: dates, and names of variables by number.
+    if path.name == "variables.index":
+        return _arrays_of_checkpoint(path.with_suffix(""))
+    if path.suffix == ".pb" or path.name.startswith("variables.data"):
+        return None  # Names of variables, by the number of those that a process made.
+    if path.name == "README.md":
+        return None  # Times.
     return path.read_bytes()
 
 
@@ -157,6 +165,16 @@ def _arrays_of(path: pathlib.Path) -> list[tuple]:
     with h5py.File(weights, "r") as file:
         file.visititems(take)
     return sorted(found)
+
+
+def _arrays_of_checkpoint(prefix: pathlib.Path) -> list[tuple]:
+    """The weights in a SavedModel."""
+    reader = tf.train.load_checkpoint(str(prefix))
+    names = reader.get_variable_to_shape_map()
+    arrays = [np.asarray(reader.get_tensor(name)) for name in names]
+    return sorted(
+        (array.shape, array.tobytes()) for array in arrays if array.dtype.kind in "fiub"
+    )
 
 
 def _without_times(content: object) -> object:
@@ -247,11 +265,6 @@ def campaign(
 
 def write_images(path: pathlib.Path) -> None:
     """A few-shot image set: classes of a brightness each."""
-    import numpy as np
-
-    from examples.common.data import Split
-    from examples.few_shot import data
-
     rng = np.random.default_rng(0)
     parts = {}
     for name, first, count in (("train", 0, 6), ("validation", 6, 3), ("test", 9, 3)):
