@@ -24,7 +24,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
 
 .PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm load \
-	export-kills notebooks results tune setup
+	export-kills kills fuzz notebooks results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
@@ -73,6 +73,15 @@ load: $(INSTALLED)
 # Fifty exports, killed at random moments.
 export-kills: $(INSTALLED)
 	$(PY) -m examples.serving.export_kills
+
+# Examples that are killed, at random moments and inside each write, must end as if nothing
+# had happened: about an hour on two cores.
+kills: $(INSTALLED)
+	$(PY) -m benchmarks.kills
+
+# Malformed arguments, calls and files, as in the tests but more of them, others each time.
+fuzz: $(INSTALLED)
+	NSL_KERAS_FUZZ=5000 $(PY) -m pytest tests/test_fuzz.py --timeout=3600
 
 # The hyper-parameters of the demo, on its validation images.
 tune: $(INSTALLED)

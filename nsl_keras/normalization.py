@@ -113,6 +113,7 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         validation.fraction(self.momentum, "momentum")
+        validation.non_negative_number(self.epsilon, "epsilon")
         self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         if getattr(self, "renorm", False):
             raise ValueError(

@@ -5,7 +5,7 @@
 
 Each run must then end with the weights and figures of one that nothing interrupted, to the
 last digit (times apart), leave nothing behind, and not be stuck. Writes what was found to
---output_dir/results/kills.json. Needs Linux and TensorFlow.
+--output_dir/results/kills/, a file an example. Needs Linux and TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
     generator = random.Random(FLAGS.seed)
-    found = []
+    about = {"command": runs.command("kills", package="benchmarks")}
+    about["versions"] = runs.versions()
+    failed = False
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch).resolve()
         for number, example in enumerate(FLAGS.example):
             (folder / example).mkdir()
             write_images(folder / example / "images.npz")
             share = len(range(number, FLAGS.kills, len(FLAGS.example)))
-            found.append(campaign(example, share, folder / example, generator))
-    path = runs.results_folder(FLAGS.output_dir) / "kills.json"
-    about = {"command": runs.command("kills", package="benchmarks")}
-    runs.write_json(path, {**about, "versions": runs.versions(), "examples": found})
-    print(f"Wrote {path}")
-    sys.exit(int(any(each["failures"] for each in found)))
+            found = campaign(example, share, folder / example, generator)
+            failed |= bool(found["failures"])
+            path = runs.results_folder(FLAGS.output_dir) / "kills" / f"{example}.json"
+            runs.write_json(path, {**about, **found})
+            print(f"Wrote {path}", flush=True)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
 
+import h5py  # Comes with Keras.
+import numpy as np
+import tensorflow as tf
+
 from benchmarks.kills.killed_run import AFTER, BEFORE, HALF, NEVER, notes
+from examples.common.data import Split
+from examples.few_shot import data
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 #: What no two runs have in common: times, and what depends on them.
 TIMES = ("command", "seconds", "images_per_second", "training_seconds", "step_time_ratio")
 TIMES += ("evaluation_seconds", "step_time")
+
+#: Files of the campaign's own.
+NOTES = ("weights", "killed", "log")
 
 #: Examples in small; {} is the folder that they may write to.
 EXAMPLES = {
@@ -46,7 +55,6 @@ EXAMPLES = {
         *("--state_dir={}/unfinished", "--output_dir={}"),
     ),
 }
-THREE = ("image_classification", "few_shot", "demo")
 
 
 class SurvivalError(Exception):
@@ -73,7 +81,7 @@ class Run:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
 
     def end(self, limit: float, stage: str = NEVER) -> int:
@@ -85,9 +93,9 @@ class Run:
             os.killpg(process.pid, signal.SIGKILL)
             raise SurvivalError(f"stuck for {limit:.0f} seconds") from None
 
-    def finish(self, limit: float) -> None:
-        """Runs a process that must succeed."""
-        if status := self.end(limit):
+    def require_success(self, status: int) -> None:
+        """Raises `SurvivalError` unless a process ended as it should."""
+        if status:
             log = (self.folder / "log").read_text()[-2000:]
             raise SurvivalError(f"ended with status {status}: {log}")
 
@@ -103,14 +111,19 @@ class Run:
             return True
         return False
 
+    def files(self) -> dict[str, pathlib.Path]:
+        """All that the run left, by name."""
+        found = {
+            path.relative_to(self.folder).as_posix(): path
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        return {name: found[name] for name in found if name not in NOTES}
+
     def content(self) -> dict[str, object]:
-        """All that the run left, by file; without times."""
-        found: dict[str, object] = {"weights": notes(self.folder / "weights")}
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder).as_posix()
-            if path.is_file() and name not in ("weights", "killed", "log"):
-                found[name] = _content_of(path)
-        return found
+        """What is in these files, without times, and the weights of models."""
+        found = {name: _content_of(path) for name, path in self.files().items()}
+        return {"weights": notes(self.folder / "weights"), **found}
 
     def compare(self, expected: dict[str, object]) -> None:
         """Raises `SurvivalError` unless the run left what it would have left unharmed."""
@@ -129,11 +142,39 @@ def _content_of(path: pathlib.Path) -> object:
     if path.suffix == ".json":
         return _without_times(json.loads(path.read_text()))
     if path.suffix == ".keras":
-        with zipfile.ZipFile(path) as file:
-            return file.read("model.weights.h5")
-    if path.suffix == ".pb" or path.name == "README.md":
-        return None  # Made anew each time: dates, and names of variables by number.
+        return _arrays_of(path)
+    if path.name == "variables.index":
+        return _arrays_of_checkpoint(path.with_suffix(""))
+    if path.suffix == ".pb" or path.name.startswith("variables.data"):
+        return None  # Names of variables, by the number of those that a process made.
+    if path.name == "README.md":
+        return None  # Times.
     return path.read_bytes()
+
+
+def _arrays_of(path: pathlib.Path) -> list[tuple]:
+    """The weights in a model's file; their names depend on what else a process made."""
+    with zipfile.ZipFile(path) as file:
+        weights = io.BytesIO(file.read("model.weights.h5"))
+    found = []
+
+    def take(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            found.append((item.shape, item[()].tobytes()))
+
+    with h5py.File(weights, "r") as file:
+        file.visititems(take)
+    return sorted(found)
+
+
+def _arrays_of_checkpoint(prefix: pathlib.Path) -> list[tuple]:
+    """The weights in a SavedModel."""
+    reader = tf.train.load_checkpoint(str(prefix))
+    names = reader.get_variable_to_shape_map()
+    arrays = [np.asarray(reader.get_tensor(name)) for name in names]
+    return sorted(
+        (array.shape, array.tobytes()) for array in arrays if array.dtype.kind in "fiub"
+    )
 
 
 def _without_times(content: object) -> object:
@@ -143,43 +184,76 @@ def _without_times(content: object) -> object:
     return content
 
 
-def campaign(example: str, kills: int, folder: pathlib.Path, generator: random.Random):
+def killed_at_a_moment(run: Run, moment: float, expected: dict, limit: float) -> bool:
+    """Kills a run after so many seconds, and lets it go on; `False` if it ended before.
+
+    Raises:
+        SurvivalError: If it does not end as if nothing had happened.
+    """
+    if not run.kill_after(moment):
+        return False
+    if {"weights", *run.files()} != expected.keys():  # Else it came after all the work.
+        run.require_success(run.end(limit))
+    run.compare(expected)
+    return True
+
+
+def killed_in_each_write(
+    run: Run, expected: dict, limit: float, most: int | None = None
+) -> int:
+    """Kills a run inside the first write of each file, or of `most`; returns how many.
+
+    Raises:
+        SurvivalError: If it does not end as if nothing had happened.
+    """
+    kills = 0
+    status = -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        stage = (HALF, BEFORE, AFTER)[kills % 3] if kills != most else NEVER
+        status = run.end(limit, stage)
+        kills += status == -signal.SIGKILL
+    run.require_success(status)
+    run.compare(expected)
+    return kills
+
+
+def campaign(
+    example: str, kills: int, folder: pathlib.Path, generator: random.Random
+) -> dict[str, object]:
     """Kills an example so often, each time in a run of its own, and inside each write."""
     whole = Run(example, folder / "whole")
     start = time.monotonic()
-    whole.finish(3000)
+    whole.require_success(whole.end(3000))
     seconds = time.monotonic() - start
     limit = 20 * seconds + 300
     expected = whole.content()
     print(f"{example}: {seconds:.0f} s, {len(expected) - 1} files", flush=True)
-    failures = []
+    failures: list[str] = []
 
-    def check(run: Run, what: str) -> None:
-        try:
-            run.finish(limit)
-            run.compare(expected)
-            shutil.rmtree(run.folder)
-        except SurvivalError as failure:
+    def tell(what: str, failure: SurvivalError | None = None) -> None:
+        if failure:
             failures.append(f"{what}: {failure}")
-        print(
-            f"  {what}: {failures[-1] if failures else 'as if uninterrupted'}", flush=True
-        )
+        print(f"  {what}: {failure or 'as if uninterrupted'}", flush=True)
 
     made = 0
     while made < kills:
-        run = Run(example, folder / f"random_{made}")
         moment = generator.uniform(0, seconds)
-        if run.kill_after(moment):
-            made += 1
-            check(run, f"killed after {moment:.1f} s")
-        else:
-            shutil.rmtree(run.folder)
-    run = Run(example, folder / "writes")
-    stages = (HALF, BEFORE, AFTER)
+        run = Run(example, folder / f"killed_after_{moment:.3f}")
+        what = f"killed after {moment:.1f} s"
+        try:
+            if not killed_at_a_moment(run, moment, expected, limit):
+                continue
+            tell(what)
+        except SurvivalError as failure:
+            tell(what, failure)
+        made += 1
     writes = 0
-    while run.end(limit, stages[writes % 3]) == -signal.SIGKILL:
-        writes += 1
-    check(run, f"killed inside each of {writes} writes")
+    try:
+        run = Run(example, folder / "killed_in_writes")
+        writes = killed_in_each_write(run, expected, limit)
+        tell(f"killed inside each of {writes} writes")
+    except SurvivalError as failure:
+        tell("killed inside each write", failure)
     return {
         "example": example,
         "seconds": round(seconds, 1),
@@ -191,11 +265,6 @@ def campaign(example: str, kills: int, folder: pathlib.Path, generator: random.R
 
 def write_images(path: pathlib.Path) -> None:
     """A few-shot image set: classes of a brightness each."""
-    import numpy as np
-
-    from examples.common.data import Split
-    from examples.few_shot import data
-
     rng = np.random.default_rng(0)
     parts = {}
     for name, first, count in (("train", 0, 6), ("validation", 6, 3), ("test", 9, 3)):

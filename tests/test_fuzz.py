@@ -1,0 +1,377 @@
+"""Malformed arguments, calls and files: an error or a right answer, whatever is drawn.
+
+No crash of the process, no hang, no silent NaN. `make fuzz` draws more.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import signal
+import tempfile
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+import nsl_keras
+from nsl_keras import few_shot, layers
+from nsl_keras.callbacks import TrainingBackup
+
+EXAMPLES = int(os.environ.get("NSL_KERAS_FUZZ", "300"))
+#: Seconds in which anything must be answered.
+LIMIT = 60
+#: What an argument is refused with. Others are errors of ours, not of the caller's.
+REFUSALS = (ValueError, TypeError)
+#: In graphs and loops of the backends, a call is refused with these too.
+CALL_REFUSALS = (*REFUSALS, ArithmeticError, RuntimeError)
+
+pytestmark = pytest.mark.long
+
+
+def fuzzed(share):
+    """So large a share of the examples; the same ones each time, but for `make fuzz`."""
+    return settings(
+        max_examples=max(1, round(share * EXAMPLES)),
+        deadline=None,
+        database=None,
+        derandomize="NSL_KERAS_FUZZ" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextlib.contextmanager
+def in_time():
+    def stop(number, frame):
+        raise AssertionError(f"No answer in {LIMIT} seconds.")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def is_refusal(error, allowed=CALL_REFUSALS):
+    """Whether an error is one that a caller can understand."""
+    of_backend = type(error).__name__ in ("InvalidArgumentError", "UnimplementedError")
+    return isinstance(error, allowed) or of_backend
+
+
+SIZES = [-(2**63), -1, 0, 1, 2, 3, 5, 2**31, 2**40, 2**63, 10**30, np.int64(3), np.uint8(2)]
+NUMBERS = [*SIZES, -0.5, 0.0, 1e-30, 0.5, 1.0, 1e30, math.inf, -math.inf, math.nan]
+OTHERS = [
+    *(None, True, False, "False", "", "diagonal", "sphere", "cosine", b"x", 1j),
+    *([], [1, 2], (0, 3), (2, 2), {}, {"a": 1}, object(), len, np.ones(2), np.ones((2, 2))),
+    *([[1.0, math.nan]], np.array(math.nan), keras.layers.Dense(2)),
+]
+VALUES = [*NUMBERS, *OTHERS]
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 6, 6, 2)).astype("float32")
+VECTORS = np.random.default_rng(1).normal(size=(4, 4)).astype("float32")
+SEQUENCES = np.random.default_rng(2).normal(size=(2, 3, 4)).astype("float32")
+BOXES = IMAGES.reshape(2, 6, 6, 2, 1)
+
+
+def network():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+def recurrent(cell, **arguments):
+    return keras.layers.RNN(cell(3, **arguments))
+
+
+def head(**arguments):
+    given = {"dictionary": 6, **arguments}
+    return layers.MetaNeighborhoodHead(layers.CosineDense(3), **given)
+
+
+def neighbors_model(**arguments):
+    given = {"dictionary": 6, **arguments}
+    return nsl_keras.MetaNeighborhoodModel(None, layers.CosineDense(3), **given)
+
+
+def dictionary(**arguments):
+    return layers.NeighborDictionary(**{"num_neighbors": 6, "num_values": 3, **arguments})
+
+
+SIMILARITY = (
+    *("similarity", "similarity_initializer", "similarity_regularizer", "predictor"),
+    *("similarity_constraint", "learn_shape", "shape_threshold", "kernel_trainable"),
+)
+#: The rest of Keras's own arguments is Keras's to refuse.
+GEOMETRY = ("kernel_size", "strides", "dilation_rate", "groups")
+CONVOLUTION = (*SIMILARITY, *GEOMETRY)
+SPHERE = ("normalize", "response", *GEOMETRY)
+DICTIONARY = (
+    *("num_neighbors", "num_values", "metric", "temperature", "value_scale", "task"),
+    *("fixed_values", "dropout", "dropout_scope", "seed"),
+)
+ADAPTATION = (
+    *("dictionary", "inner_steps", "inner_learning_rate", "learning_rate_form"),
+    *("chunk_size", "task", "inner_loop"),
+)
+PREDICTOR = (
+    *("kernel_size", "kind", "similarity", "hidden_filters", "strides", "padding"),
+    *("pooled", "batch_normalization", "momentum", "momentum_warmup", "epsilon"),
+    *("synchronized", "start", "data_format", "dilation_rate"),
+)
+
+
+def predicted(**arguments):
+    predictor = nsl_keras.predictors.SimilarityPredictor(**arguments)
+    return layers.NeuralSimilarityConv2D(3, 3, predictor=predictor)
+
+
+#: What makes a layer, its arguments that are fuzzed, and what it is called on.
+LAYERS = {
+    "conv1d": (functools.partial(layers.NeuralSimilarityConv1D, 3), CONVOLUTION, SEQUENCES),
+    "conv2d": (functools.partial(layers.NeuralSimilarityConv2D, 3), CONVOLUTION, IMAGES),
+    "conv3d": (functools.partial(layers.NeuralSimilarityConv3D, 3), CONVOLUTION, BOXES),
+    "depthwise": (layers.NeuralSimilarityDepthwiseConv2D, CONVOLUTION[:-1], IMAGES),
+    "dense": (
+        functools.partial(layers.NeuralSimilarityDense, 3),
+        (*SIMILARITY, "block_size"),
+        VECTORS,
+    ),
+    "gru": (
+        functools.partial(recurrent, layers.NeuralSimilarityGRUCell),
+        ("similarity", "predictor", "learn_shape", "block_size"),
+        SEQUENCES,
+    ),
+    "sphere_conv2d": (functools.partial(layers.SphereConv2D, 3), SPHERE, IMAGES),
+    "sphere_dense": (
+        functools.partial(layers.SphereDense, 3),
+        ("normalize", "response"),
+        VECTORS,
+    ),
+    "global": (
+        layers.GlobalNeuralSimilarity2D,
+        ("filters", "kernel_size", "similarity", "hidden_filters", "sphere", "strides"),
+        IMAGES,
+    ),
+    "predictor": (predicted, PREDICTOR, IMAGES),
+    "cosine": (functools.partial(layers.CosineDense), ("units",), VECTORS),
+    "film": (
+        layers.InstanceFiLM,
+        ("dictionary_size", "sharpness", "learned_sharpness", "axis"),
+        IMAGES,
+    ),
+    "normalization": (
+        layers.BatchNormalization,
+        ("momentum", "momentum_warmup", "epsilon"),
+        IMAGES,
+    ),
+    "dictionary": (dictionary, DICTIONARY, VECTORS),
+    "head": (head, ADAPTATION, VECTORS),
+    "model": (neighbors_model, ADAPTATION, VECTORS),
+    "maml": (
+        lambda **given: few_shot.MAML(network(), **given),
+        (
+            *("inner_variables", "inner_steps", "inner_learning_rate", "extra_steps"),
+            *("learning_rate_form", "first_order", "test_inner_steps"),
+            *("extra_variables", "test_extra_steps", "batch_normalization"),
+        ),
+        None,
+    ),
+    "finetuner": (
+        lambda **given: few_shot.Finetuner(network(), **{"ways": 3, **given}),
+        (
+            *("ways", "steps", "variables", "learning_rate", "momentum", "dampening"),
+            *("weight_decay", "batch_size", "epochs", "new_classifier", "seed"),
+        ),
+        None,
+    ),
+    "proto_net": (
+        lambda **given: few_shot.ProtoNet(network(), **{"ways": 3, **given}),
+        ("ways", "metric", "temperature", "learn_temperature", "batch_normalization"),
+        None,
+    ),
+    "backup": (
+        lambda **given: TrainingBackup(**{"folder": "states", **given}),
+        ("folder", "data", "callbacks", "every", "delete_at_end"),
+        None,
+    ),
+}
+#: What a convolution needs that has no such argument among the fuzzed.
+NEEDED = {"conv1d": 2, "conv2d": 3, "conv3d": 2, "depthwise": 3, "sphere_conv2d": 3}
+
+ARGUMENTS = st.sampled_from(sorted(LAYERS)).flatmap(
+    lambda name: st.tuples(
+        st.just(name),
+        st.dictionaries(
+            st.sampled_from(LAYERS[name][1]),
+            st.sampled_from(VALUES),
+            min_size=1,
+            max_size=2,
+        ),
+    )
+)
+
+
+@fuzzed(0.5)
+@given(drawn=ARGUMENTS)
+def test_malformed_arguments(drawn):
+    name, arguments = drawn
+    make, _, inputs = LAYERS[name]
+    if name in NEEDED:
+        arguments = {"kernel_size": NEEDED[name], **arguments}
+    if name == "cosine":
+        arguments = {"units": 3, **arguments}
+    if name == "film":
+        arguments = {"dictionary_size": 3, **arguments}
+    with in_time():
+        try:
+            made = make(**arguments)
+        except REFUSALS:
+            return
+        if inputs is None:
+            return
+        try:
+            outputs = ops.convert_to_numpy(made(inputs))
+        except Exception as error:
+            assert is_refusal(error), f"{name}({arguments}): {error!r}"
+            return
+    assert np.all(np.isfinite(outputs)), f"{name}({arguments}) gives NaN"
+
+
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6]), max_size=5)
+DTYPES = st.sampled_from(
+    ["float32", "float64", "float16", "int32", "bool", "complex64", "U1"]
+)
+FLAWS = st.sampled_from([None, math.nan, math.inf, 1e30, -1e30, 0.0])
+
+
+def array(shape, dtype, flaw):
+    values = np.random.default_rng(0).normal(size=shape)
+    if flaw is not None and values.size:
+        values.flat[-1] = flaw
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return values.astype(dtype)
+
+
+@functools.cache
+def built():
+    """One layer or model of each kind, and what else can be called."""
+    found = {}
+    for name, (make, _, inputs) in LAYERS.items():
+        if inputs is None:
+            continue
+        given = {"kernel_size": NEEDED[name]} if name in NEEDED else {}
+        given |= {"units": 3} if name == "cosine" else {}
+        given |= {"dictionary_size": 3} if name == "film" else {}
+        found[name] = (layer := make(**given))
+        layer(inputs)
+    model = found["model"]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
+    found["neighbors"] = lambda x: model.neighbors(x).weights
+    found["initialize_from"] = lambda x: model.initialize_from(x, np.arange(len(x)) % 3)
+    found["fit"] = lambda x: model.fit(x, np.arange(len(x)) % 3, verbose=0).history.get(
+        "loss"
+    )
+    return found
+
+
+NAMES = sorted({*(n for n in LAYERS if LAYERS[n][2] is not None), "neighbors", "fit"})
+
+
+@fuzzed(0.3)
+@given(
+    name=st.sampled_from([*NAMES, "initialize_from"]),
+    shape=SHAPES,
+    dtype=DTYPES,
+    flaw=FLAWS,
+    near=st.booleans(),
+)
+def test_malformed_calls(name, shape, dtype, flaw, near):
+    right = {"neighbors": VECTORS, "fit": VECTORS, "initialize_from": VECTORS}
+    expected = right[name] if name in right else LAYERS[name][2]
+    if near:  # The right shape, or one that differs in one axis.
+        axis, size = (shape[:2] + [0, 0])[:2]
+        wanted = list(expected.shape)
+        wanted[axis % len(wanted)] = size or wanted[axis % len(wanted)]
+        shape = wanted
+    inputs = array(shape, dtype, flaw)
+    with in_time():
+        try:
+            outputs = built()[name](inputs)
+        except Exception as error:
+            # Keras's RNN looks at the second axis before it counts them.
+            of_keras = name == "gru" and len(shape) < 2 and isinstance(error, IndexError)
+            assert of_keras or is_refusal(error), (
+                f"{name} of {inputs.dtype}{shape}: {error!r}"
+            )
+            return
+        finally:
+            if name == "fit":  # Whatever it did, the next call meets a sound model.
+                built()["initialize_from"](
+                    np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+                )
+    if outputs is None or inputs.dtype.kind not in "fiub":
+        return
+    finite = np.all(np.isfinite(ops.convert_to_numpy(outputs)))
+    if np.all(np.abs(inputs) < 100):
+        assert finite, f"{name} of {shape} gives NaN"
+    assert not (finite and np.any(np.isnan(inputs))), f"{name} of {shape} swallows NaN"
+
+
+@functools.cache
+def whole_files():
+    """A model's file and a state of training, with what they give."""
+    with tempfile.TemporaryDirectory() as folder:
+        keras.utils.set_random_seed(0)
+        model = neighbors_model()
+        model(VECTORS)
+        model.save(f"{folder}/model.keras")
+        model = network()
+        model.compile("adam", "mse", run_eagerly=True)
+        backup = TrainingBackup(folder, delete_at_end=False)
+        model.fit(VECTORS, VECTORS[:, :3], callbacks=[backup], verbose=0)
+        contents = {}
+        for name in ("model.keras", "epoch_1.state"):
+            with open(f"{folder}/{name}", "rb") as file:
+                contents[name] = file.read()
+        return contents
+
+
+@fuzzed(0.2)
+@given(
+    name=st.sampled_from(["model.keras", "epoch_1.state"]),
+    where=st.floats(0, 1),
+    change=st.sampled_from(["cut", "flip", "zeros", "insert", "double", "nothing"]),
+    length=st.integers(1, 300),
+)
+def test_malformed_files(name, where, change, length):
+    content = whole_files()[name]
+    at = round(where * (len(content) - 1))
+    changed = {
+        "cut": content[:at],
+        "flip": content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+        "zeros": content[:at] + bytes(length) + content[at + length :],
+        "insert": content[:at] + bytes(length) + content[at:],
+        "double": content + content,
+        "nothing": content,
+    }[change]
+    with tempfile.TemporaryDirectory() as folder, in_time():
+        path = f"{folder}/{name}"
+        with open(path, "wb") as file:
+            file.write(changed)
+        if name == "epoch_1.state":
+            assert TrainingBackup(folder).epoch == int(changed == content)
+            return
+        try:
+            model = keras.saving.load_model(path)
+        except Exception:
+            assert changed != content
+            return
+        assert np.all(np.isfinite(ops.convert_to_numpy(model(VECTORS))))
