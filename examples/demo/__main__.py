@@ -31,11 +31,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
 from benchmarks import timing
-from examples.common import data, recipe, runs
+from examples.common import command, data, recipe, runs
 from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
@@ -312,9 +312,7 @@ def make_strategy() -> Any:
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategy = make_strategy()
     setting = setting_from_flags()
@@ -372,4 +370,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -184,7 +184,9 @@ def add_similarity(
     new_model = rewiring.rebuild(model, replace, verbose)
     for layer in chosen:
         if isinstance(layer, keras.layers.SeparableConv2D):
-            new_layers[id(layer)].kernel.assign(ops.convert_to_numpy(layer.depthwise_kernel))
+            new_layers[id(layer)].kernel.assign(
+                ops.convert_to_numpy(layer.depthwise_kernel)
+            )
         else:
             _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
     _warn_of_start(dict.fromkeys(each.predictor for each in new_layers.values()))

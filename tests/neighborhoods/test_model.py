@@ -437,7 +437,9 @@ def two_inputs(kind):
 
 def as_two(kind, x):
     parts = (x[:, :6].reshape(-1, 2, 3), np.abs(x[:, :1]).astype("int32") % 3)
-    return list(parts) if kind == "list" else dict(zip(("image", "kind"), parts, strict=True))
+    return (
+        list(parts) if kind == "list" else dict(zip(("image", "kind"), parts, strict=True))
+    )
 
 
 class Subclassed(keras.Model):
