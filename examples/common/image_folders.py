@@ -100,8 +100,9 @@ def load_images(paths: Sequence[pathlib.Path], image_size: int) -> np.ndarray:
             images[index] = image
     if failed:
         raise ValueError(
-            "`data_dir` must hold readable images, with at most 8 bits a channel. Received: "
-            f"{len(failed)} of {len(paths)} images cannot be read: {_named(failed)}"
+            "`data_dir` must hold readable images, with at most 8 bits a channel. "
+            f"Received: {len(failed)} of {len(paths)} images cannot be read: "
+            f"{_named(failed)}"
         )
     return images
 
@@ -239,8 +240,8 @@ def _listed(
     for number, line in enumerate(lines, 1):
         if len(line) < 2 or line[1] not in names:
             raise ValueError(
-                f"`data_dir` must have an image and its class on each line of {labels_file}. "
-                f"Received: {' '.join(line)!r} as number {number}"
+                "`data_dir` must have an image and its class on each line of "
+                f"{labels_file}. Received: {' '.join(line)!r} as number {number}"
             )
     images = load_images([folder / line[0] for line in lines], image_size)
     return images, np.array([names.index(line[1]) for line in lines])

@@ -198,8 +198,11 @@ def results_folder(output_dir: str) -> pathlib.Path:
 
 
 def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
-    """Writes pictures by name, and says so."""
+    """Writes pictures by name, closes them, and says so."""
+    import matplotlib.pyplot as plt
+
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=110)
+        figure.savefig(folder / f"{name}.png", dpi=150)
+        plt.close(figure)
         print(f"Wrote {folder / name}.png")

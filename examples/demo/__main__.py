@@ -171,7 +171,7 @@ def pictures(models: dict[str, keras.Model], found: data.ImageData) -> dict[str,
         if name in models:
             figures[name] = nsl_keras.visualize.plot_learned_neighbors(
                 models[name],
-                found.train.images[:2000],
+                found.test.images[:2000],
                 class_names=found.class_names,
             )
     return {f"{FLAGS.dataset}_{name}": figure for name, figure in figures.items()}

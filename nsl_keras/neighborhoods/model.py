@@ -208,7 +208,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
-                of one input or several, that ends in `Dense` (or `CosineDense`), with or without a softmax.
+                of one input or several, that ends in `Dense` (or `CosineDense`), with or
+                without a softmax.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 

@@ -71,7 +71,7 @@ def test_other_errors_are_the_example_s(error):
     ids=["few_shot", "pacs", "pacs_without", "tiny_imagenet"],
 )
 def test_data_that_is_missing_is_told_with_its_layout(load, layout):
-    with pytest.raises(ValueError, match="^`data_dir` must be") as caught:
+    with pytest.raises(ValueError, match=r"^`data_dir` must be") as caught:
         load()
     assert layout in str(caught.value)
 
