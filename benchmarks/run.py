@@ -6,7 +6,8 @@ times on a shared machine mean nothing an hour later.
     python -m benchmarks.run                                # everything
     python -m benchmarks.run --only=head --only=model --xla=on --rounds=5
 
-Writes --output_dir/results/benchmarks/<group>_xla_<on or off>.json.
+Writes --output_dir/results/benchmarks/<group>_xla_<on or off>.json, and of the costs a
+picture in --output_dir/results/figures/.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 import nsl_keras
-from benchmarks import dynamic, few_shot, formulations, head, memory, model, static
+from benchmarks import (
+    costs,
+    dynamic,
+    few_shot,
+    formulations,
+    head,
+    memory,
+    model,
+    static,
+)
 from benchmarks.table import MEMORY
 from examples.common import runs
 
@@ -36,6 +46,7 @@ GROUPS = {
     "head": head.comparisons,
     "model": model.comparisons,
     "few_shot": few_shot.comparisons,
+    "costs": costs.comparisons,
 }
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}
 
@@ -112,6 +123,10 @@ def main(arguments: list[str]) -> None:
             path = folder / f"{group}_xla_{_on_or_off(xla)}.json"
             runs.write_json(path, content(xla, rows))
             print(f"\nWrote {path}", flush=True)
+            if group == "costs":
+                runs.write_figures(
+                    folder.parent / "figures", {path.stem: costs.picture(rows)}
+                )
             keras.backend.clear_session()
             gc.collect()
 

@@ -16,6 +16,11 @@ os.environ.setdefault(
 import keras
 import pytest
 
+from nsl_keras import progress
+
+# No bar among the outputs that tests look at, however slow the machine.
+progress.QUIET_SECONDS = float("inf")
+
 
 def pytest_collection_finish():
     # Let collections of garbage not look through what the imports made: it stays anyway.

@@ -26,6 +26,7 @@ def test_a_bar_over_items(verbose, shown, capsys):
 
 
 def test_short_work_shows_no_bar_and_long_work_does(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 2.0)
     list(progress.Progress(3).over("abc"))
     assert not capsys.readouterr().out
     monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)

@@ -28,6 +28,15 @@ import numpy as np
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
+#: What the folder of a set holds.
+LAYOUTS = {
+    "cinic10": "{train,valid,test}/<class>/*.png",
+    "mnist_m": "{train,test}/<digit>/*.png, or mnist_m_{train,test}/ and their lists",
+    "pacs": "{art_painting,cartoon,photo,sketch}/<class>/*.jpg",
+    "tiny_imagenet": "train/<class>/images/*.JPEG, val/images/*.JPEG and "
+    "val/val_annotations.txt",
+}
+
 #: Images (uint8) and class numbers.
 Part = tuple[np.ndarray, np.ndarray]
 #: Training, validation and test, and the names of the classes.
@@ -91,8 +100,9 @@ def load_images(paths: Sequence[pathlib.Path], image_size: int) -> np.ndarray:
             images[index] = image
     if failed:
         raise ValueError(
-            "Images must be readable, with at most 8 bits a channel. Received: "
-            f"{len(failed)} of {len(paths)} images cannot be read: {_named(failed)}"
+            "`data_dir` must hold readable images, with at most 8 bits a channel. "
+            f"Received: {len(failed)} of {len(paths)} images cannot be read: "
+            f"{_named(failed)}"
         )
     return images
 
@@ -136,7 +146,8 @@ def read(dataset: str, data_dir: str | None, image_size: int = 32) -> Parts:
     """
     if data_dir is None:
         raise ValueError(
-            f"`data_dir` must be the folder of {dataset}'s images. Received: data_dir=None"
+            f"`data_dir` must be the folder of {dataset}'s images, with "
+            f"{LAYOUTS[dataset.partition('_without_')[0]]}. Received: data_dir=None"
         )
     folder = pathlib.Path(data_dir).expanduser()
     (images, labels), validation, test, names = READERS[dataset](folder, image_size)
@@ -229,8 +240,8 @@ def _listed(
     for number, line in enumerate(lines, 1):
         if len(line) < 2 or line[1] not in names:
             raise ValueError(
-                f"{labels_file} must hold an image and its class on each line. "
-                f"Received: {' '.join(line)!r} as number {number}"
+                "`data_dir` must have an image and its class on each line of "
+                f"{labels_file}. Received: {' '.join(line)!r} as number {number}"
             )
     images = load_images([folder / line[0] for line in lines], image_size)
     return images, np.array([names.index(line[1]) for line in lines])

@@ -241,8 +241,11 @@ def results_folder(output_dir: str) -> pathlib.Path:
 
 
 def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
-    """Writes pictures by name, and says so."""
+    """Writes pictures by name, closes them, and says so."""
+    import matplotlib.pyplot as plt
+
     for name, figure in figures.items():
         with files.replacing(folder / f"{name}.png") as scratch:
-            figure.savefig(scratch, dpi=110)
+            figure.savefig(scratch, dpi=150)
+        plt.close(figure)
         print(f"Wrote {folder / name}.png")

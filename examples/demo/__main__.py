@@ -31,11 +31,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
 from benchmarks import timing
-from examples.common import data, recipe, runs, strategies
+from examples.common import command, data, recipe, runs, strategies
 from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
@@ -152,7 +152,7 @@ def pictures(models: dict[str, keras.Model], found: data.ImageData) -> dict[str,
         if name in models:
             figures[name] = nsl_keras.visualize.plot_learned_neighbors(
                 models[name],
-                found.train.images[:2000],
+                found.test.images[:2000],
                 class_names=found.class_names,
             )
     return {f"{FLAGS.dataset}_{name}": figure for name, figure in figures.items()}
@@ -302,9 +302,7 @@ def tune(
     print(f"\n{table.tuning(records.runs)}\n\nWrote {records.folder}")
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategies.strategy()
     setting = setting_from_flags()
@@ -364,4 +362,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -17,10 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import nsl_keras
-from examples.common import data, pictures, recipe, runs
+from examples.common import command, data, pictures, recipe, runs
 from nsl_keras import MetaNeighborhoodModel, visualize
 
 FLAGS = flags.FLAGS
@@ -65,9 +65,7 @@ def without_neighbors(images: np.ndarray, labels: np.ndarray) -> keras.Model:
     return backbone
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     keras.utils.set_random_seed(0)
     found = data.load("digits", train_examples=FLAGS.train_examples)
     train_x, train_y, test = found.train.images, found.train.labels, found.test
@@ -114,4 +112,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer(
         "train_examples", None, "Number of training images.", lower_bound=1
     )
-    app.run(main)
+    command.run(main)

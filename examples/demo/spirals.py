@@ -22,10 +22,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
-from examples.common import runs
+from examples.common import command, runs
 from nsl_keras import files
 
 FLAGS = flags.FLAGS
@@ -227,9 +227,7 @@ def section(results: pathlib.Path) -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
     keras.utils.set_random_seed(FLAGS.seed)
     rng = np.random.default_rng(FLAGS.seed)
@@ -267,4 +265,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("frames", 30, "Frames of the animation.", lower_bound=2)
     flags.DEFINE_integer("seed", 0, "Seed of points and weights.")
     flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-    app.run(main)
+    command.run(main)

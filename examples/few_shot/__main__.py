@@ -36,9 +36,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags, logging
+from absl import flags, logging
 
-from examples.common import runs, strategies
+from examples.common import command, runs, strategies
 from examples.few_shot import data, methods, table
 from examples.few_shot.training import Setting, Training, run_methods
 
@@ -87,9 +87,7 @@ flags.DEFINE_bool("jit_compile", None, "Compile steps with XLA; None: Keras deci
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategies.strategy()
     images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.image_size)
@@ -121,4 +119,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -76,7 +76,8 @@ def load(
         return _omniglot(data_dir)
     if data_dir is None:
         raise ValueError(
-            "`data_file` or `data_dir` must say where the images are. "
+            "`data_dir` must be a folder with train, validation (or val) and test, each "
+            "with one sub-folder of images a class, or `data_file` an .npz file of them. "
             f"Received: dataset={dataset!r} without either"
         )
     return _from_folder(pathlib.Path(data_dir).expanduser(), image_size)

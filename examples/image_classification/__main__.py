@@ -35,10 +35,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
 from examples.common import (
+    command,
     data,
     image_training,
     pictures,
@@ -218,9 +219,7 @@ def load_data() -> data.ImageData:
     return image_training.load_arrays(FLAGS.image_size or published.get(FLAGS.dataset, 32))
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategies.strategy()
     image_training.use_dtype_from_flags()
@@ -272,4 +271,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -36,9 +36,17 @@ import pathlib
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-from absl import app, flags, logging
+from absl import flags, logging
 
-from examples.common import data, image_training, recipe, runs, strategies, tables
+from examples.common import (
+    command,
+    data,
+    image_training,
+    recipe,
+    runs,
+    strategies,
+    tables,
+)
 from examples.neural_similarity import methods, stream, table
 
 FLAGS = flags.FLAGS
@@ -164,9 +172,7 @@ def make_models(
         return backbone, methods.trainable(backbone, trained, jit_compile)
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategies.strategy()
     image_training.use_dtype_from_flags()
@@ -206,4 +212,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -27,11 +27,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 from keras import ops
 
 import nsl_keras
-from examples.common import runs, tables
+from examples.common import command, runs, tables
 
 FLAGS = flags.FLAGS
 
@@ -230,9 +230,7 @@ def section(results: pathlib.Path) -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
     results = runs.results_folder(FLAGS.output_dir)
     names = ("learning_rate", "steps", "points")
@@ -256,4 +254,4 @@ if __name__ == "__main__":
     flags.DEFINE_float("learning_rate", 0.2, "Size of a step.", lower_bound=0)
     flags.DEFINE_integer("seeds", 5, "Problems of each kind.", lower_bound=1)
     flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-    app.run(main)
+    command.run(main)

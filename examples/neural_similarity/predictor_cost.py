@@ -22,10 +22,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import nsl_keras
-from examples.common import runs, tables
+from examples.common import command, runs, tables
 from examples.few_shot import data as few_shot_data
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
@@ -326,9 +326,7 @@ def _define_flags() -> None:
     flags.mark_flag_as_required("data_file")
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+def main(_arguments: list[str]) -> None:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -353,4 +351,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    command.run(main)

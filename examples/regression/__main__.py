@@ -25,10 +25,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
-from examples.common import runs
+from examples.common import command, runs
 from examples.regression import data, table
 
 FLAGS = flags.FLAGS
@@ -232,9 +232,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     }
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.targets)
     sizes = {
@@ -268,4 +266,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -62,6 +62,8 @@ def load(
     if data_file is not None:
         path = pathlib.Path(data_file).expanduser()
         data = _npz(path) if path.suffix == ".npz" else _csv(path, targets)
+        if data.name in DATASETS:  # It need not be what has this name.
+            data = dataclasses.replace(data, name=f"{data.name}_file")
     elif dataset == "diabetes":
         from sklearn.datasets import load_diabetes
 
@@ -71,7 +73,10 @@ def load(
         data = _uci(dataset, data_dir)
     for name in ("x", "y"):
         if not np.all(np.isfinite(getattr(data, name))):
-            raise ValueError(f"`{name}` of {data.name} must be finite numbers.")
+            raise ValueError(
+                f"`data_file` must hold finite numbers. Received: {name} of {data.name} "
+                "with NaN or infinite ones"
+            )
     return data
 
 

@@ -667,8 +667,8 @@ def finetune(
 ) -> np.ndarray:
     """Returns logits of the queries, from a model finetuned in each episode.
 
-    `Finetuner(model, ways, variables, **kwargs)(episodes)`, at most eight episodes at once, with
-    as many ways as the support labels have. For many batches make one `Finetuner`: it
+    `Finetuner(model, ways, variables, **kwargs)(episodes)`, at most eight episodes at once,
+    with as many ways as the support labels have. For many batches make one `Finetuner`: it
     compiles once.
 
     Args:

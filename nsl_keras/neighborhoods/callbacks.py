@@ -193,8 +193,8 @@ class NeighborProjector(keras.callbacks.Callback):
     (in a regression `value` in place of the last two); and `projector_config.pbtxt`,
     which names both. Show them with `tensorboard --logdir=LOG_DIR`. The folder may be that
     of `keras.callbacks.TensorBoard`, but not with its `embeddings_freq`, which writes a
-    `projector_config.pbtxt` of its own. Neither writing nor JAX needs the tensorboard
-    package.
+    `projector_config.pbtxt` of its own. Writing needs no other package; looking, and
+    `keras.callbacks.TensorBoard`, need `pip install "nsl_keras[tensorboard]"`.
 
     Args:
         log_dir: Folder to write to; made if missing.

@@ -308,9 +308,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         ]
         return tree.pack_sequence_as(inputs, typed)
 
-    def call(
-        self, inputs: Any, training: bool | None = None, adapt: bool = True
-    ) -> Tensor:
+    def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Tensor:
         features = self.features(inputs, training=training)
         return self.neighborhood(features, training=training, adapt=adapt)
 

@@ -22,7 +22,8 @@ def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
         activation replaces; and the layer, which gives logits.
 
     Raises:
-        ValueError: If the model is subclassed, not built, has several outputs, or does not end in a dense layer of one logit a class.
+        ValueError: If the model is subclassed, not built, has several outputs, or does not
+            end in a dense layer of one logit a class.
     """
     rewiring.require_graph(model)
     if len(model.outputs) != 1:

@@ -103,9 +103,10 @@ def add_similarity(
         freeze_backbone: bool, whether the similarities and predictors alone are trained.
             Everything else is frozen then, the classifier too, and batch norms run in
             inference mode (of a `MetaNeighborhoodModel` the backbone alone is frozen, and
-            head and dictionary are trained). To train the classifier besides, set `trainable` of its layers.
-            To finetune the whole network later, set `trainable` of the model to `False`
-            and then to `True`: TensorFlow passes over a value that is set already.
+            head and dictionary are trained). To train the classifier besides, set
+            `trainable` of its layers. To finetune the whole network later, set `trainable`
+            of the model to `False` and then to `True`: TensorFlow passes over a value that
+            is set already.
         similarity_regularizer: Regularizer of the static similarities' parameters.
         similarity_constraint: Constraint on the static similarities' parameters.
         learn_shape: bool, whether to learn the kernels' shapes too.
@@ -184,7 +185,9 @@ def add_similarity(
     new_model = rewiring.rebuild(model, replace, verbose)
     for layer in chosen:
         if isinstance(layer, keras.layers.SeparableConv2D):
-            new_layers[id(layer)].kernel.assign(ops.convert_to_numpy(layer.depthwise_kernel))
+            new_layers[id(layer)].kernel.assign(
+                ops.convert_to_numpy(layer.depthwise_kernel)
+            )
         else:
             _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
     _warn_of_start(dict.fromkeys(each.predictor for each in new_layers.values()))
@@ -223,10 +226,10 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
     (`padding="same"` with strides), it stays a convolution with the full kernel. What
     `add_similarity` made of a `SeparableConv2D` stays two layers, both of Keras's own.
 
-    Each layer comes back with its own `trainable` flag. What `add_similarity` froze is frozen
-    in the folded model too, and a folded layer is one of those that were trained: its kernel
-    holds `M` now, and is trained. To go on with the whole network, set `trainable` of
-    the folded model to `False` and then to `True`.
+    Each layer comes back with its own `trainable` flag: what `add_similarity` froze is
+    frozen here too, and the layers that had a similarity are trained, with kernel and bias.
+    To go on with the whole network, set `trainable` of the folded model to `False` and then
+    to `True`.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with

@@ -95,7 +95,7 @@ def plot_training_curves(
 def _runs_of(name: str, given: Any) -> list[dict[str, Any]]:
     """The histories of one model, as dicts."""
     many = given if isinstance(given, (list, tuple)) else [given]
-    runs = [getattr(each, "history", each) for each in many]
+    runs: list[Any] = [getattr(each, "history", each) for each in many]
     if not runs or not all(isinstance(run, Mapping) for run in runs):
         raise ValueError(
             "`histories` must hold what `fit` returned, or lists of it. Received: "

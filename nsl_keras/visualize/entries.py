@@ -121,7 +121,7 @@ def plot_learned_neighbors(
         ):
             draw_image(axis, pictures[index], shown, invert)
             axis.spines[:].set_visible(False)
-            axis.set_xlabel(f"{attention[index, entry]:.2f}", fontsize=7, labelpad=1)
+            axis.set_xlabel(f"{attention[index, entry]:.2g}", fontsize=7, labelpad=1)
     rows[0, 0].set_title("class probabilities", fontsize=9)
     # No title of the axis, whose column would become as wide.
     heading = rows[0, 1].annotate(

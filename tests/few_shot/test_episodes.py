@@ -311,7 +311,6 @@ def test_error_of_an_endless_data_set():
         few_shot.EpisodeSampler.from_dataset(Endless())
 
 
-
 @pytest.mark.parametrize("pairs", [False, True])
 def test_from_dataset(pairs):
     images, labels = numbered_images(dtype="uint8")

@@ -413,13 +413,13 @@ def test_bad_arguments():
         nsl_keras.MetaNeighborhoodModel("resnet", CosineDense(3))
     with pytest.raises(ValueError, match="`y` must be None where `x` is a data set"):
         make_model().initialize_from((row for row in X), Y)
-    with pytest.raises(ValueError, match="`x` must be an array.*type NoneType"):
+    with pytest.raises(ValueError, match=r"`x` must be an array.*type NoneType"):
         make_model().initialize_from(None)
     with pytest.raises(ValueError, match="`y` must be given"):
         make_model().initialize_from(X)
     two = keras.Input((6,))
     backbone = keras.Model(two, [two, 2 * two])
-    with pytest.raises(ValueError, match="`backbone` must have one output.*2 outputs"):
+    with pytest.raises(ValueError, match=r"`backbone` must have one output.*2 outputs"):
         nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), 5).build((None, 6))
 
 
@@ -437,7 +437,9 @@ def two_inputs(kind):
 
 def as_two(kind, x):
     parts = (x[:, :6].reshape(-1, 2, 3), np.abs(x[:, :1]).astype("int32") % 3)
-    return list(parts) if kind == "list" else dict(zip(("image", "kind"), parts, strict=True))
+    return (
+        list(parts) if kind == "list" else dict(zip(("image", "kind"), parts, strict=True))
+    )
 
 
 class Subclassed(keras.Model):
@@ -516,7 +518,7 @@ def test_neighbors_and_starts_of_data_sets():
         model.initialize_from(source, seed=4)
         np.testing.assert_allclose(model.dictionary.keys, keys, atol=1e-5)
         np.testing.assert_allclose(model.dictionary.values, values, atol=1e-6)
-    with pytest.raises(ValueError, match="`x` must end, or `steps` say.*an endless"):
+    with pytest.raises(ValueError, match=r"`x` must end, or `steps` say.*an endless"):
         model.initialize_from(pairs.repeat())
     with pytest.raises(ValueError, match="`y` must be given, or come with the data set"):
         model.initialize_from(pairs.map(lambda x, y: x))

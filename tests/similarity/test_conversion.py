@@ -344,9 +344,7 @@ def test_backbones_of_models_with_neighbors(tmp_path):
     assert converted(added.backbone) == ["first"]
     # Head, dictionary and rate go on being trained, of the backbone `M` alone.
     assert [v.name for v in added.backbone.trainable_variables] == ["similarity"]
-    assert len(added.trainable_variables) == 1 + len(
-        model.neighborhood.trainable_variables
-    )
+    assert len(added.trainable_variables) == 1 + len(model.neighborhood.trainable_variables)
     told = summary(added)
     assert told.name == "neighbors" and told.layers[0].multiply_adds
     assert told.multiply_adds is None

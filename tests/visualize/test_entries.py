@@ -50,7 +50,7 @@ def test_learned_neighbors(classifier, tmp_path):
         assert text.get_text() == f"{100 * top:.0f} %{undecided}"
         nearest = np.argsort(-attention[:, entry])[:5]
         weights = [picture.get_xlabel() for picture in pictures]
-        assert weights == [f"{weight:.2f}" for weight in attention[nearest, entry]]
+        assert weights == [f"{weight:.2g}" for weight in attention[nearest, entry]]
         for picture, index in zip(pictures, nearest, strict=True):
             drawn = np.asarray(picture.images[0].get_array())
             np.testing.assert_array_equal(drawn, PICTURES[index, :, :, 0])

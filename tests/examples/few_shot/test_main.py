@@ -353,8 +353,14 @@ def test_no_class_in_two_parts():
         data.FewShotData(**overlapping)
 
 
+def test_published_figures_stand_beside_mini_imagenet_alone():
+    assert table._is_published(dict(table.PUBLISHED))
+    for change in ({"shots": 1}, {"dataset": "pacs"}, {"train_classes": 4}):
+        assert not table._is_published({**table.PUBLISHED, **change})
+
+
 def test_somewhere_the_images_must_be():
-    with pytest.raises(ValueError, match="`data_file` or `data_dir` must say"):
+    with pytest.raises(ValueError, match="`data_dir` must be a folder with train"):
         data.load("mine")
 
 
