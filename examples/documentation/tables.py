@@ -1,7 +1,7 @@
 """The tables of README and documentation, by the names that stand on the pages.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and names the command that
-wrote its files.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by the
+command that wrote its files.
 """
 
 from __future__ import annotations
@@ -106,20 +106,22 @@ def _demo() -> str:
 
 def _few_shot() -> str:
     place = "few_shot/cifar_fs_small_cnn4_5way_5shot_tuned"
-    return _shown(examples.few_shot.table.section(runs.RunRecords(RESULTS / place)), place)
+    return _shown(
+        examples.few_shot.table.section(runs.RunRecords(RESULTS / place)), place, 5
+    )
 
 
 def _image_classification() -> str:
     place = "image_classification/convnet4_cifar10_all_1500"
     records = runs.RunRecords(RESULTS / place)
     made = examples.image_classification.table.section(records, ["table_1"])
-    return _shown(made, place)
+    return _shown(made, place, 6)
 
 
 def _neural_similarity() -> str:
     place = "neural_similarity/cnn9_cifar10_all_500"
     records = runs.RunRecords(RESULTS / place)
-    return _shown(examples.neural_similarity.table.section(records, ["4"]), place)
+    return _shown(examples.neural_similarity.table.section(records, ["4"]), place, 6)
 
 
 def _regression() -> str:
@@ -133,14 +135,8 @@ def _predictor_cost() -> str:
 def _no_harm() -> str:
     records = runs.RunRecords(RESULTS / "no_harm" / "runs")
     comparisons = benchmarks.no_harm.report.compare(records.runs)
-    made = _first_columns(benchmarks.no_harm.report.summary_table(comparisons), 5)
-    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`:\n\n{made}", "no_harm")
-
-
-def _first_columns(table: str, count: int) -> str:
-    return "\n".join(
-        f"{'|'.join(line.split('|')[: count + 1])}|" for line in table.splitlines()
-    )
+    made = benchmarks.no_harm.report.summary_table(comparisons)
+    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`\n\n{made}", "no_harm", 5)
 
 
 def _costs() -> str:
@@ -150,7 +146,7 @@ def _costs() -> str:
     ]
     made = tables.markdown(["what", "without XLA", "with XLA"], rows)
     return _shown(
-        f"`make bench`, ratios to the plain layer or model:\n\n{made}", "benchmarks"
+        f"`make bench`: ratios to the plain layer or model.\n\n{made}", "benchmarks"
     )
 
 
@@ -164,7 +160,7 @@ def _memory() -> str:
         for title, case, candidate in MEMORY
     ]
     made = tables.markdown(["what", "MiB without XLA", "MiB with XLA"], rows)
-    return _shown(f"`make bench`:\n\n{made}", "benchmarks")
+    return _shown(f"`make bench`\n\n{made}", "benchmarks")
 
 
 def _found(group: str, key: str, form: str, case: str, candidate: str) -> list[str]:
@@ -181,14 +177,37 @@ def _found(group: str, key: str, form: str, case: str, candidate: str) -> list[s
     ]
 
 
-def _shown(section: str, place: str) -> str:
-    """A section without its headings and pictures, to the end of its first table."""
+def _shown(section: str, place: str, columns: int | None = None) -> str:
+    """The first table of a section, and below it, folded, what was run for it.
+
+    Args:
+        section: Markdown, in which headings and pictures do not count.
+        place: Where the files are, in results/.
+        columns: How many columns are shown; `None` for all.
+    """
     parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
-    first = next(
-        (i for i, part in enumerate(parts) if part.startswith("|")), len(parts) - 1
+    first = next((i for i, part in enumerate(parts) if part.startswith("|")), None)
+    if first is None:
+        return "\n\n".join(parts)
+    how = "\n\n".join(parts[:first])
+    return f"""{_first_columns(parts[first], columns)}
+
+<details markdown="1">
+<summary>Command, setting and files</summary>
+
+{how}
+
+The files: [`results/{place}`]({FILES}/{place}).
+
+</details>"""
+
+
+def _first_columns(table: str, count: int | None) -> str:
+    if count is None:
+        return table
+    return "\n".join(
+        f"{'|'.join(line.split('|')[: count + 1])}|" for line in table.splitlines()
     )
-    source = f"From the files in [`results/{place}`]({FILES}/{place})."
-    return "\n\n".join([*parts[: first + 1], source])
 
 
 TABLES: dict[str, Callable[[], str]] = {
