@@ -151,7 +151,8 @@ print(json.dumps({
     "errors": found,
     "moved": float(np.abs(before[0] - model.get_weights()[0]).max()),
     "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True),
-    "predicted": model.predict(x[:1], verbose=0).shape,
+    "predicted": [
+        model.predict(x[:1], verbose=0).shape, model.predict_on_batch(x[:3]).shape],
 }))
 """
 
@@ -164,7 +165,7 @@ def test_losses_that_do_not_add_up_are_refused():
         assert error.startswith("`loss` must be the mean over the examples on several")
     assert found["moved"] > 0
     assert found["on_batch"]["loss"] > 0
-    assert found["predicted"] == [1, 2]
+    assert found["predicted"] == [[1, 2], [3, 2]]
 
 
 STOCK = """

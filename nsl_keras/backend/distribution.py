@@ -229,10 +229,7 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     def function(iterator: Any) -> Any:
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            if isinstance(iterator, tf.distribute.DistributedIterator):
-                logs = on_batch(*_dealt(strategy, _mapped(lambda each: each, batch)))
-            else:  # What `train_on_batch` was given, and every replica with it.
-                logs = on_batch(_mapped(tf.convert_to_tensor, batch), SAME)
+            logs = on_batch(*_dealt(strategy, batch))
         if logs is None:
             raise StopIteration
         return logs
@@ -248,7 +245,7 @@ def _of_equal_batches(
     def function(batches: Sequence[Any]) -> Any:
         found = []
         for batch in batches:
-            whole, dealt = _dealt(strategy, _mapped(lambda each: each, batch))
+            whole, dealt = _dealt(strategy, batch)
             if dealt == EQUAL:
                 found.append(predict([whole]))
             else:
@@ -261,11 +258,15 @@ def _of_equal_batches(
 
 
 def _dealt(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, str]:
-    """Returns a batch that was distributed, and how it reaches the replicas.
+    """Returns a batch, and how it reaches the replicas.
 
-    One that does not divide is gathered. So the graphs of all processes are traced for the
-    same shapes: where one is traced once more than another, collectives do not meet.
+    What `train_on_batch` and its kin are given is whole. A distributed batch that does not
+    divide is gathered, so that the graphs of all processes are traced for the same shapes:
+    where one is traced once more than another, collectives do not meet.
     """
+    batch = _mapped(lambda each: each, batch)
+    if not isinstance(_first(batch), tf.distribute.DistributedValues):
+        return _mapped(tf.convert_to_tensor, batch), SAME
     sizes = _sizes(strategy, _first(batch))
     if len(set(sizes)) == 1:
         return batch, EQUAL
