@@ -81,18 +81,24 @@ def largest_difference(first, second):
 
 
 def differences(first, second):
-    """The largest differences of losses and metrics, and of weights and predictions."""
-    assert set(first["history"]) == set(second["history"])
-    reported = [(first["losses"], second["losses"])]
-    for part in ("history", "evaluation"):
-        reported += [(first[part][key], second[part][key]) for key in first[part]]
-    state = list(zip(first["weights"], second["weights"], strict=True))
-    state.append((first["predictions"], second["predictions"]))
-    return [max(largest_difference(*pair) for pair in pairs) for pairs in (reported, state)]
+    """The largest differences of losses, of weights, of predictions, and of metrics."""
+    metrics = [
+        (first[part][key], second[part][key])
+        for part in ("history", "evaluation")
+        for key in first[part]
+    ]
+    return {
+        "losses": largest_difference(first["losses"], second["losses"]),
+        "weights": max(map(largest_difference, first["weights"], second["weights"])),
+        "predictions": largest_difference(first["predictions"], second["predictions"]),
+        "metrics": max(largest_difference(*pair) for pair in metrics),
+    }
 
 
-#: Where float32 sums are reordered, and where each of 20 steps rounds to bfloat16.
-TOLERANCES = {"bfloat16": 0.05, "float16": 0.02}
+#: In these, each of the 20 steps rounds; and an accuracy is of 16 images.
+ROUGH = {"losses": 0.01, "weights": 0.01, "predictions": 0.05, "metrics": 0.13}
+#: Logits of a cosine head are up to 60 where weights are below 1.
+FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 3e-4, "metrics": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +118,12 @@ def test_replicas_equal_one_device(on_one_device, strategy):
         assert set(replicas) == set(on_one_device)
         for name, one in on_one_device.items():
             assert len(one["losses"]) == 20
-            tolerance = TOLERANCES.get(name, 1e-5)
-            assert max(differences(one, replicas[name])) < tolerance, name
-            assert np.isfinite(replicas[name]["losses"]).all()
+            assert set(one["history"]) == set(replicas[name]["history"])
+            assert len(one["weights"]) == len(replicas[name]["weights"])
+            found_differences = differences(one, replicas[name])
+            allowed = ROUGH if name in ("bfloat16", "float16") else FINE
+            for part, difference in found_differences.items():
+                assert difference < allowed[part], (name, found_differences)
     # An overflow in one replica halves the scale on all.
     scale = on_one_device["float16"]["scale"]
     assert scale < 2**15

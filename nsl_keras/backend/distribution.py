@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,12 +81,10 @@ class ReplicatedSteps(keras.Model):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        made = self.predict_function is None or force
-        super().make_predict_function(force)
-        if made and self.distribute_strategy.num_replicas_in_sync > 1:
-            self.predict_function = _of_equal_batches(
-                self.distribute_strategy, self.predict_function
-            )
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return super().make_predict_function(force)
+        if self.predict_function is None or force:
+            self.predict_function = _predicting(self)
         return self.predict_function
 
     def train_step(self, data: Any) -> Any:
@@ -237,21 +234,29 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     return function
 
 
-def _of_equal_batches(
-    strategy: tf.distribute.Strategy, predict: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Returns Keras's function for predictions, given none but batches that divide."""
+def _predicting(model: Any) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function from batches to their predictions, for Keras's loop."""
+    strategy = model.distribute_strategy
+
+    @tf.autograph.experimental.do_not_convert
+    def on_batch(batch: Any) -> Any:
+        return strategy.run(model.predict_step, args=(batch,))
+
+    if not model.run_eagerly:
+        on_batch = tf.function(
+            on_batch, reduce_retracing=True, jit_compile=model.jit_compile
+        )
+
+    def of_batch(batch: Any) -> Any:
+        whole, dealt = _dealt(strategy, batch)
+        if dealt == EQUAL:
+            return _mapped(functools.partial(_gathered, strategy), on_batch(whole))
+        outputs = on_batch(_mapped(functools.partial(_filled_up, strategy), whole))
+        examples = len(_first(whole))
+        return _mapped(lambda each: _gathered(strategy, each)[:examples], outputs)
 
     def function(batches: Sequence[Any]) -> Any:
-        found = []
-        for batch in batches:
-            whole, dealt = _dealt(strategy, batch)
-            if dealt == EQUAL:
-                found.append(predict([whole]))
-            else:
-                filled = _mapped(functools.partial(_filled_up, strategy), whole)
-                examples = slice(len(_first(whole)))
-                found.append(_mapped(operator.itemgetter(examples), predict([filled])))
+        found = map(of_batch, batches)
         return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *found)
 
     return function
@@ -290,16 +295,28 @@ def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
     return [int(size) for size in summed.numpy()]
 
 
-def _gathered(strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int]) -> Any:
-    """Returns what all replicas have of a batch, in the order of the data."""
+def _gathered(
+    strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int] | None = None
+) -> Any:
+    """Returns what all replicas have, in the order of the data.
+
+    Args:
+        strategy: The strategy.
+        value: A distributed value.
+        sizes: How many examples each replica has; `None` where all have as many.
+    """
     local = strategy.experimental_local_results(value)
-    if len(local) == len(sizes):
+    replicas = strategy.num_replicas_in_sync
+    if len(local) == replicas:
         return tf.concat(local, 0)
-    dtype = local[0].dtype
+    dtype = wide = local[0].dtype
+    # Collectives do not know all of them.
     if dtype.is_integer or dtype.is_bool:
-        # Collectives do not know the narrow ones.
-        value = strategy.run(lambda each: tf.cast(each, "int64"), args=(value,))
-    parts = tf.split(strategy.gather(value, axis=0), list(sizes))
+        wide = tf.int64
+    elif dtype == tf.bfloat16:
+        wide = tf.float32
+    value = strategy.run(lambda each: tf.cast(each, wide), args=(value,))
+    parts = tf.split(strategy.gather(value, axis=0), sizes or replicas)
     # Gathered by process, while data are dealt to the first replica of each process, then
     # to the second of each.
     parts = [part for first in range(len(local)) for part in parts[first :: len(local)]]
