@@ -1,5 +1,6 @@
 """Training on replicas: two devices or two processes train as one device does."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -57,18 +58,25 @@ def start(*arguments, **environment):
     )
 
 
+@contextlib.contextmanager
+def none_left_of(processes):
+    """Kills the processes at the end, whatever happened."""
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)  # Before the process's own exit, which waits.
+        yield
+
+
 def last_lines(processes, timeout=280):
-    """What each process printed last; where one fails, all are killed."""
-    try:
-        found = []
+    """What each process printed last."""
+    found = []
+    with none_left_of(processes):
         for process in processes:
             output, errors = process.communicate(timeout=timeout)
             assert process.returncode == 0, errors[-3000:]
             found.append(json.loads(output.splitlines()[-1]))
-        return found
-    finally:
-        for process in processes:
-            process.kill()
+    return found
 
 
 def start_workers(*arguments):
@@ -230,14 +238,11 @@ model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, epochs=10**6, verbose=
 @pytest.mark.long
 def test_the_others_end_when_a_worker_is_killed():
     workers = start_workers("-c", KILLED)
-    try:
+    with none_left_of(workers):
         for worker in workers:
             assert worker.stdout.readline() == "a step\n"
         workers[1].send_signal(signal.SIGKILL)
         _, errors = workers[0].communicate(timeout=120)
-    finally:
-        for worker in workers:
-            worker.kill()
     assert workers[0].returncode not in (0, None)
     assert "/job:worker/replica:0/task:1" in errors
 
@@ -451,8 +456,8 @@ def test_ray_workers_equal_one_device(tmp_path):
     h5py = pytest.importorskip("h5py")
     last_lines([start("-c", ONE_DEVICE, str(tmp_path / "one.weights.h5"))])
     command = ("-m", "examples.distributed.ray_train", "--epochs=1")
-    process = start(*command, f"--storage={tmp_path}", RAY_TMPDIR=str(tmp_path))
-    output, errors = process.communicate(timeout=280)
+    with start(*command, f"--storage={tmp_path}") as process:
+        output, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
     (written,) = [
         line.removeprefix("Wrote ")
@@ -478,19 +483,17 @@ def test_code_of_the_page_runs(backend, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) == 4
     code = "\n".join(blocks[:2] if backend == "tensorflow" else blocks[2:])
-    process = start(
-        *(
-            "-W",
-            "error::UserWarning",
-            "-c",
-            f"import os; os.chdir({str(tmp_path)!r})\n{code}",
-        ),
+    there = f"import os; os.chdir({str(tmp_path)!r})\n"
+    with start(
+        "-c",
+        there + code,
+        PYTHONWARNINGS="error::UserWarning",
         KERAS_BACKEND=backend,
         JAX_PLATFORMS="cpu",
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
         TF_CONFIG=tf_config(free_ports(1), 0),
-    )
-    output, errors = process.communicate(timeout=200)
+    ) as process:
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-3000:]
     if backend == "jax":
         assert "PartitionSpec('model', None)" in output
