@@ -1,5 +1,6 @@
 """Training on replicas: two devices or two processes train as one device does."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -57,18 +58,25 @@ def start(*arguments, **environment):
     )
 
 
+@contextlib.contextmanager
+def none_left_of(processes):
+    """Kills the processes at the end, whatever happened."""
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)  # Before the process's own exit, which waits.
+        yield
+
+
 def last_lines(processes, timeout=280):
-    """What each process printed last; where one fails, all are killed."""
-    try:
-        found = []
+    """What each process printed last."""
+    found = []
+    with none_left_of(processes):
         for process in processes:
             output, errors = process.communicate(timeout=timeout)
             assert process.returncode == 0, errors[-3000:]
             found.append(json.loads(output.splitlines()[-1]))
-        return found
-    finally:
-        for process in processes:
-            process.kill()
+    return found
 
 
 def start_workers(*arguments):
@@ -81,18 +89,24 @@ def largest_difference(first, second):
 
 
 def differences(first, second):
-    """The largest differences of losses and metrics, and of weights and predictions."""
-    assert set(first["history"]) == set(second["history"])
-    reported = [(first["losses"], second["losses"])]
-    for part in ("history", "evaluation"):
-        reported += [(first[part][key], second[part][key]) for key in first[part]]
-    state = list(zip(first["weights"], second["weights"], strict=True))
-    state.append((first["predictions"], second["predictions"]))
-    return [max(largest_difference(*pair) for pair in pairs) for pairs in (reported, state)]
+    """The largest differences of losses, of weights, of predictions, and of metrics."""
+    metrics = [
+        (first[part][key], second[part][key])
+        for part in ("history", "evaluation")
+        for key in first[part]
+    ]
+    return {
+        "losses": largest_difference(first["losses"], second["losses"]),
+        "weights": max(map(largest_difference, first["weights"], second["weights"])),
+        "predictions": largest_difference(first["predictions"], second["predictions"]),
+        "metrics": max(largest_difference(*pair) for pair in metrics),
+    }
 
 
-#: Where float32 sums are reordered, and where each of 20 steps rounds to bfloat16.
-TOLERANCES = {"bfloat16": 0.05, "float16": 0.02}
+#: In these, each of the 20 steps rounds; and an accuracy is of 16 images.
+ROUGH = {"losses": 0.01, "weights": 0.01, "predictions": 0.05, "metrics": 0.13}
+#: Logits of a cosine head are up to 60 where weights are below 1.
+FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 3e-4, "metrics": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +126,12 @@ def test_replicas_equal_one_device(on_one_device, strategy):
         assert set(replicas) == set(on_one_device)
         for name, one in on_one_device.items():
             assert len(one["losses"]) == 20
-            tolerance = TOLERANCES.get(name, 1e-5)
-            assert max(differences(one, replicas[name])) < tolerance, name
-            assert np.isfinite(replicas[name]["losses"]).all()
+            assert set(one["history"]) == set(replicas[name]["history"])
+            assert len(one["weights"]) == len(replicas[name]["weights"])
+            found_differences = differences(one, replicas[name])
+            allowed = ROUGH if name in ("bfloat16", "float16") else FINE
+            for part, difference in found_differences.items():
+                assert difference < allowed[part], (name, found_differences)
     # An overflow in one replica halves the scale on all.
     scale = on_one_device["float16"]["scale"]
     assert scale < 2**15
@@ -151,7 +168,8 @@ print(json.dumps({
     "errors": found,
     "moved": float(np.abs(before[0] - model.get_weights()[0]).max()),
     "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True),
-    "predicted": model.predict(x[:1], verbose=0).shape,
+    "predicted": [
+        model.predict(x[:1], verbose=0).shape, model.predict_on_batch(x[:3]).shape],
 }))
 """
 
@@ -164,7 +182,7 @@ def test_losses_that_do_not_add_up_are_refused():
         assert error.startswith("`loss` must be the mean over the examples on several")
     assert found["moved"] > 0
     assert found["on_batch"]["loss"] > 0
-    assert found["predicted"] == [1, 2]
+    assert found["predicted"] == [[1, 2], [3, 2]]
 
 
 STOCK = """
@@ -220,14 +238,11 @@ model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, epochs=10**6, verbose=
 @pytest.mark.long
 def test_the_others_end_when_a_worker_is_killed():
     workers = start_workers("-c", KILLED)
-    try:
+    with none_left_of(workers):
         for worker in workers:
             assert worker.stdout.readline() == "a step\n"
         workers[1].send_signal(signal.SIGKILL)
         _, errors = workers[0].communicate(timeout=120)
-    finally:
-        for worker in workers:
-            worker.kill()
     assert workers[0].returncode not in (0, None)
     assert "/job:worker/replica:0/task:1" in errors
 
@@ -441,8 +456,8 @@ def test_ray_workers_equal_one_device(tmp_path):
     h5py = pytest.importorskip("h5py")
     last_lines([start("-c", ONE_DEVICE, str(tmp_path / "one.weights.h5"))])
     command = ("-m", "examples.distributed.ray_train", "--epochs=1")
-    process = start(*command, f"--storage={tmp_path}", RAY_TMPDIR=str(tmp_path))
-    output, errors = process.communicate(timeout=280)
+    with start(*command, f"--storage={tmp_path}") as process:
+        output, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
     (written,) = [
         line.removeprefix("Wrote ")
@@ -468,19 +483,17 @@ def test_code_of_the_page_runs(backend, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) == 4
     code = "\n".join(blocks[:2] if backend == "tensorflow" else blocks[2:])
-    process = start(
-        *(
-            "-W",
-            "error::UserWarning",
-            "-c",
-            f"import os; os.chdir({str(tmp_path)!r})\n{code}",
-        ),
+    there = f"import os; os.chdir({str(tmp_path)!r})\n"
+    with start(
+        "-c",
+        there + code,
+        PYTHONWARNINGS="error::UserWarning",
         KERAS_BACKEND=backend,
         JAX_PLATFORMS="cpu",
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
         TF_CONFIG=tf_config(free_ports(1), 0),
-    )
-    output, errors = process.communicate(timeout=200)
+    ) as process:
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-3000:]
     if backend == "jax":
         assert "PartitionSpec('model', None)" in output

@@ -45,12 +45,19 @@ class OneDevice:
         return contextlib.nullcontext()
 
 
-@functools.cache
+def _chosen() -> str:
+    """What the flags ask for, in a command."""
+    return FLAGS.strategy if FLAGS.is_parsed() else "none"
+
+
 def strategy() -> Any:
     """The strategy that the flags ask for; call it before anything else of TensorFlow."""
-    if FLAGS.strategy == "none":
-        return OneDevice()
-    if FLAGS.strategy == "multiworker":
+    return OneDevice() if _chosen() == "none" else _made()
+
+
+@functools.cache
+def _made() -> Any:
+    if _chosen() == "multiworker":
         return nsl_keras.distribution.multi_worker_strategy(FLAGS.worker_timeout)
     import tensorflow as tf
 
@@ -77,7 +84,7 @@ def network_of(model: keras.Model) -> keras.Model:
 
 def wait_for_workers() -> None:
     """Returns once all workers are here: what the first one wrote is then on the disk."""
-    if FLAGS.is_parsed() and FLAGS.strategy == "multiworker":
+    if _chosen() == "multiworker":
         import tensorflow as tf
 
         ones = strategy().run(lambda: tf.constant(1.0))
@@ -86,6 +93,6 @@ def wait_for_workers() -> None:
 
 def is_first_worker() -> bool:
     """Whether this process writes files."""
-    if not FLAGS.is_parsed() or FLAGS.strategy != "multiworker":
+    if _chosen() != "multiworker":
         return True
     return json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -91,12 +90,10 @@ class ReplicatedSteps(keras.Model):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        made = self.predict_function is None or force
-        super().make_predict_function(force)
-        if made and self.distribute_strategy.num_replicas_in_sync > 1:
-            self.predict_function = _of_equal_batches(
-                self.distribute_strategy, self.predict_function
-            )
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return super().make_predict_function(force)
+        if self.predict_function is None or force:
+            self.predict_function = _predicting(self)
         return self.predict_function
 
     def train_step(self, data: Any) -> Any:
@@ -238,10 +235,7 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     def function(iterator: Any) -> Any:
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            if isinstance(iterator, tf.distribute.DistributedIterator):
-                logs = on_batch(*_dealt(strategy, _mapped(lambda each: each, batch)))
-            else:  # What `train_on_batch` was given, and every replica with it.
-                logs = on_batch(_mapped(tf.convert_to_tensor, batch), SAME)
+            logs = on_batch(*_dealt(strategy, batch))
         if logs is None:
             raise StopIteration
         return logs
@@ -249,32 +243,44 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
     return function
 
 
-def _of_equal_batches(
-    strategy: tf.distribute.Strategy, predict: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Returns Keras's function for predictions, given none but batches that divide."""
+def _predicting(model: Any) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function from batches to their predictions, for Keras's loop."""
+    strategy = model.distribute_strategy
+
+    @tf.autograph.experimental.do_not_convert
+    def on_batch(batch: Any) -> Any:
+        return strategy.run(model.predict_step, args=(batch,))
+
+    if not model.run_eagerly:
+        on_batch = tf.function(
+            on_batch, reduce_retracing=True, jit_compile=model.jit_compile
+        )
+
+    def of_batch(batch: Any) -> Any:
+        whole, dealt = _dealt(strategy, batch)
+        if dealt == EQUAL:
+            return _mapped(functools.partial(_gathered, strategy), on_batch(whole))
+        outputs = on_batch(_mapped(functools.partial(_filled_up, strategy), whole))
+        examples = len(_first(whole))
+        return _mapped(lambda each: _gathered(strategy, each)[:examples], outputs)
 
     def function(batches: Sequence[Any]) -> Any:
-        found = []
-        for batch in batches:
-            whole, dealt = _dealt(strategy, _mapped(lambda each: each, batch))
-            if dealt == EQUAL:
-                found.append(predict([whole]))
-            else:
-                filled = _mapped(functools.partial(_filled_up, strategy), whole)
-                examples = slice(len(_first(whole)))
-                found.append(_mapped(operator.itemgetter(examples), predict([filled])))
+        found = map(of_batch, batches)
         return keras.tree.map_structure(lambda *each: tf.concat(each, 0), *found)
 
     return function
 
 
 def _dealt(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, str]:
-    """Returns a batch that was distributed, and how it reaches the replicas.
+    """Returns a batch, and how it reaches the replicas.
 
-    One that does not divide is gathered. So the graphs of all processes are traced for the
-    same shapes: where one is traced once more than another, collectives do not meet.
+    What `train_on_batch` and its kin are given is whole. A distributed batch that does not
+    divide is gathered, so that the graphs of all processes are traced for the same shapes:
+    where one is traced once more than another, collectives do not meet.
     """
+    batch = _mapped(lambda each: each, batch)
+    if not isinstance(_first(batch), tf.distribute.DistributedValues):
+        return _mapped(tf.convert_to_tensor, batch), SAME
     sizes = _sizes(strategy, _first(batch))
     if len(set(sizes)) == 1:
         return batch, EQUAL
@@ -298,16 +304,28 @@ def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
     return [int(size) for size in summed.numpy()]
 
 
-def _gathered(strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int]) -> Any:
-    """Returns what all replicas have of a batch, in the order of the data."""
+def _gathered(
+    strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int] | None = None
+) -> Any:
+    """Returns what all replicas have, in the order of the data.
+
+    Args:
+        strategy: The strategy.
+        value: A distributed value.
+        sizes: How many examples each replica has; `None` where all have as many.
+    """
     local = strategy.experimental_local_results(value)
-    if len(local) == len(sizes):
+    replicas = strategy.num_replicas_in_sync
+    if len(local) == replicas:
         return tf.concat(local, 0)
-    dtype = local[0].dtype
+    dtype = wide = local[0].dtype
+    # Collectives do not know all of them.
     if dtype.is_integer or dtype.is_bool:
-        # Collectives do not know the narrow ones.
-        value = strategy.run(lambda each: tf.cast(each, "int64"), args=(value,))
-    parts = tf.split(strategy.gather(value, axis=0), list(sizes))
+        wide = tf.int64
+    elif dtype == tf.bfloat16:
+        wide = tf.float32
+    value = strategy.run(lambda each: tf.cast(each, wide), args=(value,))
+    parts = tf.split(strategy.gather(value, axis=0), sizes or replicas)
     # Gathered by process, while data are dealt to the first replica of each process, then
     # to the second of each.
     parts = [part for first in range(len(local)) for part in parts[first :: len(local)]]
