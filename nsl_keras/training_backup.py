@@ -18,7 +18,6 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import files, validation
-from nsl_keras.backend import is_first_worker
 from nsl_keras.backend.initial_epoch import begin_fit_at
 
 _HEADER = b"nsl_keras training state 1\n"
@@ -57,9 +56,6 @@ class TrainingBackup(keras.callbacks.Callback):
     Keras's own shuffling of arrays, and `shuffle` with a fixed seed, begin their orders
     anew: then each resumed epoch is a random pass over the data, but another one. So do
     random numbers that are drawn without a `keras.random.SeedGenerator` in a layer.
-
-    On several machines the first worker writes, and all go on from what it wrote: give
-    them the same folder, one that all of them see.
 
     States are kept after epochs. Where an epoch takes hours, divide it with
     `steps_per_epoch`.
@@ -170,9 +166,8 @@ class TrainingBackup(keras.callbacks.Callback):
             begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         # Also where nothing is new: what keeps states from being written shows now.
         self._keep(stopped)
-        if is_first_worker(self.model):
-            size = self._path(self.epoch).stat().st_size
-            files.require_room(self.folder, _KEPT * size)
+        size = self._path(self.epoch).stat().st_size
+        files.require_room(self.folder, _KEPT * size)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_fit_at(self.model, 0)
@@ -198,8 +193,6 @@ class TrainingBackup(keras.callbacks.Callback):
 
     def delete(self) -> None:
         """Deletes the states, and the folder if nothing else is in it."""
-        if self.model is not None and not is_first_worker(self.model):
-            return
         for path in self._paths():
             files.remove(path)
         if self.folder.exists() and not any(self.folder.iterdir()):
@@ -207,8 +200,6 @@ class TrainingBackup(keras.callbacks.Callback):
 
     def _keep(self, stopped: bool) -> None:
         """Writes the state, and deletes all but the one before."""
-        if not is_first_worker(self.model):
-            return
         variables = _variables_of(self.model)
         arrays = [_storable(each) for each in variables]
         records = {

@@ -58,7 +58,6 @@ if keras.backend.backend() == "tensorflow":
     from nsl_keras.backend.distribution import (
         ReplicatedSteps,
         counted,
-        is_first_worker,
         start_workers,
         weighed,
     )
@@ -167,7 +166,6 @@ __all__ = [
     "fused_batch_normalization",
     "gradients_of",
     "gradients_of_columns",
-    "is_first_worker",
     "is_known",
     "largest",
     "map_elements",

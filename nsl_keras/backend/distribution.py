@@ -35,15 +35,6 @@ def start_workers(timeout: float) -> tf.distribute.Strategy:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def is_first_worker(model: Any) -> bool:
-    """Whether this process writes the files that all workers of a model share."""
-    resolver = model.distribute_strategy.cluster_resolver
-    if resolver is None:  # One machine.
-        return True
-    first = "chief" if "chief" in resolver.cluster_spec().jobs else "worker"
-    return bool((resolver.task_type, resolver.task_id) == (first, 0))
-
-
 class Share(NamedTuple):
     """What a replica has of a batch that does not divide.
 

@@ -225,12 +225,6 @@ def _require_even(x: Any, batch_size: Any) -> None:
         )
 
 
-def is_first_worker(model: Any) -> bool:
-    """Whether this process writes the files that all processes share."""
-    del model
-    return jax.process_index() == 0
-
-
 def start_workers(timeout: float) -> Any:
     """Raises: strategies are TensorFlow's."""
     del timeout
