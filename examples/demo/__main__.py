@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import subprocess
@@ -281,7 +280,7 @@ def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
                 f"holds it. Received: version={FLAGS.version}"
             )
         runs.write_json(path, {"version": FLAGS.version or next_version(folder)})
-    return json.loads(path.read_text())["version"]
+    return runs.read_json(path)["version"]
 
 
 def tune(
