@@ -15,8 +15,8 @@ import shutil
 import socket
 from collections.abc import Iterator
 
-#: Scratch folders in use by this process.
-_in_use: set[pathlib.Path] = set()
+#: Names of the scratch folders in use by this process.
+_in_use: set[str] = set()
 _numbers = itertools.count()
 
 
@@ -96,10 +96,11 @@ def clean(folder: pathlib.Path) -> None:
     """Removes the scratch folders that processes of this machine left when they ended."""
     for path in folder.glob(".scratch-*"):
         match = re.fullmatch(r"\.scratch-(.+)-(\d+)-\d+", path.name)
-        if match is None or match[1] != socket.gethostname() or path in _in_use:
+        if match is None or match[1] != socket.gethostname():
             continue
-        # A process may have the number of one that was killed.
-        if int(match[2]) == os.getpid() or not _is_running(int(match[2])):
+        # This process may have the number of one that was killed.
+        of_this = int(match[2]) == os.getpid()
+        if path.name not in _in_use if of_this else not _is_running(int(match[2])):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -109,13 +110,13 @@ def _scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     clean(parent)
     name = f".scratch-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
     folder = parent / name
-    _in_use.add(folder)
+    _in_use.add(name)
     try:
         folder.mkdir()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _in_use.discard(folder)
+        _in_use.discard(name)
 
 
 def _is_running(process: int) -> bool:

@@ -19,6 +19,7 @@ from keras import ops
 
 from nsl_keras import files, validation
 from nsl_keras.backend.initial_epoch import begin_fit_at
+from nsl_keras.backend.processes import is_first_process
 
 _HEADER = b"nsl_keras training state 1\n"
 _DIGEST_BYTES = 64
@@ -58,7 +59,8 @@ class TrainingBackup(keras.callbacks.Callback):
     random numbers that are drawn without a `keras.random.SeedGenerator` in a layer.
 
     States are kept after epochs. Where an epoch takes hours, divide it with
-    `steps_per_epoch`.
+    `steps_per_epoch`. Processes that train a model together share the folder: the first one
+    writes, and all of them read.
 
     Works in `fit` on both backends, and in loops of your own, which call it through
     `keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)`, begin at
@@ -152,11 +154,13 @@ class TrainingBackup(keras.callbacks.Callback):
         self.delete_at_end = validation.boolean(delete_at_end, "delete_at_end")
         self.history: dict[str, list[Any]] = {}
         self._epochs: list[int] = []
+        self._writes = True
         # Read here, so that data sets can begin at `epoch`.
         self._found = self._newest()
         self.epoch = self._found.records["epoch"] if self._found else 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._writes = is_first_process(self.model)
         found, self._found = self._found or self._newest(), None
         self.epoch, self.history, self._epochs = 0, {}, []
         stopped = False
@@ -166,8 +170,9 @@ class TrainingBackup(keras.callbacks.Callback):
             begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         # Also where nothing is new: what keeps states from being written shows now.
         self._keep(stopped)
-        size = self._path(self.epoch).stat().st_size
-        files.require_room(self.folder, _KEPT * size)
+        if self._writes:
+            size = self._path(self.epoch).stat().st_size
+            files.require_room(self.folder, _KEPT * size)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_fit_at(self.model, 0)
@@ -193,6 +198,8 @@ class TrainingBackup(keras.callbacks.Callback):
 
     def delete(self) -> None:
         """Deletes the states, and the folder if nothing else is in it."""
+        if not self._writes:
+            return
         for path in self._paths():
             files.remove(path)
         if self.folder.exists() and not any(self.folder.iterdir()):
@@ -200,6 +207,8 @@ class TrainingBackup(keras.callbacks.Callback):
 
     def _keep(self, stopped: bool) -> None:
         """Writes the state, and deletes all but the one before."""
+        if not self._writes:
+            return
         variables = _variables_of(self.model)
         arrays = [_storable(each) for each in variables]
         records = {

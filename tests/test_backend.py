@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from nsl_keras import backend
 from nsl_keras.backend.initial_epoch import begin_fit_at
+from nsl_keras.backend.processes import is_first_process
 
 
 def import_with(script, **environment):
@@ -148,6 +150,30 @@ def test_max_pooling_and_its_derivatives(pool_size, strides, padding):
     np.testing.assert_allclose(
         numbers(gradient(pooled, tied)), numbers(gradient(layer, tied)), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "jobs", "first"),
+    [
+        (None, (), True),
+        (("worker", 0), ("worker",), True),
+        (("worker", 1), ("worker",), False),
+        (("worker", 0), ("chief", "worker"), False),
+        (("chief", 0), ("chief", "worker"), True),
+        (("evaluator", 0), ("chief", "evaluator"), False),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Strategies of TensorFlow")
+def test_the_first_process_writes(task, jobs, first):
+    resolver = task and types.SimpleNamespace(
+        task_type=task[0],
+        task_id=task[1],
+        cluster_spec=lambda: types.SimpleNamespace(jobs=list(jobs)),
+    )
+    strategy = types.SimpleNamespace(cluster_resolver=resolver)
+    model = types.SimpleNamespace(distribute_strategy=strategy)
+    assert is_first_process(model) is first
 
 
 def test_fit_begins_where_a_callback_says():

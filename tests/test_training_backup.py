@@ -11,6 +11,7 @@ from jax_process import run_script_under_jax
 from keras import ops
 
 import nsl_keras
+from nsl_keras import training_backup
 from nsl_keras.callbacks import TrainingBackup
 
 rng = np.random.default_rng(0)
@@ -128,6 +129,18 @@ def test_a_training_that_stopped_stays_stopped(tmp_path):
 def test_states_are_deleted_at_the_end(tmp_path):
     dense_model().fit(X, Y, verbose=0, callbacks=[TrainingBackup(tmp_path / "states")])
     assert states(tmp_path) == []
+
+
+def test_other_processes_read_and_do_not_write(tmp_path, monkeypatch):
+    whole, _ = fit(dense_model(), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(dense_model(), tmp_path / "shared", killed_at=2)
+    monkeypatch.setattr(training_backup, "is_first_process", lambda model: False)
+    left = states(tmp_path / "shared")
+    history, _ = fit(dense_model(), tmp_path / "shared")
+    assert history.history == whole.history
+    TrainingBackup(tmp_path / "shared")
+    assert states(tmp_path / "shared") == left
 
 
 def test_states_every_few_epochs(tmp_path):

@@ -24,7 +24,6 @@ campaign/<plan>.json the seconds of each command that is finished.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     deadline = time.monotonic() + 60 * options.budget_minutes
     path = runs.results_folder(options.output_dir) / "campaign" / f"{options.plan}.json"
-    done = json.loads(path.read_text()) if path.exists() else {}
+    done = runs.read_json(path) if path.exists() else {}
     outcomes: dict[str, list[str]] = {FINISHED: [], STOPPED: [], FAILED: []}
     for planned in plans.commands(options.plan, options.seeds.split(",")):
         command = [*planned, *options.also]

@@ -89,6 +89,20 @@ def write_json(path: pathlib.Path, content: Any) -> None:
         files.write_text(path, as_json(content) + "\n")
 
 
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        ValueError: If it is damaged, as no kill leaves it.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be whole. Delete it, and its run is made again. Received: {error}"
+        ) from error
+
+
 class RunRecords:
     """Records of runs of one setting, each in a file of its own that its key names.
 
@@ -117,7 +131,7 @@ class RunRecords:
             for path in folder.glob("*.json"):
                 path.unlink()
         path = folder / _SETTING
-        found = json.loads(path.read_text()) if path.exists() else None
+        found = read_json(path) if path.exists() else None
         # As it reads after a round trip: tuples are lists there.
         self.setting = found if setting is None else json.loads(json.dumps(setting))
         if found is None:
@@ -137,7 +151,7 @@ class RunRecords:
     def by_path(self) -> dict[pathlib.Path, dict]:
         """All records by their files, in the order of their keys."""
         paths = [path for path in self.folder.glob("*.json") if path.name != _SETTING]
-        return {p: json.loads(p.read_text()) for p in sorted(paths, key=_in_order)}
+        return {path: read_json(path) for path in sorted(paths, key=_in_order)}
 
     @property
     def runs(self) -> list[dict]:

@@ -18,7 +18,6 @@ interrupted demo goes on where it stopped; a finished one begins anew.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import subprocess
@@ -247,7 +246,7 @@ def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
             )
         runs.write_json(path, {"version": FLAGS.version or next_version(folder)})
         strategies.wait_for_workers()
-    return json.loads(path.read_text())["version"]
+    return runs.read_json(path)["version"]
 
 
 def tune(

@@ -14,7 +14,6 @@ results/figures/spirals.gif, below --output_dir.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 
@@ -215,7 +214,7 @@ def section(results: pathlib.Path) -> str:
     path = results / "spirals.json"
     if not path.exists():
         return f"{title}\n\nNot run."
-    content = json.loads(path.read_text())
+    content = runs.read_json(path)
     return (
         f"{title}\n\n"
         f"`{content['command']}`: {100 * content['test_accuracy']:.1f} % of "

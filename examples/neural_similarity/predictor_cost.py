@@ -9,7 +9,8 @@ time of a training step is measured beside the plain network's, in the same proc
 interleaved rounds on one core.
 
 Writes a file a run to --output_dir/results/predictor_cost/, and a picture to
---output_dir/results/figures/. Runs that are there are not made again.
+--output_dir/results/figures/. Runs that are there are not made again, and an interrupted
+one goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples.common import command, runs, tables
+from examples.common import command, data, recipe, runs, tables
 from examples.few_shot import data as few_shot_data
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
@@ -36,6 +37,7 @@ FLAGS = flags.FLAGS
 PLACE = "predictor_cost"
 FILTERS = (16, 32, 64)
 ROUNDS = 15
+BATCH_SIZE = 32
 
 #: Arguments of `SimilarityPredictor` by name; `None` for a convolution without predictor.
 PREDICTORS: dict[str, dict | None] = {
@@ -179,18 +181,22 @@ def time_ratio(model: keras.Model, plain: keras.Model, batch: tuple) -> list[flo
     return [round(float(np.quantile(ratios, share)), 3) for share in (0.5, 0.25, 0.75)]
 
 
-def one_run(similarity: str, name: str, seed: int) -> dict:
-    """The record of a training."""
+def one_run(similarity: str, name: str, seed: int, state: pathlib.Path) -> dict:
+    """The record of a training, which goes on from what is in the folder `state`."""
     images, labels, validation_images, validation_labels = parts(FLAGS.classes, seed)
     keras.utils.set_random_seed(seed)
     shape = images.shape[1:]
     model = make_model(similarity, name, shape, FLAGS.classes)
+    steps = -(-len(images) // BATCH_SIZE)
+    trained = recipe.Recipe(FLAGS.epochs * steps, batch_size=BATCH_SIZE)
+    batches = recipe.Batches(data.Split(images, labels), trained, seed, steps)
+    backup = nsl_keras.callbacks.TrainingBackup(state, batches, delete_at_end=False)
     history = model.fit(
-        images,
-        labels,
-        batch_size=32,
+        batches,
+        shuffle=False,
         epochs=FLAGS.epochs,
         validation_data=(validation_images, validation_labels),
+        callbacks=[backup],
         verbose=0,
     ).history
     counts = nsl_keras.convert.summary(model)
@@ -203,7 +209,9 @@ def one_run(similarity: str, name: str, seed: int) -> dict:
         "parameters": model.count_params(),
         "multiply_adds": counts.multiply_adds,
         "plain_multiply_adds": counts.plain_multiply_adds,
-        "step_time_ratio": time_ratio(model, plain, (images[:32], labels[:32])),
+        "step_time_ratio": time_ratio(
+            model, plain, (images[:BATCH_SIZE], labels[:BATCH_SIZE])
+        ),
     }
 
 
@@ -323,6 +331,7 @@ def _define_flags() -> None:
     flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
     flags.DEFINE_string("output_dir", "runs/predictor_cost", "Where to write.")
+    flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
     flags.mark_flag_as_required("data_file")
 
 
@@ -335,7 +344,8 @@ def main(_arguments: list[str]) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     results = runs.results_folder(FLAGS.output_dir)
     setting = {"classes": FLAGS.classes, "epochs": FLAGS.epochs}
-    records = runs.RunRecords(results / PLACE, setting)
+    states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
+    records = runs.RunRecords(results / PLACE, setting, states=states)
     titles = {}
     for seed in map(int, FLAGS.seeds):
         for similarity in FLAGS.similarities:
@@ -343,7 +353,7 @@ def main(_arguments: list[str]) -> None:
                 if name == "plain" and similarity != FLAGS.similarities[0]:
                     continue  # The same network.
                 titles[similarity, name, seed] = f"{similarity}, {name}, seed {seed}"
-    runs.run_all(records, titles, one_run)
+    runs.run_all(records, titles, lambda *key: one_run(*key, records.state(key)))
     rows = summarize(records.runs)
     print(f"\n{table(rows)}")
     write_picture(rows, results / "figures" / "predictor_cost.png")

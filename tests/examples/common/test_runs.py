@@ -59,6 +59,41 @@ def test_json_reads_as_it_was(content):
     assert json.loads(runs.as_json(content)) == content
 
 
+def test_a_damaged_record_is_named(tmp_path):
+    records = runs.RunRecords(tmp_path, SETTING)
+    records.add(("a", 0), {"seed": 0})
+    (tmp_path / "a_0.json").write_text("")
+    with pytest.raises(ValueError, match=r"a_0.json must be whole. Delete it"):
+        records.runs  # noqa: B018
+
+
+def test_states_go_with_the_record(tmp_path, capsys):
+    records = runs.RunRecords(tmp_path / "made", SETTING, states=tmp_path / "all" / "own")
+
+    def run(method):
+        state = records.state((method,))
+        state.mkdir(parents=True)
+        assert (tmp_path / "made" / "setting.json").exists()
+        return {"method": method}
+
+    runs.run_all(records, {("a",): "A", ("b",): "B"}, run)
+    assert not (tmp_path / "all").exists()
+    # A kill may come between the record and the end of the state.
+    records.state(("a",)).mkdir(parents=True)
+    (tmp_path / "all" / "other").mkdir()
+    runs.run_all(records, {("a",): "A"}, run)
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["other"]
+    with pytest.raises(ValueError, match="`states` must be given"):
+        runs.RunRecords(tmp_path / "made", SETTING).state(("a",))
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    records = runs.RunRecords(tmp_path / "file" / "made", SETTING)
+    with pytest.raises(OSError, match="must be a folder that can be written to"):
+        runs.run_all(records, {("a",): "A"}, lambda method: pytest.fail("It ran."))
+
+
 def test_commands_name_no_folders(monkeypatch):
     flags = ["--data_dir=/home/me", "--state_dir", "there", "--seeds=1"]
     monkeypatch.setattr(sys, "argv", ["x", *flags])

@@ -42,6 +42,7 @@ def test_records_table_and_picture(tmp_path):
     command = [
         *(sys.executable, "-m", "examples.neural_similarity.predictor_cost"),
         *(f"--data_file={tmp_path / 'images.npz'}", f"--output_dir={tmp_path}"),
+        f"--state_dir={tmp_path}/unfinished",
         *("--classes=2", "--epochs=1", "--seeds=0", "--predictors=plain,default"),
     ]
     for printed in ("DNS, default, seed 0\n", "DNS, default, seed 0: finished before"):
