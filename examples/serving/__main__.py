@@ -31,4 +31,9 @@ def main(folder: str, images_file: str, predictions_file: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(
+            "Three arguments: SAVED_MODEL_FOLDER IMAGES.npy PREDICTIONS.npy. "
+            f"Received: {' '.join(sys.argv[1:]) or 'none'}"
+        )
     main(*sys.argv[1:])

@@ -89,7 +89,7 @@ def plot_adaptation(
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
     k = validation.positive_integer(k, "k")
-    batch = tree.map_structure(lambda part: np.asarray(part)[None], example)
+    batch = tree.map_structure(lambda part: part[None], data.arrays_of(example))
     prediction = _Prediction.of(model, batch, k, class_names)
     count = len(prediction.names)
     picture = images_in(batch)

@@ -71,7 +71,7 @@ def plot_dynamic_similarity(
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
     """
-    batch = tree.map_structure(lambda part: np.asarray(part)[None], image)
+    batch = tree.map_structure(lambda part: part[None], data.arrays_of(image))
     pictures = require_images(batch, "image")
     chosen = _dynamic_layer(model, layer)
     matrices = ops.convert_to_numpy(

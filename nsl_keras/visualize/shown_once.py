@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 class ShownOnce(Figure):
     """A figure that a notebook shows once, also as the last value of a cell.
 
-    A notebook with matplotlib's inline backend shows the figures that are open when a cell
-    ends, and, if that is a figure, the cell's last value besides.
+    With matplotlib's inline backend a notebook shows a cell's last value, and then the
+    figures that are open: the same figure twice, were it not closed when it is shown.
     """
 
     def _ipython_display_(self) -> None:
-        is_inline = "inline" in str(matplotlib.get_backend())
-        if is_inline and plt.fignum_exists(getattr(self, "number", -1)):
-            return
-        raise NotImplementedError  # IPython then shows it as any other figure.
+        if "inline" in str(matplotlib.get_backend()):
+            plt.close(self)
+        raise NotImplementedError  # IPython goes on as with any other figure.

@@ -229,3 +229,27 @@ def test_bad_arguments_of_the_projector(tmp_path):
         projector.set_model(make_model())
         with pytest.raises(ValueError, match=message):
             projector.write()
+
+
+# Data in other forms.
+
+
+def test_callbacks_read_data_sets_and_several_inputs(tmp_path):
+    def batches():
+        return ((X[start : start + 100], Y[start : start + 100]) for start in (0, 100, 200))
+
+    statistics = EntryStatistics(X), EntryStatistics(batches())
+    start = DictionaryInitializer(batches(), epochs=0, seed=1)
+    projectors = [
+        NeighborProjector(tmp_path / "arrays", X, Y),
+        NeighborProjector(tmp_path / "batches", batches()),
+    ]
+    make_model().fit(X, Y, verbose=0, callbacks=[start, *statistics, *projectors])
+    np.testing.assert_allclose(statistics[0].usage, statistics[1].usage, rtol=1e-5)
+    for name in ("neighbors.tsv", "neighbors_metadata.tsv"):
+        one, other = (
+            (tmp_path / each / name).read_text() for each in ("arrays", "batches")
+        )
+        assert one == other
+    with pytest.raises(ValueError, match=r"`y` must be given, or come with the data set"):
+        DictionaryInitializer(iter([X]))

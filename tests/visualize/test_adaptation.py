@@ -145,6 +145,37 @@ def test_long_names_are_slanted():
     assert angles == [{0.0}, {40.0}]
 
 
+def test_an_adaptation_of_several_inputs():
+    image, more = keras.Input((4, 4, 1)), keras.Input((2,))
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(image), more])
+    model = nsl_keras.MetaNeighborhoodModel(
+        keras.Model([image, more], keras.layers.Dense(5)(joined)),
+        nsl_keras.layers.CosineDense(3),
+        dictionary=9,
+    )
+    inputs = [RNG.random((20, 4, 4, 1)), RNG.random((20, 2))]
+    model.build([each.shape for each in inputs])
+    one = [each[5] for each in inputs]
+    figure = visualize.plot_adaptation(model, one, k=3, images=inputs)
+    titled = {axis.get_title(): axis for axis in figure.axes}
+    drawn = np.asarray(titled["example"].images[0].get_array())
+    np.testing.assert_allclose(drawn, inputs[0][5, :, :, 0], atol=1e-6)
+    assert len(titled["nearest image"].child_axes) == 3
+    figure = visualize.plot_learned_neighbors(model, inputs, nearest=2)
+    assert figure.axes[1].images
+
+
+def test_an_example_as_a_list_of_numbers():
+    model = small_model(keras.layers.Dense(3))
+    one, other = (
+        parts_of(visualize.plot_adaptation(model, example, k=4))["change of each"]
+        for example in (X[3], X[3].tolist())
+    )
+    np.testing.assert_allclose(
+        one.images[0].get_array(), other.images[0].get_array(), atol=1e-6
+    )
+
+
 def test_errors_of_an_adaptation():
     model = small_model(keras.layers.Dense(3))
     with pytest.raises(ValueError, match=r"`k` must be at most `num_neighbors`.*k=13"):

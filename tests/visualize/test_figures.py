@@ -1,5 +1,8 @@
 """What all figures share: how they are shown and saved, colours, images, numbers."""
 
+import os
+import pathlib
+import subprocess
 import sys
 import warnings
 
@@ -19,16 +22,51 @@ def test_figures_are_those_that_show_shows():
     assert not plt.fignum_exists(figure.number)
 
 
-def test_a_notebook_shows_a_figure_once(monkeypatch):
+def test_what_a_notebook_has_shown_is_closed(monkeypatch):
     figure = figures.new_figure(figsize=(2, 1))
-    # Elsewhere IPython takes its own way.
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError):  # IPython then takes its own way.
         figure._ipython_display_()
+    assert plt.fignum_exists(figure.number)
     monkeypatch.setattr(matplotlib, "get_backend", lambda: "module://inline")
-    assert figure._ipython_display_() is None
-    plt.close(figure)
     with pytest.raises(NotImplementedError):
         figure._ipython_display_()
+    assert not plt.fignum_exists(figure.number)
+
+
+# In a process of its own, where warnings of the Jupyter packages are not errors.
+NOTEBOOK = """
+import nbclient
+import nbformat
+
+draw = "figure = figures.new_figure(); figure.subplots()"
+cells = [
+    "from nsl_keras.visualize import figures; import matplotlib.pyplot as plt",
+    f"{draw}; figure",
+    draw,
+    "figure",
+    f"{draw}; plt.show()",
+    f"for _ in range(2): {draw}",
+]
+notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+for cell in notebook.cells:
+    print(sum("image/png" in output.get("data", {}) for output in cell.outputs), end=" ")
+"""
+
+
+@pytest.mark.long
+def test_a_notebook_shows_a_figure_once():
+    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    root = pathlib.Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        env={**environment, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert ended.stdout.split() == ["0", "1", "1", "1", "1", "2"]
 
 
 @pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
