@@ -85,7 +85,9 @@ def start_workers(*arguments):
 
 
 def largest_difference(first, second):
-    return float(np.max(np.abs(np.subtract(first, second))))
+    """Of numbers below 1 the absolute difference, of larger ones the relative one."""
+    scale = np.maximum(np.abs(first), 1)
+    return float(np.max(np.abs(np.subtract(first, second)) / scale))
 
 
 def differences(first, second):
@@ -105,8 +107,7 @@ def differences(first, second):
 
 #: In these, each of the 20 steps rounds; and an accuracy is of 16 images.
 ROUGH = {"losses": 0.01, "weights": 0.01, "predictions": 0.05, "metrics": 0.13}
-#: Logits of a cosine head are up to 60 where weights are below 1.
-FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 3e-4, "metrics": 1e-5}
+FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 1e-4, "metrics": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +133,9 @@ def test_replicas_equal_one_device(on_one_device, strategy):
             allowed = ROUGH if name in ("bfloat16", "float16") else FINE
             for part, difference in found_differences.items():
                 assert difference < allowed[part], (name, found_differences)
-    # An overflow in one replica halves the scale on all.
+    # Overflows in one replica have halved the scale on all, once an epoch.
     scale = on_one_device["float16"]["scale"]
-    assert scale < 2**15
+    assert scale == 2**15 / 2**4
     assert all(replicas["float16"]["scale"] == scale for replicas in found)
 
 
@@ -496,6 +497,6 @@ def test_code_of_the_page_runs(backend, tmp_path):
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-3000:]
     if backend == "jax":
-        assert "PartitionSpec('model', None)" in output
+        assert "P('model', None)" in output
     else:
         assert (tmp_path / "network.keras").exists()
