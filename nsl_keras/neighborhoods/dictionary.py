@@ -448,7 +448,8 @@ class NeighborDictionary(keras.layers.Layer):
         return self._attention(queries, self.keys, kept)
 
     def _attention(self, queries: Tensor, keys: Tensor, kept: Tensor | None) -> Tensor:
-        shape, features = tuple(queries.shape), self.keys.shape[-1]
+        shape = tuple(queries.shape if hasattr(queries, "shape") else np.shape(queries))
+        features = self.keys.shape[-1]
         if len(shape) != 2 or shape[-1] not in (None, features):
             raise ValueError(
                 f"Features must have shape (batch, {features}), as wide as the keys of the "
