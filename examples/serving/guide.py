@@ -25,8 +25,9 @@ def kills() -> str:
     return _filled(
         [
             f"`make export-kills` killed {found['kills']} exporting processes,",
-            f"{found['kills_inside_a_write']} of them inside a write, while a reader loaded",
-            f"each version as soon as it saw it: {found['versions_written']:,} versions,",
+            f"{found['kills_inside_a_write']} of them inside a write, while a reader",
+            "loaded each version as soon as it saw it:",
+            f"{found['versions_written']:,} versions,",
             f"{found['versions_that_did_not_load']} of which did not load.",
         ]
     )
@@ -50,12 +51,14 @@ def load() -> str:
     ]
     columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
     said = [
-        f"`{found['command']}`, {found['cores']} cores that the client and other work share:",
+        f"`{found['command']}`, {found['cores']} cores that the client and other work",
+        "share:",
         f"{found['answered']:,} of {found['requests']:,} requests were answered.",
         f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
         f"model predicts (to {found['largest_difference']:.1e}),",
-        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status 400",
-        f"or 422. Memory: {found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
+        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status",
+        "400 or 422. Memory:",
+        f"{found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
         f"{found['memory_mib_last_tenth']:.1f} MiB in the last",
         f"({found['memory_growth_percent']:+.2f} %).",
     ]
