@@ -166,7 +166,7 @@ def test_static_backbones_are_folded_in_meta_neighborhoods(tmp_path):
     assert (9,) not in [tuple(each.shape) for each in served]
 
 
-@pytest.mark.parametrize("form", ["list", "dict"])
+@pytest.mark.parametrize("form", [pytest.param("list", marks=pytest.mark.long), "dict"])
 def test_several_inputs(tmp_path, form):
     first, second = keras.Input((4,), name="first"), keras.Input((2,), name="second")
     features = keras.layers.Dense(5)(keras.layers.Concatenate()([first, second]))
