@@ -88,8 +88,9 @@ def save_model(
         version: int of at least 1, the subfolder written.
         input_shape: Shape of the inputs without the batch axis, or a list or dict of
             shapes; `None` takes it from the model, or from the preprocessing.
-        signatures: Further signatures by name, each a function of a batch of inputs as
-            the model takes it. They replace those above that have the same name.
+        signatures: Further signatures by name, each a function from a batch of inputs,
+            as the model takes it, to tensors whose first axis is the batch. They replace
+            those above that have the same name.
         preprocessing: Function of the inputs, such as a Keras layer or model, whose
             outputs are the model's inputs. It becomes part of every signature.
         examples: Batch of inputs on which the written model is compared with `model`;
@@ -101,9 +102,11 @@ def save_model(
 
     Raises:
         ValueError: If that path exists already (nothing is overwritten), the model is no
-            Keras model, is not built or has weights that are not finite, or its input
-            shape is unknown.
-        RuntimeError: If the written model does not predict what `model` predicts.
+            Keras model, is not built or has weights that are not finite, its input shape
+            is unknown, `examples` are not such inputs, or `k` is larger than the
+            dictionary or given without one.
+        RuntimeError: If the written model does not predict what `model` predicts, or that
+            is not finite.
 
     Example:
 
@@ -124,7 +127,7 @@ def save_model(
         raise _taken(path)
     _require_exportable(model)
     inputs = _Inputs(_specify(model, preprocessing, input_shape))
-    drawn = _draw(model, inputs) if examples is None else keras.tree.flatten(examples)
+    drawn = _draw(model, inputs) if examples is None else _checked(examples, inputs)
     prepare = preprocessing or (lambda given: given)
     served = {**_predictions_of(model, k), **(signatures or {})}
     archive = keras.export.ExportArchive()
@@ -218,8 +221,9 @@ def _specify(model: keras.Model, preprocessing: Any, input_shape: Any) -> Any:
         for each, like in zip(found, declared, strict=True):
             each.dtype, each.name = like.dtype, like.name
     if isinstance(structure, dict):
-        for key in structure:
-            structure[key].name = key
+        for key, each in structure.items():
+            if isinstance(each, keras.InputSpec):
+                each.name = key
     elif len(found) == 1:
         found[0].name = "inputs"
     elif isinstance(model, EpisodicLearner):
@@ -264,6 +268,20 @@ def _of_shapes(shapes: Any, with_batch: bool = False) -> Any:
     return [_of_shapes(each, with_batch) for each in shapes]
 
 
+def _checked(examples: Any, inputs: _Inputs) -> list[Any]:
+    """Examples one by one, if they are inputs of the model."""
+    arrays = keras.tree.flatten(examples)
+    names = [each.name for each in inputs.specifications]
+    if len(arrays) != len(names):
+        raise ValueError(
+            f"`examples` must be arrays for the inputs {', '.join(names)}. "
+            f"Received: {len(arrays)} arrays"
+        )
+    for array, name in zip(arrays, names, strict=True):
+        validation.finite(array, f"examples: {name}")
+    return arrays
+
+
 def _draw(model: keras.Model, inputs: _Inputs) -> list[np.ndarray]:
     """Random examples."""
     random = np.random.default_rng(0)
@@ -291,6 +309,11 @@ def _draw(model: keras.Model, inputs: _Inputs) -> list[np.ndarray]:
 def _predictions_of(model: keras.Model, k: int | None) -> dict[str, Function]:
     """The signatures that a model has by itself."""
     if not isinstance(model, MetaNeighborhoodModel):
+        if k is not None:
+            raise ValueError(
+                "`k` must be None for a model without a dictionary. "
+                f"Received: k={k}, model={model.name!r}"
+            )
         plain = _folded(model)
         return {"serve": lambda inputs: plain(inputs, training=False)}
     neighborhood, backbone = model.neighborhood, _folded(model.backbone)
@@ -402,6 +425,12 @@ def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> 
         one, two = (
             np.asarray(ops.convert_to_numpy(each)).astype("float64") for each in pair
         )
+        if not np.isfinite(one).all():
+            raise RuntimeError(
+                "The predictions of `model` for `examples` must be finite; for an input "
+                f"with bounds give examples within them. Received: output {number} with "
+                "NaN or infinite entries"
+            )
         tolerance = (1e-4 if precise else 0.05) * max(1e-3, np.abs(one).max(initial=0.0))
         difference = float(np.max(np.abs(one - two), initial=0.0))
         if one.shape != two.shape or not difference <= tolerance:

@@ -171,11 +171,7 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         Raises:
             ValueError: If the layer is not built yet.
         """
-        if not self.built:
-            raise ValueError(
-                f"`fold` needs a built layer. Call layer {self.name!r} on data, or its "
-                "`build(input_shape)`, first."
-            )
+        validation.built(self, "fold")
         config = self.get_config()
         del config["momentum_warmup"]
         plain = keras.layers.BatchNormalization.from_config(config)

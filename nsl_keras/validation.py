@@ -256,6 +256,20 @@ def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y")
     )
 
 
+def built(layer: Any, what: str) -> None:
+    """Raises unless a layer is built.
+
+    Args:
+        layer: A Keras layer.
+        what: What needs its weights.
+    """
+    if not layer.built:
+        raise ValueError(
+            f"`{what}` needs a built layer. Call layer {layer.name!r} on data, or its "
+            "`build(input_shape)`, first."
+        )
+
+
 def _as_numpy(data: Any) -> np.ndarray:
     values = np.asarray(data)
     # NumPy does not count bfloat16 among its numbers.

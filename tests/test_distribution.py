@@ -480,7 +480,7 @@ def test_ray_workers_equal_one_device(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_code_of_the_page_runs(backend, tmp_path):
-    page = (TESTS.parent / "docs" / "distribution.md").read_text()
+    page = (TESTS.parent / "docs" / "guides" / "devices.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) == 4
     code = "\n".join(blocks[:2] if backend == "tensorflow" else blocks[2:])

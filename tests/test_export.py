@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def test_static_backbones_are_folded_in_meta_neighborhoods(tmp_path):
     assert (9,) not in [tuple(each.shape) for each in served]
 
 
-@pytest.mark.parametrize("form", ["list", "dict"])
+@pytest.mark.parametrize("form", [pytest.param("list", marks=pytest.mark.long), "dict"])
 def test_several_inputs(tmp_path, form):
     first, second = keras.Input((4,), name="first"), keras.Input((2,), name="second")
     features = keras.layers.Dense(5)(keras.layers.Concatenate()([first, second]))
@@ -266,6 +267,21 @@ def test_bad_arguments(tmp_path):
         export.save_model(unbuilt, tmp_path)
     with pytest.raises(ValueError, match="`k` must be at most `num_neighbors`"):
         export.save_model(small_model(), tmp_path, k=21)
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(ops.log)])
+    with pytest.raises(ValueError, match="`k` must be None for a model without a dict"):
+        export.save_model(plain, tmp_path, k=3)
+    with pytest.raises(
+        ValueError, match=r"`examples` must be arrays for the inputs inputs"
+    ):
+        export.save_model(plain, tmp_path, examples=[vectors(2), vectors(2)])
+    with pytest.raises(ValueError, match=r"`examples: inputs` must be finite"):
+        export.save_model(plain, tmp_path, examples=np.full((2, 4), np.nan))
+    with pytest.raises(
+        RuntimeError, match=r"`model` for `examples` must be finite; for an"
+    ):
+        export.save_model(plain, tmp_path)
+    export.save_model(plain, tmp_path / "plain", examples=np.ones((2, 4)))
+    shutil.rmtree(tmp_path / "plain")
     model = small_model()
     model.head.bias.assign([0.0, np.inf, 0.0])
     with pytest.raises(ValueError, match=r"finite weights. Received: NaN or inf.*bias'"):

@@ -17,6 +17,7 @@ import examples.few_shot.table
 import examples.image_classification.table
 import examples.neural_similarity.table
 import examples.regression.table
+import examples.serving.table
 from examples.common import runs, tables
 from examples.neural_similarity import predictor_cost
 
@@ -221,4 +222,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "costs": _costs,
     "memory": _memory,
+    "export_kills": examples.serving.table.export_kills,
+    "load": examples.serving.table.load,
 }

@@ -118,11 +118,7 @@ class CosineDense(keras.layers.Layer):
         Raises:
             ValueError: If the layer is not built yet.
         """
-        if not self.built:
-            raise ValueError(
-                f"`fold` needs a built layer. Call layer {self.name!r} on data, or its "
-                "`build(input_shape)`, first."
-            )
+        validation.built(self, "fold")
         dtype = self.variable_dtype
         dense = keras.layers.Dense(self.units, use_bias=False, dtype=dtype, name="dense")
         folded = keras.Sequential(

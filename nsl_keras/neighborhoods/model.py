@@ -103,7 +103,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             finite or of another shape, at `fit` and `evaluate` with arrays. Other
             data sets are checked inside the step where the backend can
             (`tf.errors.InvalidArgumentError`); elsewhere `fit` raises
-            `NonFiniteLossError` at the first loss that is not finite.
+            `NonFiniteLossError` at the first loss that is not finite. `predict` raises
+            nothing: an example with NaN or infinite inputs gets NaN outputs there.
 
     Example:
 

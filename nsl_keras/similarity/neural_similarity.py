@@ -203,7 +203,7 @@ class NeuralSimilarity(FloatKernel):
                 f"`learned_shape` needs `learn_shape=True`. Received: layer {self.name!r} "
                 "with learn_shape=False"
             )
-        self._require_built("learned_shape")
+        validation.built(self, "learned_shape")
         kept = ops.convert_to_tensor(self.shape_parameters) > self.shape_threshold
         return ops.cast(kept, self.variable_dtype)
 
@@ -251,14 +251,7 @@ class NeuralSimilarity(FloatKernel):
                 "similarity from the input. Received: "
                 f"predictor={self.predictor.name!r}"
             )
-        self._require_built(what)
-
-    def _require_built(self, what: str) -> None:
-        if not self.built:
-            raise ValueError(
-                f"`{what}` needs a built layer. Call layer {self.name!r} on data, or "
-                "its `build(input_shape)`, first."
-            )
+        validation.built(self, what)
 
     def _plain_config(self) -> dict[str, Any]:
         return super().get_config()

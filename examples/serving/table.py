@@ -1,22 +1,17 @@
-"""The figures of docs/serving.md, from the files in results/serving/."""
+"""What killed exports and the load campaign found, from the files in results/serving/."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-import re
 import textwrap
 
 from examples.common import tables
 
-ROOT = pathlib.Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "serving.md"
+RESULTS = pathlib.Path(__file__).parents[2] / "results" / "serving"
 
 
-RESULTS = ROOT / "results" / "serving"
-
-
-def kills() -> str:
+def export_kills() -> str:
     """Markdown of the killed exports."""
     path = RESULTS / "export_kills.json"
     if not path.exists():
@@ -25,8 +20,9 @@ def kills() -> str:
     return _filled(
         [
             f"`make export-kills` killed {found['kills']} exporting processes,",
-            f"{found['kills_inside_a_write']} of them inside a write, while a reader loaded",
-            f"each version as soon as it saw it: {found['versions_written']:,} versions,",
+            f"{found['kills_inside_a_write']} of them inside a write, while a reader",
+            "loaded each version as soon as it saw it:",
+            f"{found['versions_written']:,} versions,",
             f"{found['versions_that_did_not_load']} of which did not load.",
         ]
     )
@@ -50,12 +46,14 @@ def load() -> str:
     ]
     columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
     said = [
-        f"`{found['command']}`, {found['cores']} cores that the client and other work share:",
+        f"`{found['command']}`, {found['cores']} cores that the client and other work",
+        "share:",
         f"{found['answered']:,} of {found['requests']:,} requests were answered.",
         f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
         f"model predicts (to {found['largest_difference']:.1e}),",
-        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status 400",
-        f"or 422. Memory: {found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
+        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status",
+        "400 or 422. Memory:",
+        f"{found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
         f"{found['memory_mib_last_tenth']:.1f} MiB in the last",
         f"({found['memory_growth_percent']:+.2f} %).",
     ]
@@ -64,23 +62,3 @@ def load() -> str:
 
 def _filled(said: list[str]) -> str:
     return textwrap.fill(" ".join(said), 96, break_on_hyphens=False)
-
-
-def with_figures(text: str) -> str:
-    """The guide with the figures as they are in the files."""
-    for figures in (kills, load):
-        text = re.sub(
-            rf"(<!-- {figures.__name__} -->\n).*?(<!-- end -->)",
-            lambda found, figures=figures: f"{found[1]}{figures()}\n{found[2]}",
-            text,
-            flags=re.S,
-        )
-    return text
-
-
-def main() -> None:
-    GUIDE.write_text(with_figures(GUIDE.read_text()))
-
-
-if __name__ == "__main__":
-    main()
