@@ -16,13 +16,15 @@ A map of the package, by what you want to do:
         MetaNeighborhoodModel       backbone, head and dictionary, trained with `fit`
         key_metrics                 what makes an entry of the dictionary near
         losses, regularizers        of spherical layers
-        callbacks                   how the dictionary is used, and where it starts
+        callbacks                   training that may be killed; how the dictionary is used,
+                                    and where it starts
         backbones                   the networks of the papers
     few images a class
         few_shot                    episodes, MAML, finetuning, prototypes, evaluation
     what was learned
         visualize                   pictures of similarities, neighbours and predictions
     in use
+        distribution                `fit` on several devices and machines
         export                      a SavedModel that needs neither this package nor Keras
 
 `help` on any of these names says more: `help(nsl_keras.convert.fold)`. Models save and load

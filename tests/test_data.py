@@ -90,7 +90,7 @@ def test_steps_end_what_has_no_end():
         (iter([]), "`x` must hold at least one example"),
         ([X, Y[:5]], r"`x` must be arrays of the same length.*\[10, 5\]"),
     ],
-    ids=str,
+    ids=["none", "text", "empty", "nothing", "lengths"],
 )
 def test_errors(x, message):
     with pytest.raises(ValueError, match=message):

@@ -229,7 +229,7 @@ def test_what_onnx_cannot_hold_is_refused(options, tmp_path):
 
 @every_model
 def test_messages_of_tensorflow_serving(name, digits, served):
-    """What docs/guides/serving.md says of a server that is not at hand: the messages fit."""
+    """What the guide says of a server that is not at hand: the messages fit."""
     pytest.importorskip("tensorflow_serving")
     from tensorflow_serving.apis import predict_pb2
 
