@@ -74,7 +74,7 @@ alone = {name: train(*each[:3], **each[3])[1] for name, each in settings.items()
 
 mesh = distribution.DeviceMesh((1, 2), ["batch", "model"], distribution.list_devices())
 layout = distribution.LayoutMap(mesh)
-layout[".*dictionary/(keys|value_logits)"] = ("model", None)
+layout[".*dictionary.*/(keys|value_logits)"] = ("model", None)
 found = {}
 for name, chosen in {
     "small": distribution.DataParallel(),
