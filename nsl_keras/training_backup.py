@@ -207,8 +207,6 @@ class TrainingBackup(keras.callbacks.Callback):
 
     def _keep(self, stopped: bool) -> None:
         """Writes the state, and deletes all but the one before."""
-        if not self._writes:
-            return
         variables = _variables_of(self.model)
         arrays = [_storable(each) for each in variables]
         records = {
@@ -220,6 +218,9 @@ class TrainingBackup(keras.callbacks.Callback):
             "variables": [_described(each) for each in variables],
             "callbacks": [_progress_of(each, arrays) for each in self.callbacks],
         }
+        # All processes have read the variables, which some of them do together.
+        if not self._writes:
+            return
         try:
             files.write_bytes(self._path(self.epoch), _State(records, arrays).as_bytes())
         except OSError as error:

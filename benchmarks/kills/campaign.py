@@ -41,7 +41,7 @@ EXAMPLES = {
     "few_shot": (
         *("--dataset=tiny", "--ways=2", "--shots=2", "--queries=3", "--test_episodes=4"),
         *("--training_images=120", "--episodes_per_step=1", "--batch_size=10"),
-        *("--save_every=4", "--method=finetuning", "--method=maml"),
+        *("--save_every=4", "--method=finetuning", "--method=maml", "--nojit_compile"),
         *("--data_file={}/../images.npz", "--state_dir={}/unfinished", "--output_dir={}"),
     ),
     "demo": (
