@@ -23,6 +23,9 @@ from nsl_keras.distribution import DistributedModel, distribute
 TESTS = pathlib.Path(__file__).parent
 TRAINING = str(TESTS / "distributed_training.py")
 
+#: Seconds for six trainings, about one minute of a core of a quiet machine.
+LONGEST = 600
+
 
 def free_ports(count):
     sockets = [socket.socket() for _ in range(count)]
@@ -68,7 +71,7 @@ def none_left_of(processes):
         yield
 
 
-def last_lines(processes, timeout=280):
+def last_lines(processes, timeout=290):
     """What each process printed last."""
     found = []
     with none_left_of(processes):
@@ -112,17 +115,18 @@ FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 1e-4, "metrics": 1e-5}
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    (found,) = last_lines([start(TRAINING, "none")])
+    (found,) = last_lines([start(TRAINING, "none")], LONGEST)
     return found
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2 * LONGEST)
 @pytest.mark.parametrize("strategy", ["mirrored", "multiworker"])
 def test_replicas_equal_one_device(on_one_device, strategy):
     if strategy == "mirrored":
-        found = last_lines([start(TRAINING, "mirrored")])
+        found = last_lines([start(TRAINING, "mirrored")], LONGEST)
     else:
-        found = last_lines(start_workers(TRAINING, "multiworker"))
+        found = last_lines(start_workers(TRAINING, "multiworker"), LONGEST)
     for replicas in found:
         assert set(replicas) == set(on_one_device)
         for name, one in on_one_device.items():
