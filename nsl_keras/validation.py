@@ -37,8 +37,8 @@ def boolean(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def positive_integer(value: Any, name: str, largest: int = LARGEST) -> int:
-    """Returns `value` as an int from 1 to `largest`."""
+def positive_integer(value: Any, name: str, largest: int | None = LARGEST) -> int:
+    """Returns `value` as an int of at least 1, and at most `largest` if it is given."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
     return _at_most(value, largest, name)
@@ -56,8 +56,8 @@ def geometry(layer: Any) -> None:
             _at_most(size, LARGEST_WINDOW, name)
 
 
-def _at_most(value: Any, largest: int, name: str) -> int:
-    if value > largest:
+def _at_most(value: Any, largest: int | None, name: str) -> int:
+    if largest is not None and value > largest:
         raise ValueError(f"`{name}` must be at most {largest:,}. Received: {name}={value}")
     return int(value)
 
@@ -68,7 +68,7 @@ def non_negative_integer(value: Any, name: str, largest: int | None = None) -> i
         raise ValueError(
             f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
         )
-    return int(value) if largest is None else _at_most(value, largest, name)
+    return _at_most(value, largest, name)
 
 
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:

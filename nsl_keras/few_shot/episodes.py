@@ -310,7 +310,7 @@ def filled_up(batch: Episode, size: int) -> Episode:
 
 def number_of_episodes(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1 and at most `MOST_EPISODES`."""
-    value = validation.positive_integer(value, name)
+    value = validation.positive_integer(value, name, largest=None)
     if value > MOST_EPISODES:
         raise ValueError(
             f"`{name}` must be at most {MOST_EPISODES} episodes: take more of them in "

@@ -489,7 +489,7 @@ def test_euclidean_distances_far_from_zero():
         (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),
         (few_shot.MatchingNet, {"reading_steps": 0}, "`reading_steps` must be"),
         (few_shot.NearestCentroid, {"metric": "x"}, "`metric` must be one of"),
-        (few_shot.NearestCentroid, {"normalize": 3}, "`normalize` must be one of"),
+        (few_shot.NearestCentroid, {"normalize": 3}, "`normalize` must be True or False"),
         (few_shot.NearestNeighbor, {"metric": "x"}, "`metric` must be one of"),
         (few_shot.NeighborhoodLearner, {"head": "x"}, "`head` must be one of"),
         (few_shot.NeighborhoodLearner, {"metric": "x"}, "`metric` must be one of"),
