@@ -6,14 +6,9 @@ a version whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import pathlib
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +16,7 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import files, rewiring, validation
 from nsl_keras.backend import at_any_batch_size, require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
@@ -31,11 +26,6 @@ from nsl_keras.training import finite_examples, mark_non_finite
 
 #: A function of a batch of inputs, in the form that the model takes.
 Function = Callable[[Any], Any]
-
-#: What the folder of a version is called while it is written. Servers read numbers alone.
-_SCRATCH = ".unfinished_version_"
-#: Seconds after which such a folder is what a killed export left.
-_ABANDONED = 3600
 
 _HALF = ("float16", "bfloat16")
 
@@ -79,8 +69,8 @@ def save_model(
 
     Static similarities are folded first, where `nsl_keras.convert.fold` can. The version
     is written aside, loaded, compared with the model, and moved to its place in one step:
-    a killed export leaves the folder as it was, but for a hidden folder that a later
-    export removes after an hour.
+    a killed export leaves the folder as it was, but for a hidden folder that the next one
+    removes.
 
     Args:
         model: A built Keras model with any structure of inputs, or a few-shot learner.
@@ -138,7 +128,7 @@ def save_model(
             _signature(function, prepare, inputs),
             input_signature=inputs.specifications,
         )
-    with _written_at_once(path) as scratch:
+    with files.replacing(path) as scratch:
         archive.write_out(str(scratch), verbose=False)
         batch = inputs.tensors(drawn)
         given = {
@@ -146,6 +136,8 @@ def save_model(
             for each, tensor in zip(inputs.specifications, batch, strict=True)
         }
         _compare(scratch, given, model(prepare(inputs.pack(batch)), training=False))
+        if path.exists():  # Another process was faster.
+            raise _taken(path)
     return path
 
 
@@ -386,28 +378,6 @@ def _without(tensors: Sequence[Any], finite: Any) -> list[Any]:
 
 
 # What is written.
-
-
-@contextlib.contextmanager
-def _written_at_once(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a folder to write, which afterwards is at `path`, or nowhere."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{_SCRATCH}*"):
-        if time.time() - left.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(left, ignore_errors=True)
-    aside = pathlib.Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=path.parent))
-    try:
-        scratch = aside / path.name
-        yield scratch
-        for file in scratch.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as content:
-                    os.fsync(content.fileno())
-        if path.exists():
-            raise _taken(path)
-        scratch.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> None:

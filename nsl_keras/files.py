@@ -1,6 +1,6 @@
-"""Files that are whole at every moment, however the process that writes them ends.
+"""Files and folders that are whole at every moment, however their writer ends.
 
-A file is written in a scratch folder beside it, put on the disk, and renamed. Scratch
+Each is written in a scratch folder beside it, put on the disk, and renamed. Scratch
 folders of processes that were killed are removed by the next one that writes there.
 """
 
@@ -27,7 +27,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     After an error in the body, and after a kill at any moment, `path` is what it was.
 
     Args:
-        path: The file to write; its folder is made if missing.
+        path: The file to write, or a folder, which takes no place that another one has;
+            the folder above it is made if missing.
 
     Yields:
         A path with the same name, in a folder of its own.
@@ -38,7 +39,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         scratch = folder / path.name
         yield scratch
         # Else a machine that fails may keep the name and lose what it stands for.
-        _put_on_disk(scratch)
+        for part in (*scratch.rglob("*"), scratch):
+            _put_on_disk(part)
         scratch.replace(path)
         _put_on_disk(path.parent)
 

@@ -38,6 +38,18 @@ def test_a_file_takes_its_place_whole(tmp_path):
     assert names(path.parent) == ["a.json", "b"]
 
 
+def test_a_folder_takes_its_place_whole(tmp_path):
+    path = tmp_path / "new" / "1"
+    with files.replacing(path) as scratch:
+        (scratch / "variables").mkdir(parents=True)
+        (scratch / "variables" / "index").write_text("index")
+        assert not path.exists()
+    assert names(path.parent) == ["1", "index", "variables"]
+    with pytest.raises(OSError), files.replacing(path) as scratch:
+        scratch.mkdir()
+    assert names(path.parent) == ["1", "index", "variables"]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
 def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, error):
     path = tmp_path / "a.json"
