@@ -106,7 +106,7 @@ def _demo() -> str:
 
 
 def _few_shot() -> str:
-    place = "few_shot/cifar_fs_small_cnn4_5way_5shot_tuned"
+    place = "few_shot/cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
     return _shown(
         examples.few_shot.table.section(runs.RunRecords(RESULTS / place)), place, 5
     )
