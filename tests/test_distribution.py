@@ -113,34 +113,37 @@ ROUGH = {"losses": 0.01, "weights": 0.01, "predictions": 0.05, "metrics": 0.13}
 FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 1e-4, "metrics": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    (found,) = last_lines([start(TRAINING, "none")], LONGEST)
-    return found
+HALF_PRECISION = ("bfloat16", "float16")
+FULL_PRECISION = ("plain", "dynamic", "neighborhoods", "maml")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(2 * LONGEST)
-@pytest.mark.parametrize("strategy", ["mirrored", "multiworker"])
-def test_replicas_equal_one_device(on_one_device, strategy):
-    if strategy == "mirrored":
-        found = last_lines([start(TRAINING, "mirrored")], LONGEST)
-    else:
-        found = last_lines(start_workers(TRAINING, "multiworker"), LONGEST)
-    for replicas in found:
-        assert set(replicas) == set(on_one_device)
-        for name, one in on_one_device.items():
-            assert len(one["losses"]) == 20
-            assert set(one["history"]) == set(replicas[name]["history"])
-            assert len(one["weights"]) == len(replicas[name]["weights"])
-            found_differences = differences(one, replicas[name])
-            allowed = ROUGH if name in ("bfloat16", "float16") else FINE
-            for part, difference in found_differences.items():
-                assert difference < allowed[part], (name, found_differences)
+@pytest.mark.timeout(3 * LONGEST)
+def test_replicas_and_workers_equal_one_device():
+    (one,) = last_lines([start(TRAINING, "none")], LONGEST)
+    assert set(one) == {*FULL_PRECISION, *HALF_PRECISION}
+    (mirrored,) = last_lines([start(TRAINING, "mirrored")], LONGEST)
+    assert_equal(one, mirrored, one)
     # Overflows in one replica have halved the scale on all, once an epoch.
-    scale = on_one_device["float16"]["scale"]
-    assert scale == 2**15 / 2**4
-    assert all(replicas["float16"]["scale"] == scale for replicas in found)
+    assert one["float16"]["scale"] == 2**15 / 2**4
+    assert mirrored["float16"]["scale"] == one["float16"]["scale"]
+    for worker in last_lines(
+        start_workers(TRAINING, "multiworker", *FULL_PRECISION), LONGEST
+    ):
+        assert_equal(one, worker, FULL_PRECISION)
+
+
+def assert_equal(one, several, names):
+    """Asserts that trainings on several replicas are those on one device."""
+    assert set(several) == set(names)
+    for name in names:
+        assert len(one[name]["losses"]) == 20
+        assert set(one[name]["history"]) == set(several[name]["history"])
+        assert len(one[name]["weights"]) == len(several[name]["weights"])
+        found = differences(one[name], several[name])
+        allowed = ROUGH if name in HALF_PRECISION else FINE
+        for part, difference in found.items():
+            assert difference < allowed[part], (name, found)
 
 
 REFUSED = """
