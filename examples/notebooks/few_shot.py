@@ -96,7 +96,7 @@ print(train_images.shape, train_images.dtype, test_images.shape)
 # ## Episodes
 #
 # Five ways, one shot, ten queries a class. Episode number `i` is a function of the sampler's
-# seed and `i`: every learner gets the same ones. Images in [0, 255] come out in [0, 1].
+# seed and `i`: every learner gets the same ones. Images of type uint8 come out in [0, 1].
 
 # %%
 episodes = few_shot.EpisodeSampler(train_images, train_labels, shots=1, queries=10, seed=1)
@@ -228,5 +228,6 @@ for name in methods:
 #
 # * More shots: `EpisodeSampler(..., shots=5)`. Intervals shrink, and so do differences.
 # * Images of your own:
-#   `EpisodeSampler.from_dataset(keras.utils.image_dataset_from_directory(..., batch_size=None))`.
+#   [the guide](https://github.com/nsl-keras/nsl_keras/blob/main/docs/guides/few_shot.md) reads
+#   a folder.
 # * `few_shot.MAML`, `MatchingNet` and `RelationNet` stand in the same place.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from nsl_keras.progress import Progress
 
 #: A batch of more would not fit into any memory, nor end in any time.
 MOST_EPISODES = 1_000_000
+
+#: Standardized images do not reach so far.
+_SURELY_BYTES = 100
 
 #: What `fit` takes: what a learner sees of an episode, and what it is asked.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -76,6 +80,9 @@ class EpisodeSampler:
         queries: int, the number of query images of a class.
         seed: int, at least 0.
 
+    Warns:
+        UserWarning: If floating-point images look like those of [0, 255].
+
     Raises:
         ValueError: If there are fewer classes than `ways`, or in some class (named) fewer
             images than `shots + queries`; if the images are not finite, or their number is
@@ -105,6 +112,13 @@ class EpisodeSampler:
         seed: int = 0,
     ) -> None:
         self.images, self.labels = checked_images(images, labels)
+        if self.images.dtype.kind == "f" and self.images.max(initial=0) > _SURELY_BYTES:
+            warnings.warn(
+                "Floating-point images are taken as they are, and uint8 ones divided by "
+                f"255. These go up to {self.images.max():.0f}: divide them where the "
+                "network expects [0, 1].",
+                stacklevel=2,
+            )
         self.ways = validation.positive_integer(ways, "ways")
         self.shots = validation.positive_integer(shots, "shots")
         self.queries = validation.positive_integer(queries, "queries")

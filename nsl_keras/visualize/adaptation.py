@@ -220,7 +220,7 @@ class _Prediction:
         """Says that nothing happens, where nothing does."""
         if self.largest >= self.least:
             return ""
-        return f": no effect, none moves by more than {self.largest:.1g}"
+        return f"\nno effect, none moves by more than {self.largest:.1g}"
 
 
 def _draw_predictions(axis: Axes, prediction: _Prediction, inches: float) -> None:

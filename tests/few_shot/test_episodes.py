@@ -375,3 +375,12 @@ def test_folders_are_read_as_data_sets(tmp_path):
     sampler = few_shot.EpisodeSampler.from_dataset(images, 2, 1, 3)
     assert sampler.classes.tolist() == [0, 1, 2]
     assert sampler.images.shape == (15, 3, 3, 3)
+
+
+def test_images_up_to_255_that_are_not_divided_are_told():
+    images = np.full((40, 4, 4, 1), 200.0, "float32")
+    labels = np.arange(40) // 10
+    with pytest.warns(UserWarning, match=r"go up to 200: divide them"):
+        few_shot.EpisodeSampler(images, labels, ways=2, queries=2)
+    few_shot.EpisodeSampler(images / 255, labels, ways=2, queries=2)
+    few_shot.EpisodeSampler(images.astype("uint8"), labels, ways=2, queries=2)
