@@ -133,7 +133,9 @@ def _source(
         return len(starts), (
             (take(arrays, slice(start, start + batch_size)), None) for start in starts
         )
-    if not hasattr(x, "__iter__") or isinstance(x, (str, bytes)):
+    # Older versions of Keras cannot iterate over their own data sets.
+    has_batches = hasattr(x, "__iter__") or isinstance(x, keras.utils.PyDataset)
+    if not has_batches or isinstance(x, (str, bytes)):
         raise ValueError(
             f"`{name}` must be an array, a list, tuple or dict of arrays, a data set or a "
             f"generator of batches. Received: {name} of type {type(x).__name__}"
@@ -144,7 +146,11 @@ def _source(
             f"`{name}` must end, or `steps` say how many batches to take. Received: an "
             f"endless {type(x).__name__}"
         )
-    return (None if count == math.inf else count), map(_unpacked, x)
+    number = None if count == math.inf else count
+    if isinstance(x, keras.utils.PyDataset):
+        indices = itertools.count() if number is None else range(number)
+        return number, (_unpacked(x[index]) for index in indices)
+    return number, map(_unpacked, x)
 
 
 def known_length(x: Any) -> Any:
