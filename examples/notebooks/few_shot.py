@@ -183,7 +183,7 @@ learners["similarity + new classifier, finetuned"] = few_shot.Finetuner(
 # %%
 count = 4 if SHORT else 200
 found = {
-    name: few_shot.evaluate(learner, others, episodes=count)
+    name: few_shot.evaluate(learner, others, episodes=count, verbose=0)
     for name, learner in learners.items()
 }
 plain = found["plain features, nearest centroid"]
