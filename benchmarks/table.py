@@ -7,7 +7,7 @@ import pathlib
 
 from examples.common import tables
 
-GROUPS = ("static", "dynamic", "formulations", "head", "model", "few_shot")
+GROUPS = ("static", "dynamic", "formulations", "head", "model", "few_shot", "costs")
 MEMORY = "memory"
 
 
