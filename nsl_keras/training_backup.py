@@ -18,8 +18,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import files, validation
-from nsl_keras.backend.initial_epoch import begin_fit_at
-from nsl_keras.backend.processes import is_first_process
+from nsl_keras.backend import begin_fit_at, is_first_process
 
 _HEADER = b"nsl_keras training state 1\n"
 _DIGEST_BYTES = 64

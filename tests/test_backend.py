@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from nsl_keras import backend
-from nsl_keras.backend.initial_epoch import begin_fit_at
-from nsl_keras.backend.processes import is_first_process
+from nsl_keras.backend import begin_fit_at, is_first_process
 
 
 def import_with(script, **environment):

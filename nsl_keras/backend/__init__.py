@@ -1,8 +1,8 @@
 """What the package asks of TensorFlow or JAX, under one name for both.
 
-`backend/tensorflow.py` and `backend/jax.py` have the same functions. `import nsl_keras`
-needs Keras 3 and one of the two; without them it ends in an `ImportError` that says what
-to install.
+`backend/jax.py` has the functions of `backend/tensorflow.py` and, for several replicas, of
+`backend/distribution.py`. `import nsl_keras` needs Keras 3 and one of the two; without
+them it ends in an `ImportError` that says what to install.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ if keras.backend.backend() == "tensorflow":
     from nsl_keras.backend.distribution import (
         ReplicatedSteps,
         counted,
+        is_first_process,
         start_workers,
         weighed,
     )
@@ -95,6 +96,7 @@ else:
         fused_batch_normalization,
         gradients_of,
         gradients_of_columns,
+        is_first_process,
         is_known,
         largest,
         map_elements,
@@ -117,6 +119,20 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     if keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16"):
         return keras.ops.cast(tensor, "float32")
     return tensor
+
+
+def begin_fit_at(model: keras.Model, epoch: int) -> None:
+    """Lets the `fit` that called `on_train_begin` begin at another epoch.
+
+    Keras has no public way: `keras.callbacks.BackupAndRestore` sets the same attribute.
+    Keras never takes it back, so that later calls of `fit` begin there too: call again
+    with 0 once `fit` has begun.
+
+    Args:
+        model: The model in training.
+        epoch: The number of the epoch, from 0; 0 for what `fit` was given.
+    """
+    model._initial_epoch = epoch
 
 
 def sum_over_chunks(
@@ -160,12 +176,14 @@ __all__ = [
     "assert_in_graph",
     "at_any_batch_size",
     "at_least_float32",
+    "begin_fit_at",
     "compiled",
     "counted",
     "endless_dataset",
     "fused_batch_normalization",
     "gradients_of",
     "gradients_of_columns",
+    "is_first_process",
     "is_known",
     "largest",
     "map_elements",

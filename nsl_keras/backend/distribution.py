@@ -35,6 +35,15 @@ def start_workers(timeout: float) -> tf.distribute.Strategy:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
+def is_first_process(model: keras.Model) -> bool:
+    """Whether this process is the first of those that train the model, or the only one."""
+    resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
+    if resolver is None or resolver.task_type in (None, "chief"):
+        return True
+    has_chief = "chief" in resolver.cluster_spec().jobs
+    return resolver.task_type == "worker" and resolver.task_id == 0 and not has_chief
+
+
 class Share(NamedTuple):
     """What a replica has of a batch that does not divide.
 

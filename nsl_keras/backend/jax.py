@@ -225,6 +225,12 @@ def _require_even(x: Any, batch_size: Any) -> None:
         )
 
 
+def is_first_process(model: keras.Model) -> bool:
+    """Whether this process is the first of those that train the model, or the only one."""
+    del model  # All processes train it.
+    return jax.process_index() == 0
+
+
 def start_workers(timeout: float) -> Any:
     """Raises: strategies are TensorFlow's."""
     del timeout
