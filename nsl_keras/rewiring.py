@@ -75,6 +75,10 @@ class WithBackbone:
         """Returns a copy of the model, with its weights, around another backbone."""
         raise NotImplementedError
 
+    def count_head_multiply_adds(self) -> int | None:
+        """Returns those of what follows the backbone; `None` if they are not known."""
+        raise NotImplementedError
+
 
 def graph_in(model: Any) -> Any:
     """Returns the backbone of a model that has one, and any other model itself.

@@ -107,6 +107,14 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
 
+def test_a_call_after_an_interrupted_one_begins_at_its_first_epoch(tmp_path):
+    model = dense_model()
+    for killed_at in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, tmp_path / "states", killed_at)
+    assert model.fit(X, Y, epochs=1, verbose=0).epoch == [0]
+
+
 def test_a_training_that_stopped_stays_stopped(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -84,7 +84,7 @@ def rates(runs: list[dict]) -> str:
 
 def costs(runs: list[dict]) -> list[str]:
     """Cells of `COSTS`: what one image takes, and a step beside the plain network's."""
-    adds = runs[0].get("multiply_adds")
+    adds = next((run["multiply_adds"] for run in runs if run.get("multiply_adds")), None)
     cell = "" if adds is None else f"{adds / 1e6:.1f}"
     times = [run["step_time"] for run in runs if "step_time" in run]
     if not times:

@@ -139,6 +139,8 @@ def train(
     model = make_model(name, seed, setting, trained, found)
     record = image_training.first_record("image_classification", name, seed, model)
     record["steps"] = trained.steps
+    network = strategies.network_of(model)
+    record["multiply_adds"] = nsl_keras.convert.summary(network).multiply_adds
     if rate is not None:
         record["learning_rate"] = rate
     batches = image_training.make_batches(found.train, trained, seed)
@@ -158,7 +160,7 @@ def train(
         record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
     if strategies.is_first_worker():
         with files.replacing(models / f"{name}_{seed}.keras") as scratch:
-            strategies.network_of(model).save(scratch)
+            network.save(scratch)
     if FLAGS.step_times:
         plain = make_model(methods.BASELINE, seed, setting, trained, found)
         record["step_time"] = image_training.step_time_ratio(model, plain, batches)

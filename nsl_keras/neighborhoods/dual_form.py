@@ -15,6 +15,7 @@ processor's cache. Several steps take per-example weights for every layer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,6 +166,26 @@ class DualForm(InnerLoop):
     @property
     def variables(self) -> list[Any]:
         return [variable for stage in self.stages for variable in stage.variables]
+
+    def count_multiply_adds(self, entries: int) -> int:
+        """Returns the multiply-adds for one example, those of its attention aside.
+
+        Args:
+            entries: The number of entries of the dictionary.
+        """
+        kernels = [stage.kernel.shape for stage in self.stages]
+        plain = [math.prod(shape) for shape in kernels]
+        if self.steps == 1:
+            sums = [
+                size if stage.is_cosine else sum(shape)
+                for stage, size, shape in zip(self.stages, plain, kernels, strict=True)
+            ]
+            return entries * sum(sums) + sum(plain)
+        # Each step but the first passes over the entries with weights of the example's
+        # own, forward and, down to the first layer's outputs, backward.
+        passes = sum(plain) + sum(plain[1:])
+        per_entry = self.steps * sum(plain) + (self.steps - 1) * passes
+        return entries * per_entry + sum(plain)
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         if self.steps > 1:

@@ -137,6 +137,11 @@ class InstanceFiLM(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
+    def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
+        """Returns those of attention, scales and shifts, for one example."""
+        channels = input_shape[self.axis]
+        return None if channels is None else 3 * self.dictionary_size * channels
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

@@ -354,6 +354,17 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
+    def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
+        """Returns those of attention, finetuning and finetuned head, for one example.
+
+        The first step's pass over the dictionary, which a batch makes once, is not among
+        them. `None` on the nested tape, where they are not known.
+        """
+        features, entries = input_shape[-1], self.dictionary.num_neighbors
+        if features is None or not isinstance(self._finetuning, DualForm):
+            return None
+        return entries * features + self._finetuning.count_multiply_adds(entries)
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

@@ -267,6 +267,10 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         made.neighborhood.set_weights(self.neighborhood.get_weights())
         return made
 
+    def count_head_multiply_adds(self) -> int | None:
+        """Returns those of attention, finetuning and finetuned head, for one example."""
+        return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
+
     def build(self, input_shape: Any) -> None:
         features = self._feature_shape(input_shape)
         if len(features) != 2:

@@ -138,14 +138,16 @@ def summary(
     The result prints as a table with a row for each layer that has a similarity. Counted
     as multiply-adds are the products of kernels and matrices with the input, for one
     example of the model's input shape: those of convolutions, dense and recurrent layers,
-    of predictors, and of the comparison `M x` where `M` differs from input to input. Not
-    counted are normalizations, activations and sums, nor the equivalent kernels of static
-    layers, which do not depend on the input and fold away.
+    of predictors, of the comparison `M x` where `M` differs from input to input, of iFiLM,
+    and of the attention and the finetuning of Meta-Neighborhoods. Not counted are
+    normalizations, activations and sums, nor what does not depend on the input: the
+    equivalent kernels of static layers, which fold away, and a head's first pass over its
+    dictionary. A layer of your own is counted if it has a method
+    `count_multiply_adds(input_shape)`.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
-            such a backbone; the multiply-adds of its head and dictionary are not counted,
-            and those of the whole model not known.
+            such a backbone.
         print_fn: Function to give the table to, line by line; `None` for none.
 
     Returns:
@@ -180,7 +182,7 @@ def summary(
     layers = rewiring.layers(graph)
     counts = [(call.layer, _count(call)) for call in rewiring.calls(graph)]
     if graph is not model:
-        counts.append((model, Count(plain=math.nan)))
+        counts.append((model, Count(plain=_known(model.count_head_multiply_adds()))))
     rows = []
     all_added: dict[int, keras.Variable] = {}
     for layer in layers:
@@ -276,6 +278,10 @@ def _total(counts: Iterable[float]) -> int | None:
     return None if math.isnan(total) else int(total)
 
 
+def _known(count: int | None) -> float:
+    return math.nan if count is None else count
+
+
 def _product(sizes: Iterable[int | None]) -> float:
     return math.prod(math.nan if size is None else size for size in sizes)
 
@@ -316,6 +322,8 @@ def _count(call: rewiring.Call) -> Count:
         both = [_of_vectors(part, kernel) for kernel, part in pairs if part]
         added = steps * sum(each[0] for each in both)
         predicted = steps * sum(each[1] for each in both)
+    elif hasattr(layer, "count_multiply_adds"):
+        plain, added = _known(layer.count_multiply_adds(inputs)), 0
     else:
         # Scales and biases alone do not count; of other kernels nothing is known.
         is_known = isinstance(layer, keras.layers.Embedding) or all(

@@ -213,6 +213,32 @@ def test_unknown_sizes_and_kinds():
     assert result.multiply_adds is None
 
 
+def test_cosines_film_and_layers_of_ones_own_say_theirs():
+    class Doubled(keras.layers.Dense):
+        def count_multiply_adds(self, input_shape):
+            raise AssertionError("a dense layer is known")
+
+    class Mixing(keras.layers.Layer):
+        def build(self, input_shape):
+            self.mixing = self.add_weight(shape=(4, 4))
+
+        def call(self, inputs):
+            return inputs @ self.mixing
+
+        def count_multiply_adds(self, input_shape):
+            return 5 * 16
+
+    inputs = keras.Input((5, 4))
+    x = Mixing()(layers.InstanceFiLM(10)(Doubled(4)(inputs)))
+    model = keras.Model(inputs, layers.CosineDense(3)(x))
+    assert summary(model).multiply_adds == 5 * 16 + 3 * 10 * 4 + 5 * 16 + 5 * 4 * 3
+    open_inputs = keras.Input((None, 4))
+    assert (
+        summary(keras.Model(open_inputs, layers.CosineDense(3)(open_inputs))).multiply_adds
+        is None
+    )
+
+
 def test_a_predictor_of_ones_own_is_not_counted():
     predictor = keras.Sequential(
         [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(9)], name="own"
