@@ -14,7 +14,9 @@ import benchmarks.no_harm.report
 import benchmarks.table
 import examples.demo.table
 import examples.few_shot.table
+import examples.image_classification.methods
 import examples.image_classification.table
+import examples.neural_similarity.methods
 import examples.neural_similarity.table
 import examples.regression.table
 import examples.serving.table
@@ -125,6 +127,58 @@ def _neural_similarity() -> str:
     return _shown(examples.neural_similarity.table.section(records, ["4"]), place, 6)
 
 
+def _converged() -> str:
+    """Both parts of the campaign of narrow networks, in one table."""
+    parts = [
+        (
+            "CNN-9",
+            "neural_similarity/cnn9_default_16-32-64_cifar10_10000_2340_tuned",
+            examples.neural_similarity.methods.TABLES["cost"].methods,
+            examples.neural_similarity.methods.TABLES["cost"].baseline,
+        ),
+        (
+            "ConvNet-4",
+            "image_classification/convnet4_12-48-96-96_cifar10_10000_2340_tuned",
+            examples.image_classification.methods.EXPERIMENTS["table_1"].methods,
+            examples.image_classification.methods.BASELINE,
+        ),
+    ]
+    columns = ["network", "method", "test accuracy, %", "difference", "seeds", "rate"]
+    columns += ["parameters", *tables.COSTS]
+    rows, places = [], []
+    for network, place, methods, baseline in parts:
+        found = runs.RunRecords(RESULTS / place).runs
+        plain = tables.percent(found, baseline, "test_accuracy")
+        for name, method in methods.items():
+            chosen = tables.of_method(found, name)
+            accuracies = tables.percent(found, name, "test_accuracy")
+            rows.append(
+                [
+                    network,
+                    method.title,
+                    tables.outcome(chosen, accuracies.values()),
+                    "" if name == baseline else tables.difference(accuracies, plain),
+                    tables.seeds(chosen),
+                    tables.rates(chosen),
+                    f"{chosen[0]['parameters']:,}",
+                    *tables.costs(chosen),
+                ]
+                if chosen
+                else [network, method.title, "not run"]
+            )
+        places.append(f"[`results/{place}`]({FILES}/{place})")
+    return f"""{tables.markdown(columns, rows)}
+
+<details markdown="1">
+<summary>Command, setting and files</summary>
+
+`python -m examples.campaign --plan=narrow --output_dir=.`
+
+The files: {" and ".join(places)}.
+
+</details>"""
+
+
 def _regression() -> str:
     return _shown(examples.regression.table.section(RESULTS), "regression")
 
@@ -216,6 +270,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": _demo,
     "few_shot": _few_shot,
     "cifar10": _image_classification,
+    "converged": _converged,
     "cnn9": _neural_similarity,
     "regression": _regression,
     "predictor_cost": _predictor_cost,

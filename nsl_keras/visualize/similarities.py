@@ -18,6 +18,13 @@ from nsl_keras.visualize.figures import GREY, Axes, Figure, decimals_for, new_fi
 #: Panels side by side, and the largest matrix whose numbers fit into one.
 _MOST_COLUMNS, _MOST_NUMBERED = 8, 25
 
+#: What each kind of panel shows, and where its rows and columns come from.
+_CAPTIONS = {
+    "mask": "mask of the taps",
+    "M": "M[t, u]: t down, u right",
+    "shape": "taps that are kept",
+}
+
 #: Deviations from the identity that colours do not show less of.
 _LEAST_SCALE = 1e-3
 
@@ -144,7 +151,7 @@ def _draw_panel(axis: Axes, panel: _Panel, scale: float, size: float) -> Any:
         options = {"cmap": "RdBu", "vmin": -scale, "vmax": scale}
         colored, decimals = panel.values - panel.identity, min(decimals_for(scale), 4)
     image = axis.imshow(colored, interpolation="nearest", **options)
-    title = f"{_wrapped(panel.name, round(13 * size))}\n{panel.kind}"
+    title = f"{_wrapped(panel.name, round(13 * size))}\n{_CAPTIONS[panel.kind]}"
     axis.set_title(title, fontsize=8 if size > 1.5 else 7)
     axis.set_xticks([])
     axis.set_yticks([])

@@ -47,7 +47,7 @@ def test_similarities(tmp_path):
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
     # One panel a static layer, and the colour bar.
-    assert list(panels) == ["masked\nmask", "mixed\nM"]
+    assert list(panels) == ["masked\nmask of the taps", "mixed\nM[t, u]: t down, u right"]
     assert len(figure.axes) == 3
     masked, mixed = (model.get_layer(name) for name in ("masked", "mixed"))
     mask = ops.convert_to_numpy(masked.similarity_parameters).reshape(2, 3)
@@ -92,7 +92,10 @@ def test_many_panels_are_wrapped():
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
     assert len(titles) == 19
     assert max(len(line) for title in titles for line in title.splitlines()) <= 19
-    assert titles[3].replace("\n", "") == "block_3_of_a_very_long_name_convolutionmask"
+    assert (
+        titles[3].replace("\n", "")
+        == "block_3_of_a_very_long_name_convolutionmask of the taps"
+    )
 
 
 def test_similarities_of_recurrent_cells_and_of_a_backbone_with_neighbours():
@@ -101,14 +104,14 @@ def test_similarities_of_recurrent_cells_and_of_a_backbone_with_neighbours():
     assert len(panels_of(visualize.plot_similarities(model))) == 2
     backbone = model_of(convolution(name="deep"), keras.layers.Flatten())
     model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
-    assert list(panels_of(visualize.plot_similarities(model))) == ["deep\nmask"]
+    assert list(panels_of(visualize.plot_similarities(model))) == ["deep\nmask of the taps"]
 
 
 def test_similarities_of_nested_models():
     inner = keras.Sequential([keras.Input((6, 5, 4)), convolution(name="deep")])
     model = model_of(convolution(name="top"), keras.Sequential([inner]))
     titles = list(panels_of(visualize.plot_similarities(model)))
-    assert titles == ["top\nmask", "deep\nmask"]
+    assert titles == ["top\nmask of the taps", "deep\nmask of the taps"]
 
 
 def test_similarities_of_a_backbone(tmp_path):
@@ -131,9 +134,13 @@ def test_learned_kernel_shapes(tmp_path):
     figure = visualize.plot_similarities(model)
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
-    assert list(panels) == ["static\nmask", "static\nshape", "dynamic\nshape"]
+    assert list(panels) == [
+        "static\nmask of the taps",
+        "static\ntaps that are kept",
+        "dynamic\ntaps that are kept",
+    ]
     # Dark where a tap is left out.
-    drawn = np.asarray(panels["dynamic\nshape"].get_array())
+    drawn = np.asarray(panels["dynamic\ntaps that are kept"].get_array())
     np.testing.assert_array_equal(drawn, [[0, 1, 0], [0, 1, 0]])
 
 
@@ -147,9 +154,9 @@ def test_similarities_of_other_windows():
     panels = panels_of(visualize.plot_similarities(keras.Model(inputs, outputs)))
     shapes = {title: image.get_array().shape for title, image in panels.items()}
     assert shapes == {
-        "depthwise\nmask": (3, 3),
-        "line\nmask": (1, 3),
-        "volume\nmask": (2, 2),
+        "depthwise\nmask of the taps": (3, 3),
+        "line\nmask of the taps": (1, 3),
+        "volume\nmask of the taps": (2, 2),
     }
 
 
