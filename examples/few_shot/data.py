@@ -90,9 +90,8 @@ def save(images: FewShotData, path: str) -> None:
 
 def _from_file(path: str) -> FewShotData:
     arrays = read_arrays(path)
-    return FewShotData(
-        *(Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS)
-    )
+    parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
+    return _from_parts(parts, "data_file", path)
 
 
 def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
@@ -108,7 +107,17 @@ def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
     for name in names:
         images, labels, classes = image_folders.load_image_folder(folder / name, image_size)
         parts.append(Split(images, np.array(classes)[labels]))
-    return FewShotData(*parts)
+    return _from_parts(parts, "data_dir", str(folder))
+
+
+def _from_parts(parts: list[Split], argument: str, place: str) -> FewShotData:
+    try:
+        return FewShotData(*parts)
+    except ValueError as error:
+        raise ValueError(
+            f"`{argument}` must hold parts without common classes. Received: {place!r}; "
+            f"{error}"
+        ) from error
 
 
 def _omniglot(data_dir: str | None) -> FewShotData:

@@ -347,10 +347,17 @@ def test_folders(tmp_path):
         data.load("mine", str(tmp_path))
 
 
-def test_no_class_in_two_parts():
+def test_no_class_in_two_parts(tmp_path):
     overlapping = {**parts(), "test": parts()["validation"]}
     with pytest.raises(ValueError, match="`validation` and `test` must have no class"):
         data.FewShotData(**overlapping)
+    path = tmp_path / "images.npz"
+    arrays = {}
+    for name, part in overlapping.items():
+        arrays |= {f"{name}_images": part.images, f"{name}_labels": part.labels}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="`data_file` must hold parts without common"):
+        data.load("tiny", data_file=str(path))
 
 
 def test_published_figures_stand_beside_mini_imagenet_alone():
