@@ -181,15 +181,16 @@ def rebuild(model: keras.Model, replace: Replace, verbose: Any = 0) -> keras.Mod
         ValueError: If the model is subclassed or not built, or if a layer cannot be made
             from its config.
     """
-    return _Rebuilding(replace, verbose).run(model)
+    steps = len({id(call.layer) for call in calls(model)})
+    return _Rebuilding(replace, Progress(steps, verbose)).run(model)
 
 
 class _Rebuilding:
     """One run of `rebuild`."""
 
-    def __init__(self, replace: Replace, verbose: Any) -> None:
+    def __init__(self, replace: Replace, progress: Progress) -> None:
         self._replace = replace
-        self._progress = Progress(None, verbose)
+        self._progress = progress
         #: What stands in a layer's place, by the layer's id: the same for all its calls.
         self._chains: dict[int, list[keras.Operation]] = {}
         #: What is called before the last layer of a chain, by the id of that layer.
@@ -248,7 +249,6 @@ class _Rebuilding:
     def _chain(self, layer: keras.Operation) -> list[keras.Operation]:
         if id(layer) not in self._chains:
             self._chains[id(layer)] = self._new_chain(layer)
-            self._progress.advance()
         return self._chains[id(layer)]
 
     def _new_chain(self, layer: keras.Operation) -> list[keras.Operation]:
@@ -261,6 +261,7 @@ class _Rebuilding:
                 keras.layers.TimeDistributed(each, name=name, dtype=layer.dtype_policy)
                 for each, name in zip([*before, last], names, strict=True)
             ]
+        self._progress.advance()
         chain = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
         if chain is None:
             return [self._copy(layer)]

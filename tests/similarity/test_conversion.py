@@ -373,8 +373,12 @@ def test_backbones_that_are_no_graph():
 
 
 def test_progress_over_layers(capsys):
-    add_similarity(stack(keras.layers.Conv2D(4, 3)), verbose=1)
-    assert "1/Unknown" in capsys.readouterr().out
+    inner = stack(keras.layers.Conv2D(4, 3), keras.layers.Flatten())
+    inputs = keras.Input(IMAGES.shape[1:])
+    model = keras.Model(inputs, keras.ops.relu(keras.layers.Dense(3)(inner(inputs))))
+    add_similarity(model, verbose=1)
+    shown = capsys.readouterr().out
+    assert "4/4" in shown and shown.endswith("\n")
 
 
 def test_layers_of_other_forms(plain):
