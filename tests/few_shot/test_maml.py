@@ -614,7 +614,7 @@ for strategy in (
                         shuffle=False, verbose=0).history
     sampler = nsl_keras.few_shot.EpisodeSampler(
         support.reshape(-1, 6, 6, 1), labels.ravel(), ways=2, shots=2, queries=2)
-    evaluation = nsl_keras.few_shot.evaluate(model, sampler, episodes=5)
+    evaluation = nsl_keras.few_shot.evaluate(model, sampler, episodes=5, verbose=0)
     print(json.dumps({
         "accuracies": evaluation.accuracies.tolist(),
         "replicas": strategy.num_replicas_in_sync,
