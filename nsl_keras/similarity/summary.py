@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from nsl_keras import rewiring
+from nsl_keras import rewiring, validation
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import (
@@ -182,6 +182,7 @@ def summary(
     layers = rewiring.layers(graph)
     counts = [(call.layer, _count(call)) for call in rewiring.calls(graph)]
     if graph is not model:
+        validation.built(model, "summary")
         counts.append((model, Count(plain=_known(model.count_head_multiply_adds()))))
     rows = []
     all_added: dict[int, keras.Variable] = {}

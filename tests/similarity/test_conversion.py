@@ -345,6 +345,9 @@ def test_backbones_of_models_with_neighbors(tmp_path):
     # Head, dictionary and rate go on being trained, of the backbone `M` alone.
     assert [v.name for v in added.backbone.trainable_variables] == ["similarity"]
     assert len(added.trainable_variables) == 1 + len(model.neighborhood.trainable_variables)
+    unbuilt = MetaNeighborhoodModel(model.backbone, layers.CosineDense(3), 5)
+    with pytest.raises(ValueError, match="built"):
+        summary(unbuilt)
     told = summary(added)
     assert told.name == "neighbors"
     # Attention, finetuning and cosines of 5 entries, 4 features and 3 classes.

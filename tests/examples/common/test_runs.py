@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 
 def test_commands_name_no_folders(monkeypatch):
-    flags = ["--data_dir=/home/me", "--state_dir", "there", "--seeds=1"]
+    flags = ["--data_dir=somewhere", "--state_dir", "there", "--seeds=1"]
     monkeypatch.setattr(sys, "argv", ["x", *flags])
     expected = "python -m examples.demo --data_dir=DATA_DIR --state_dir=STATE_DIR --seeds=1"
     assert runs.command("demo") == expected
