@@ -145,7 +145,7 @@ def _converged() -> str:
     ]
     columns = ["network", "method", "test accuracy, %", "difference", "seeds", "rate"]
     columns += ["parameters", *tables.COSTS]
-    rows, places = [], []
+    rows = []
     for network, place, methods, baseline in parts:
         found = runs.RunRecords(RESULTS / place).runs
         plain = tables.percent(found, baseline, "test_accuracy")
@@ -166,17 +166,9 @@ def _converged() -> str:
                 if chosen
                 else [network, method.title, "not run"]
             )
-        places.append(f"[`results/{place}`]({FILES}/{place})")
-    return f"""{tables.markdown(columns, rows)}
-
-<details markdown="1">
-<summary>Command, setting and files</summary>
-
-`python -m examples.campaign --plan=narrow --output_dir=.`
-
-The files: {" and ".join(places)}.
-
-</details>"""
+    command = "`python -m examples.campaign --plan=narrow --output_dir=.`"
+    places = [place for _, place, _, _ in parts]
+    return _with_source(tables.markdown(columns, rows), command, *places)
 
 
 def _regression() -> str:
@@ -245,14 +237,20 @@ def _shown(section: str, place: str, columns: int | None = None) -> str:
     if first is None:
         return "\n\n".join(parts)
     how = "\n\n".join(parts[:first])
-    return f"""{_first_columns(parts[first], columns)}
+    return _with_source(_first_columns(parts[first], columns), how, place)
+
+
+def _with_source(table: str, how: str, *places: str) -> str:
+    """A table and below it, folded, what was run for it and where the files are."""
+    files = " and ".join(f"[`results/{place}`]({FILES}/{place})" for place in places)
+    return f"""{table}
 
 <details markdown="1">
 <summary>Command, setting and files</summary>
 
 {how}
 
-The files: [`results/{place}`]({FILES}/{place}).
+The files: {files}.
 
 </details>"""
 
