@@ -60,8 +60,9 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.run
 
-# Every method, used naively, against the plain network: some five hours on one core. What is
-# trained already stays; `--help` names fewer cells and shares for several processes.
+# Every method, used naively, against the plain network: some five hours on one core, and
+# more where seeds scatter. What is trained already stays; `--help` names fewer cells and
+# shares for several processes.
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm --report

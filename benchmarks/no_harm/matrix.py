@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable
 
 import keras
 
+from benchmarks.no_harm.comparison import compare
 from benchmarks.no_harm.data import DATASETS
-from benchmarks.no_harm.methods import METHODS
+from benchmarks.no_harm.methods import METHODS, baselines
 from benchmarks.no_harm.networks import NETWORKS
 from benchmarks.no_harm.training import Cell, Setting
 from examples.common import runs
@@ -50,6 +51,31 @@ def cells(
     ]
     index, count = shard
     return chosen[index::count]
+
+
+def undecided(
+    records: runs.RunRecords,
+    cell: CellName,
+    methods: Collection[str],
+    seeds: Collection[int],
+    most: int,
+) -> list[str]:
+    """Returns those of the methods that need the seed of a cell, and their baselines.
+
+    A method needs more seeds while its interval is too wide to judge by, up to `most`.
+    None does before `seeds` are there.
+    """
+    _, dataset, network = cell
+    wide = [
+        each.method
+        for each in compare(records.runs)
+        if (each.dataset, each.network) == (dataset, network)
+        and each.method in methods
+        and each.needs_more_seeds
+        and set(seeds) <= set(each.seeds)
+        and len(each.seeds) < most
+    ]
+    return [name for name in METHODS if name in {*wide, *baselines(wide)}]
 
 
 def run_cell(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -129,3 +129,8 @@ COMPARED = {
     ),
 }
 METHODS = BASELINES | COMPARED
+
+
+def baselines(names: Iterable[str]) -> set[str]:
+    """Names of what methods are compared with."""
+    return {METHODS[name].baseline for name in names}

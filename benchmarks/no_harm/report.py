@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from matplotlib.figure import Figure
-from scipy import stats  # Comes with scikit-learn.
 
+from benchmarks.no_harm.comparison import (
+    GAP_ABOVE_PLAIN,
+    LARGEST_GAP,
+    Comparison,
+    compare,
+    mean_gap,
+    of_method,
+    test_accuracy,
+)
 from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
 from benchmarks.no_harm.methods import COMPARED, METHODS
 from benchmarks.no_harm.networks import NETWORKS
@@ -19,117 +26,12 @@ from nsl_keras import files
 
 #: A cell may lose so many points,
 WORST_CELL = -1.0
-#: the mean over cells so many,
+#: and the mean over cells so many.
 WORST_MEAN = -0.3
-#: and inference may be so far below training after an epoch, or as far as the plain
-#: network's and a point more.
-LARGEST_GAP = 3.0
-GAP_ABOVE_PLAIN = 1.0
-#: More seeds are needed where the interval is wider to either side.
-WIDEST = 2.0
 #: Where the picture's colours end.
 FULL_COLOUR = 5.0
 
 PICTURE = "no_harm.png"
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A method in a cell, beside its baseline with the same seeds.
-
-    Attributes:
-        dataset: Name of the image set.
-        network: Name of the network.
-        method: Name of the method.
-        found: Records of the method, a seed each.
-        baseline: Records of its baseline, with the same seeds.
-    """
-
-    dataset: str
-    network: str
-    method: str
-    found: list[dict]
-    baseline: list[dict]
-
-    @property
-    def title(self) -> str:
-        """What the cell is called."""
-        return f"{DATASETS[self.dataset].title} {NETWORKS[self.network].title}"
-
-    @property
-    def differences(self) -> list[float]:
-        """Test accuracy above the baseline's, in points, by seed."""
-        pairs = zip(self.found, self.baseline, strict=True)
-        return [test_accuracy(run) - test_accuracy(other) for run, other in pairs]
-
-    @property
-    def difference(self) -> float:
-        """The mean difference."""
-        return statistics.mean(self.differences)
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the mean's 95 % interval (paired t); infinite for one seed."""
-        count = len(self.differences)
-        if count < 2:
-            return math.inf
-        quantile = float(stats.t.ppf(0.975, count - 1))
-        return quantile * statistics.stdev(self.differences) / math.sqrt(count)
-
-    @property
-    def needs_more_seeds(self) -> bool:
-        """Whether the interval is too wide to judge by."""
-        return self.half_width > WIDEST
-
-    @property
-    def largest_gap(self) -> float:
-        """The largest gap between training and inference after an epoch that passes."""
-        return max(LARGEST_GAP, mean_gap(self.baseline) + GAP_ABOVE_PLAIN)
-
-    @property
-    def step_time(self) -> float:
-        """Time of a step over the baseline's."""
-        pairs = zip(self.found, self.baseline, strict=True)
-        return statistics.median(
-            run["seconds_per_step"] / other["seconds_per_step"] for run, other in pairs
-        )
-
-
-def test_accuracy(run: dict) -> float:
-    """Accuracy at the end, in percent."""
-    return 100 * run["test_accuracy"][-1]
-
-
-def mean_gap(found: Iterable[dict], epoch: str = "first_epoch") -> float:
-    """Accuracy in training mode above that in inference mode, in points."""
-    accuracies = [run["by_mode"][epoch] for run in found]
-    return 100 * statistics.mean(
-        each["training"] - each["inference"] for each in accuracies
-    )
-
-
-def compare(found: list[dict]) -> list[Comparison]:
-    """Returns every method in every cell where there are runs of it and its baseline."""
-    by_key: dict[tuple, dict[int, dict]] = {}
-    for run in found:
-        key = run["dataset"], run["network"], run["method"]
-        by_key.setdefault(key, {})[run["seed"]] = run
-    comparisons = []
-    for dataset in DATASETS:
-        for network in NETWORKS:
-            for name, method in COMPARED.items():
-                own = by_key.get((dataset, network, name), {})
-                baseline = by_key.get((dataset, network, method.baseline), {})
-                seeds = sorted(set(own) & set(baseline))
-                if seeds:
-                    made = [own[seed] for seed in seeds], [baseline[seed] for seed in seeds]
-                    comparisons.append(Comparison(dataset, network, name, *made))
-    return comparisons
-
-
-def of_method(comparisons: Iterable[Comparison], method: str) -> list[Comparison]:
-    """The cells of a method."""
-    return [each for each in comparisons if each.method == method]
 
 
 def verdicts(comparisons: list[Comparison]) -> list[str]:

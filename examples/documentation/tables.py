@@ -10,6 +10,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
+import benchmarks.no_harm.comparison
 import benchmarks.no_harm.report
 import benchmarks.table
 import examples.demo.table
@@ -181,7 +182,7 @@ def _predictor_cost() -> str:
 
 def _no_harm() -> str:
     records = runs.RunRecords(RESULTS / "no_harm" / "runs")
-    comparisons = benchmarks.no_harm.report.compare(records.runs)
+    comparisons = benchmarks.no_harm.comparison.compare(records.runs)
     made = benchmarks.no_harm.report.summary_table(comparisons)
     return _shown(f"`python -m benchmarks.no_harm --output_dir=.`\n\n{made}", "no_harm", 5)
 

@@ -10,6 +10,8 @@ import pytest
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the benchmarks run on TensorFlow", allow_module_level=True)
 
+from no_harm_runs import several
+
 from benchmarks.no_harm import data, matrix, training
 from benchmarks.no_harm.methods import METHODS
 from examples.common import runs
@@ -104,3 +106,35 @@ def test_runs_are_made_once(tiny, tmp_path, monkeypatch):
     paths = [path for path in tmp_path.iterdir() if path.name != "setting.json"]
     assert all(json.loads(path.read_text())["method"] in made for path in paths)
     assert len(paths) == len(made)
+
+
+@pytest.fixture
+def scattered(tmp_path):
+    """Three seeds of four methods: two of them scatter, as does plain trained longer."""
+    records = runs.RunRecords(tmp_path, {})
+    found = several("plain", [0.5, 0.6, 0.7]) + several("static_dns", [0.51, 0.61, 0.71])
+    found += several("dynamic_dns", [0.5, 0.5, 0.9]) + several("plain_longer", [0.6] * 3)
+    found += several("converted_neighbors", [0.1, 0.5, 0.9])
+    found += several("static_uns", [0.1, 0.9])  # The third seed is still to come.
+    for run in found:
+        key = run["dataset"], run["network"], run["method"], run["seed"]
+        records.add(key, run)
+    return records
+
+
+@pytest.mark.parametrize(
+    ("cell", "methods", "most", "needed"),
+    [
+        (
+            (3, "digits", "narrow_cnn"),
+            METHODS,
+            10,
+            ["plain", "plain_longer", "dynamic_dns", "converted_neighbors"],
+        ),
+        ((3, "digits", "narrow_cnn"), ["dynamic_dns"], 10, ["plain", "dynamic_dns"]),
+        ((3, "digits", "narrow_cnn"), METHODS, 3, []),
+        ((3, "digits", "small_resnet"), METHODS, 10, []),
+    ],
+)
+def test_only_methods_that_scatter_get_another_seed(cell, methods, most, needed, scattered):
+    assert matrix.undecided(scattered, cell, methods, [0, 1, 2], most) == needed

@@ -1,68 +1,21 @@
 """Tables, picture and verdicts from runs that are made up."""
 
-import math
-
 import keras
 import pytest
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the benchmarks run on TensorFlow", allow_module_level=True)
 
-from benchmarks.no_harm import report
+from no_harm_runs import record, several
+
+from benchmarks.no_harm import comparison, report
 from benchmarks.no_harm.methods import COMPARED, METHODS
 from examples.common import runs
 
 
-def record(
-    method, seed, accuracy, *, gap=0.0, dataset="digits", network="narrow_cnn", seconds=1.0
-):
-    return {
-        "dataset": dataset,
-        "network": network,
-        "method": method,
-        "seed": seed,
-        "parameters": 1000,
-        "test_accuracy": [0.1, accuracy],
-        "by_mode": {
-            "first_epoch": {"training": 0.9, "inference": 0.9 - gap},
-            "last_epoch": {"training": 0.9, "inference": 0.9},
-        },
-        "seconds_per_step": seconds,
-    }
-
-
-def several(method, accuracies, **options):
-    return [record(method, seed, each, **options) for seed, each in enumerate(accuracies)]
-
-
 def lines_of(title, found):
-    lines = report.verdicts(report.compare(found))
+    lines = report.verdicts(comparison.compare(found))
     return [line for line in lines if line.split(" ", 1)[1].startswith(f"{title} (")]
-
-
-def test_differences_are_paired_by_seed():
-    found = several("plain", [0.5, 0.7, 0.9])
-    found += several("static_dns", [0.51, 0.72, 0.93])[::-1]
-    found.append(record("static_dns", 7, 0.1))  # A seed that plain lacks.
-    (cell,) = report.compare(found)
-    assert cell.differences == pytest.approx([1.0, 2.0, 3.0])
-    assert cell.difference == pytest.approx(2.0)
-    # Student's t for two degrees of freedom, 4.303, and a standard deviation of 1.
-    assert cell.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-    assert cell.needs_more_seeds
-
-
-def test_one_seed_has_no_interval():
-    (cell,) = report.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
-    assert cell.half_width == math.inf
-    assert cell.needs_more_seeds
-
-
-def test_conversions_are_compared_with_the_longer_training():
-    found = several("plain", [0.5]) + several("plain_longer", [0.8])
-    found += several("converted_static_dns", [0.7])
-    (cell,) = report.compare(found)
-    assert cell.difference == pytest.approx(-10.0)
 
 
 def test_a_loss_fails_and_is_named():
@@ -108,7 +61,7 @@ def test_gap_between_training_and_inference(plain, own, verdict):
 
 def test_what_was_not_run_is_said():
     found = several("plain", [0.5]) + several("static_dns", [0.5])
-    lines = report.verdicts(report.compare(found))
+    lines = report.verdicts(comparison.compare(found))
     assert sum(line.startswith("NOT RUN ") for line in lines) == len(COMPARED) - 1
 
 
@@ -136,7 +89,7 @@ def test_picture_has_methods_and_cells():
     found = several("plain", [0.5]) + several("static_dns", [0.4])
     found += several("plain", [0.5], dataset="mnist_6000")
     found += several("static_uns", [0.51], dataset="mnist_6000")
-    axes = report.plot_differences(report.compare(found)).axes[0]
+    axes = report.plot_differences(comparison.compare(found)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "static DNS",
         "static UNS",

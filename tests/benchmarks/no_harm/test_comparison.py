@@ -1,0 +1,38 @@
+"""Differences that are paired by seed, and their intervals."""
+
+import math
+
+import keras
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the benchmarks run on TensorFlow", allow_module_level=True)
+
+from no_harm_runs import record, several
+
+from benchmarks.no_harm import comparison
+
+
+def test_differences_are_paired_by_seed():
+    found = several("plain", [0.5, 0.7, 0.9])
+    found += several("static_dns", [0.51, 0.72, 0.93])[::-1]
+    found.append(record("static_dns", 7, 0.1))  # A seed that plain lacks.
+    (cell,) = comparison.compare(found)
+    assert cell.differences == pytest.approx([1.0, 2.0, 3.0])
+    assert cell.difference == pytest.approx(2.0)
+    # Student's t for two degrees of freedom, 4.303, and a standard deviation of 1.
+    assert cell.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert cell.needs_more_seeds
+
+
+def test_one_seed_has_no_interval():
+    (cell,) = comparison.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
+    assert cell.half_width == math.inf
+    assert cell.needs_more_seeds
+
+
+def test_conversions_are_compared_with_the_longer_training():
+    found = several("plain", [0.5]) + several("plain_longer", [0.8])
+    found += several("converted_static_dns", [0.7])
+    (cell,) = comparison.compare(found)
+    assert cell.difference == pytest.approx(-10.0)
