@@ -6,6 +6,7 @@ so that the source keeps its graph, its weights and its trainable flags.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -158,6 +159,23 @@ def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             waiting.extend(value.values())
         elif isinstance(value, (list, tuple, set)):
             waiting.extend(value)
+
+
+@contextlib.contextmanager
+def unfrozen(layer: keras.layers.Layer) -> Iterator[None]:
+    """Makes all of a layer trainable while it lasts, then restores each flag.
+
+    Then `trainable_variables` are all weights but state: moving statistics and seeds.
+    """
+    flags = [(each, each.trainable) for each in (layer, *sublayers(layer))]
+    for each, _ in flags:
+        each.trainable = True
+    try:
+        yield
+    finally:
+        # A layer passes its flag on: those that it holds come after it.
+        for each, trainable in flags:
+            each.trainable = trainable
 
 
 def rebuild(model: keras.Model, replace: Replace, verbose: Any = 0) -> keras.Model:

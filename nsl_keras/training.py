@@ -19,6 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import rewiring
 from nsl_keras.backend import ReplicatedSteps, Tensor, assert_in_graph
 
 
@@ -186,16 +187,53 @@ def mark_non_finite(outputs: Any, finite: Tensor | None) -> Any:
 
 
 def loss_of_logits(loss: Any) -> None:
-    """Raises if a loss, or the name of one, takes probabilities."""
-    takes_probabilities = (
-        isinstance(loss, str) and loss.endswith("crossentropy")
-    ) or getattr(loss, "from_logits", True) is False
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    if takes_probabilities or config.get("from_logits") is False:
+    """Raises if a loss, its name, or one of several takes probabilities."""
+    for each in keras.tree.flatten(loss):
+        if _takes_probabilities(keras.losses.get(each)):
+            raise ValueError(
+                "`loss` must take logits: pass for example "
+                "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
+                f"Received: loss={loss!r}"
+            )
+
+
+def _takes_probabilities(loss: Any) -> bool:
+    if isinstance(loss, keras.losses.KLDivergence) or loss is keras.losses.kl_divergence:
+        return True
+    if getattr(loss, "from_logits", None) is False:
+        return True
+    if isinstance(loss, keras.losses.Loss):
+        return loss.get_config().get("from_logits") is False
+    try:
+        argument = inspect.signature(loss).parameters.get("from_logits")
+    except (TypeError, ValueError):  # Of what has no signature nothing is known.
+        return False
+    return argument is not None and argument.default is False
+
+
+def require_logits(model: keras.layers.Layer, argument: str) -> None:
+    """Raises if a layer or model ends in a softmax or sigmoid.
+
+    Args:
+        model: A layer, or a model that is built.
+        argument: What the message calls it.
+    """
+    last: Any = model
+    if rewiring.is_graph(model):
+        called = rewiring.calls(model)
+        last = called[-1].layer if called else model
+    elif isinstance(model, keras.Model) and model.layers:
+        last = model.layers[-1]
+    squashing = (keras.activations.softmax, keras.activations.sigmoid)
+    if (
+        isinstance(last, keras.layers.Softmax)
+        or getattr(last, "activation", None) in squashing
+        # The functions of `keras.ops` are operations without a public class.
+        or type(last).__name__ in ("Softmax", "Sigmoid")
+    ):
         raise ValueError(
-            "`loss` must take logits: pass for example "
-            "keras.losses.SparseCategoricalCrossentropy(from_logits=True). "
-            f"Received: loss={loss!r}"
+            f"`{argument}` must return logits, without a softmax or sigmoid at its end. "
+            f"Received: {argument}={model.name!r} ending in {last.name!r}"
         )
 
 

@@ -92,6 +92,27 @@ def test_sublayers_are_found_at_any_depth():
     assert sorted(names) == ["a", "b", "sequential"]
 
 
+def test_unfrozen_restores_each_flag():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3, name="frozen"),
+            keras.layers.BatchNormalization(),
+            keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2, name="last")]),
+        ]
+    )
+    model.layers[0].trainable = False
+    model.layers[-1].layers[1].trainable = False
+    before = [layer.trainable for layer in rewiring.sublayers(model)]
+    assert len(model.trainable_variables) == 4
+    with rewiring.unfrozen(model):
+        assert len(model.trainable_variables) == 8
+        state = [variable.name for variable in model.non_trainable_variables]
+        assert state == ["moving_mean", "moving_variance"]
+    assert [layer.trainable for layer in rewiring.sublayers(model)] == before
+    assert len(model.trainable_variables) == 4
+
+
 # Copies.
 
 

@@ -21,6 +21,7 @@ from nsl_keras.normalization import (
     called_twice,
     normalizing_by_batch,
 )
+from nsl_keras.training import require_logits
 
 Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
 
@@ -32,6 +33,9 @@ def select_variables(
     model: keras.Model, selection: Selection, argument: str = "inner_variables"
 ) -> list[Any]:
     """Returns the trainable variables of a built model that a selection stands for.
+
+    Freezing part of a model (`trainable=False`) keeps that part from adapting; in a model
+    that is frozen as a whole, freezing is about training alone, and all may adapt.
 
     Args:
         model: A built model.
@@ -47,6 +51,13 @@ def select_variables(
     Raises:
         ValueError: If the selection, or a name of it, matches no trainable variable.
     """
+    if not model.trainable_variables:
+        with rewiring.unfrozen(model):
+            return _select(model, selection, argument)
+    return _select(model, selection, argument)
+
+
+def _select(model: keras.Model, selection: Selection, argument: str) -> list[Any]:
     variables = model.trainable_variables
     if callable(selection):
         chosen = [variable for variable in variables if selection(variable)]
@@ -203,7 +214,7 @@ class FunctionalClassifier:
             batch_normalization, POLICIES, "batch_normalization"
         )
         if logits:
-            _require_logits(model)
+            require_logits(model, "model")
         self.model = model
         self.variables = (
             [] if selection is None else select_variables(model, selection, argument)
@@ -421,16 +432,3 @@ def _with_stand_ins(model: keras.Model, reached: set[int], pools: bool) -> keras
     else:
         plain = keras.Model(model.input, model.output, name=model.name)
     return keras.models.clone_model(plain, clone_function=stand_in)
-
-
-def _require_logits(model: keras.Model) -> None:
-    layers = rewiring.layers(model) if rewiring.is_graph(model) else model.layers
-    if not layers:
-        return
-    last = layers[-1]
-    softmax = getattr(last, "activation", None) is keras.activations.softmax
-    if softmax or isinstance(last, keras.layers.Softmax):
-        raise ValueError(
-            "`model` must return logits, without a softmax at its end. "
-            f"Received: model {model.name!r}, which ends in layer {last.name!r}"
-        )

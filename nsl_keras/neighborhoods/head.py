@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, largest
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
@@ -27,6 +27,7 @@ from nsl_keras.neighborhoods.inner_loop import (
     NestedTape,
 )
 from nsl_keras.second_order import require_second_derivatives
+from nsl_keras.training import require_logits
 
 INNER_LOOPS = ("auto", "dual", "tape")
 
@@ -49,9 +50,10 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
-            outputs, without non-trainable variables. `Dense`, `CosineDense` and
+            outputs, without state such as moving statistics. `Dense`, `CosineDense` and
             `Sequential` stacks of them adapt in the dual form; everything else on a
-            nested tape. A `CosineDense` layer's scale is trained, but not adapted.
+            nested tape. A `CosineDense` layer's scale is trained, but not adapted; frozen
+            layers (`trainable=False`) adapt, but are not trained.
         dictionary: `NeighborDictionary`, or the number of its entries `S`: then everything
             else has its default. `num_values` and `task`, where they are `None`, are taken
             from the head.
@@ -88,11 +90,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     Raises:
         ValueError: For arguments outside the ranges above; at build, if a classifier's
             head ends in a softmax or sigmoid or has fewer than two outputs; if the head
-            holds non-trainable variables, computes in half precision on the tape, or
-            cannot be treated by `inner_loop="dual"` (the error names the layer); if
-            TensorFlow has no exact second derivative of a layer on the tape (layer and
-            group normalization, bilinear resizing); and if `chunk_size` is given for the
-            tape; and if the dictionary has another `num_values` or `task`.
+            holds state, computes in half precision on the tape, or cannot be treated by
+            `inner_loop="dual"` (the error names the layer); if TensorFlow has no exact
+            second derivative of a layer on the tape (layer and group normalization,
+            bilinear resizing); and if `chunk_size` is given for the tape; and if the
+            dictionary has another `num_values` or `task`.
 
     Example:
 
@@ -191,7 +193,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         variables = self._finetuning.variables
         if not variables:
             raise ValueError(
-                "`head` must have trainable variables to adapt. "
+                "`head` must have weights to adapt. "
                 f"Received: head {self.head.name!r} without any"
             )
         self.rate.build_for([tuple(variable.shape) for variable in variables])
@@ -229,12 +231,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"chunk_size={self.chunk_size}, inner_loop={self.inner_loop!r}, "
                 f"head={self.head.name!r}"
             )
-        if self.head.non_trainable_variables:
-            names = ", ".join(v.path for v in self.head.non_trainable_variables)
+        with rewiring.unfrozen(self.head):
+            state = [variable.path for variable in self.head.non_trainable_variables]
+        if state:
             raise ValueError(
-                "`head` must not have non-trainable variables (batch norm, dropout, "
-                "frozen layers): per-example finetuning has no use for them. Move them "
-                f"to the backbone. Received: {names}"
+                "`head` must not have state (batch norm's statistics, dropout's seeds): "
+                "per-example finetuning has no use for it. Move such layers to the "
+                f"backbone. Received: {', '.join(state)}"
             )
         symbolic = keras.KerasTensor((None, features), dtype=self.variable_dtype)
         if self.head(symbolic).dtype in ("float16", "bfloat16"):
@@ -417,13 +420,4 @@ def _require_logits(head: keras.layers.Layer, output_shape: tuple[int | None, ..
             '(batch, classes), or be given task="regression". '
             f"Received: output shape {tuple(output_shape)}"
         )
-    last = head.layers[-1] if isinstance(head, keras.Sequential) else head
-    squashing = (keras.activations.softmax, keras.activations.sigmoid)
-    if (
-        isinstance(last, keras.layers.Softmax)
-        or getattr(last, "activation", None) in squashing
-    ):
-        raise ValueError(
-            "`head` must return logits, without a softmax or sigmoid at its end. "
-            f"Received: head={head.name!r} ending in layer {last.name!r}"
-        )
+    require_logits(head, "head")

@@ -179,7 +179,7 @@ class NestedTape(InnerLoop):
     batch size, dictionary size and steps.
 
     Args:
-        head: Any built Keras layer or model without non-trainable variables.
+        head: Any built Keras layer or model without state, such as moving statistics.
         learning_rate: `InnerLearningRate`.
         steps: int, the number of steps, at least 1.
         loss: Inner loss.
@@ -194,11 +194,12 @@ class NestedTape(InnerLoop):
     ) -> None:
         super().__init__(learning_rate, steps, loss)
         self.head = head
+        # A layer marks with `variable.adapts = False` what is trained, but not finetuned.
+        self._variables = [v for v in head.variables if getattr(v, "adapts", True)]
 
     @property
     def variables(self) -> list[Any]:
-        # A layer marks with `variable.adapts = False` what is trained, but not finetuned.
-        return [v for v in self.head.trainable_variables if getattr(v, "adapts", True)]
+        return self._variables
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:
@@ -233,12 +234,10 @@ class NestedTape(InnerLoop):
     def _call_head(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
         """Calls the head with other values for what is finetuned."""
         given = {id(v): weight for v, weight in zip(self.variables, weights, strict=True)}
-        outputs, _ = self.head.stateless_call(
-            [
-                given[id(v)] if id(v) in given else ops.convert_to_tensor(v)
-                for v in self.head.trainable_variables
-            ],
-            [],  # The head has no other variables.
-            inputs,
-        )
-        return outputs
+        # The others too: in a scope of its own the head sees nothing of those around it.
+        values = [
+            (v, given[id(v)] if id(v) in given else ops.convert_to_tensor(v))
+            for v in self.head.variables
+        ]
+        with keras.StatelessScope(state_mapping=values):
+            return self.head(inputs)

@@ -264,6 +264,7 @@ class Predictor(keras.layers.Layer):
         self.start = validation.one_of(start, STARTS, "start")
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self._dtype_is_given = kwargs.get("dtype") is not None
+        self._served: str | None = None
         if self.similarity is not None and self.similarity.static_only:
             raise ValueError(
                 "`similarity` must be one that can be predicted. "
@@ -277,7 +278,17 @@ class Predictor(keras.layers.Layer):
 
         Returns:
             The layer's own adaptation of its input to this predictor; `None` for none.
+
+        Raises:
+            ValueError: If the predictor serves another layer, and is none for several.
         """
+        if self._served is not None and not self.serves_several:
+            raise ValueError(
+                "`predictor` must be an object for each layer, or one "
+                "`SharedSimilarityPredictor` for all. Received: a predictor that serves "
+                f"layer {self._served!r}, given to layer {layer.name!r}"
+            )
+        self._served = layer.name
         if not (self._dtype_is_given or self.built):
             self.dtype_policy = layer.dtype_policy
         self._take(layer, "similarity", compare=False)

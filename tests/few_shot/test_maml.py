@@ -461,6 +461,19 @@ def test_round_trip(make, policy, tmp_path):
 
 
 @tensorflow_only
+def test_frozen_models_adapt_and_load(tmp_path):
+    inputs, _ = episodes()
+    # Frozen batch norms have their moving statistics.
+    model = MAML(perceptron(), inner_steps=1, batch_normalization="moving")
+    expected = numbers(model(inputs))
+    model.trainable = False
+    np.testing.assert_array_equal(numbers(model(inputs)), expected)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numbers(again(inputs)), expected, atol=1e-6)
+    assert not again.trainable_variables
+
+
 def test_export(tmp_path):
     import tensorflow as tf
 

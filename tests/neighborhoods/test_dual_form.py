@@ -117,18 +117,11 @@ def test_saved_model_in_chunks(tmp_path):
         np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def frozen():
-    layer = keras.layers.Dense(3)
-    layer.trainable = False
-    return layer
-
-
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
         ([keras.layers.Dense(4), keras.layers.LayerNormalization()], "LayerNormalization"),
         ([keras.layers.Activation("tanh"), keras.layers.Dense(3)], "an activation after"),
-        ([frozen()], "is not trainable"),
         ([keras.layers.Dense(3, activity_regularizer="l2")], "an activity regularizer"),
     ],
 )

@@ -39,6 +39,12 @@ def test_a_number_makes_the_default_dictionary():
     assert MetaNeighborhoodHead(CosineDense(3), mine).dictionary is mine
 
 
+def ending_in(operation):
+    """A functional head, whose last layer is not that of a `Sequential` one."""
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, operation(keras.layers.Dense(3)(inputs)))
+
+
 def normalized(layer, **options):
     inner = layer(name="inner_norm", **options)
     return keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
@@ -49,13 +55,20 @@ def normalized(layer, **options):
     [
         (keras.layers.Dense(1), {}, r'at least two classes.*task="regression"'),
         (keras.layers.Dense(3, activation="softmax"), {}, "must return logits"),
+        (ending_in(keras.layers.Activation("sigmoid")), {}, "must return logits"),
+        (ending_in(ops.softmax), {}, "must return logits"),
+        (
+            keras.Sequential([keras.Sequential([keras.layers.Dense(3, "softmax")])]),
+            {},
+            "must return logits",
+        ),
         (keras.layers.Reshape((2, 2)), {}, "of shape .batch, classes."),
         (keras.layers.Reshape((2, 2)), {"task": "regression"}, "of shape .batch, outputs."),
         (normalized(keras.layers.Dropout, rate=0.5), {"inner_loop": "dual"}, "Dropout"),
         (
             normalized(keras.layers.BatchNormalization),
             {},
-            "must not have non-trainable variables",
+            "must not have state.*inner_norm/moving_mean",
         ),
         (
             keras.Sequential([keras.layers.Dense(3, dtype="mixed_float16")]),
@@ -67,7 +80,7 @@ def normalized(layer, **options):
             {"chunk_size": 3},
             "`chunk_size` must be None on the nested tape",
         ),
-        (keras.layers.Rescaling(2.0), {}, "must have trainable variables to adapt"),
+        (keras.layers.Rescaling(2.0), {}, "must have weights to adapt"),
     ],
 )
 def test_heads_that_cannot_adapt(head, options, message):
@@ -102,6 +115,21 @@ def test_heads_with_inexact_second_derivatives_are_refused():
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         MetaNeighborhoodHead(**{"head": CosineDense(3), "dictionary": 4, **options})
+
+
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+def test_frozen_layers_adapt(inner_loop):
+    head = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)]
+    )
+    layer = MetaNeighborhoodHead(head, 6, inner_loop=inner_loop)
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    expected = layer(x)
+    head.layers[0].trainable = False
+    again = MetaNeighborhoodHead(head, layer.dictionary, inner_loop=inner_loop)
+    np.testing.assert_allclose(again(x), expected, atol=1e-6)
+    assert [each.trainable for each in head.layers] == [False, True]
+    assert len(again.trainable_variables) == len(layer.trainable_variables)
 
 
 def test_the_active_loop_is_known_once_built():

@@ -31,9 +31,9 @@ def make_dictionary(dropout=0.0, **options):
     return NeighborDictionary(10, dropout=dropout, **options)
 
 
-def make_model(dictionary=None, **options):
+def make_model(dictionary=None, head=None, **options):
     return nsl_keras.MetaNeighborhoodModel(
-        make_backbone(), CosineDense(3), dictionary or make_dictionary(), **options
+        make_backbone(), head or CosineDense(3), dictionary or make_dictionary(), **options
     )
 
 
@@ -399,13 +399,32 @@ def test_losses_and_metrics_of_probabilities_are_refused():
     model = make_model()
     for loss in (
         "sparse_categorical_crossentropy",
+        "SparseCategoricalCrossentropy",
+        "kl_divergence",
+        keras.losses.sparse_categorical_crossentropy,
+        ["sparse_categorical_crossentropy"],
         keras.losses.CategoricalCrossentropy(from_logits=False),
+        keras.losses.KLDivergence(),
     ):
         with pytest.raises(ValueError, match="`loss` must take logits"):
             model.compile("sgd", loss)
     model.compile("sgd", LOSS, metrics=["crossentropy"])
     with pytest.raises(ValueError, match="'crossentropy'"):
         model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("head", [CosineDense, keras.layers.Dense])
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+def test_frozen_models_adapt_and_load(inner_loop, head, tmp_path):
+    model = make_model(head=head(3), inner_loop=inner_loop)
+    model.build((None, 6))
+    expected = model(X)
+    model.trainable = False
+    np.testing.assert_allclose(model(X), expected, atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(X), expected, atol=1e-6)
+    assert not again.trainable_variables
 
 
 def test_bad_arguments():

@@ -125,6 +125,10 @@ def test_options_and_frozen_backbones():
     assert model.inner_steps == 2
     assert not model.backbone.layers[0].trainable
     assert source.layers[-1].activation is keras.activations.softmax
+    source.trainable = False
+    images = np.ones((2, *source.input_shape[1:]), "float32")
+    np.testing.assert_allclose(ops.softmax(model(images, adapt=False)), source(images))
+    assert from_classifier(source)(images).shape == (2, 3)
 
 
 class Subclassed(keras.Model):

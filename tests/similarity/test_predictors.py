@@ -529,6 +529,15 @@ def test_errors(options, message):
         SimilarityPredictor(**{"kernel_size": 3, **options})
 
 
+def test_a_predictor_serves_one_layer():
+    predictor = SimilarityPredictor()
+    first = NeuralSimilarityConv2D(4, 3, predictor=predictor, name="first")
+    first.build((None, 8, 8, 4))
+    second = NeuralSimilarityConv2D(4, 3, predictor=predictor)
+    with pytest.raises(ValueError, match=r"one `SharedSimilarityPredictor`.*'first'"):
+        second.build((None, 8, 8, 4))
+
+
 def test_errors_at_build():
     with pytest.raises(ValueError, match="`kernel_size` must be given to a predictor"):
         SimilarityPredictor().build((None, 7, 6, CHANNELS))
