@@ -20,8 +20,8 @@ PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/neighborhoods/test_golden.py
-# Prepared copies of real image sets, where there are any.
-DATA := $(or $(NSL_KERAS_DATA_DIR),$(wildcard ../shared/data/tensorflow_datasets))
+# The folder of tensorflow-datasets' prepared copies, for the tests on real images.
+DATA := $(NSL_KERAS_DATA_DIR)
 
 .PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm load \
 	export-kills kills fuzz notebooks results tune setup

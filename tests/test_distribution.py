@@ -485,25 +485,32 @@ def test_ray_workers_equal_one_device(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_code_of_the_page_runs(backend, tmp_path):
+@pytest.mark.parametrize("case", ["one machine", "several machines", "jax"])
+def test_code_of_the_page_runs(case, tmp_path):
     page = (TESTS.parent / "docs" / "guides" / "devices.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) == 4
-    code = "\n".join(blocks[:2] if backend == "tensorflow" else blocks[2:])
+    code = "\n".join(blocks[2:] if case == "jax" else blocks[:2])
+    environment = {}
+    if case == "several machines":
+        code, count = re.subn(
+            r"^strategy = tf.*\n#.*\n# (strategy = .*)$", r"\1", code, flags=re.M
+        )
+        assert count == 1
+        environment["TF_CONFIG"] = tf_config(free_ports(1), 0)
     there = f"import os; os.chdir({str(tmp_path)!r})\n"
     with start(
         "-c",
         there + code,
         PYTHONWARNINGS="error::UserWarning",
-        KERAS_BACKEND=backend,
+        KERAS_BACKEND="jax" if case == "jax" else "tensorflow",
         JAX_PLATFORMS="cpu",
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
-        TF_CONFIG=tf_config(free_ports(1), 0),
+        **environment,
     ) as process:
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-3000:]
-    if backend == "jax":
+    if case == "jax":
         assert "P('model', None)" in output
     else:
         assert (tmp_path / "network.keras").exists()

@@ -495,8 +495,7 @@ class SimilarityPredictor(Predictor):
             is the plain one. The scale of the last batch norm starts at zero; where there
             is none, the second kernel does, or, if that goes by angle, a factor of each
             output. `"published"`: that scale starts at one and the second kernel at He's
-            normal times 0.001, as in the authors' code; with a last batch norm the
-            entries of `M` are a standard deviation of 1 away from the identity then.
+            normal times 0.001, as in the authors' code: `M` starts near the identity.
         kernel_regularizer: Regularizer of both kernels.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
