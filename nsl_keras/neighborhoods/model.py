@@ -656,6 +656,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         if self.task == "regression":
             validation.target_shape(y.shape, outputs)
             return check_finite(y, "y")
+        if keras.backend.standardize_dtype(y.dtype) == "bool":
+            y = ops.cast(y, "int32")  # Booleans have no order on TensorFlow.
         if len(y.shape) == 2 and y.shape[-1] == outputs:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)
             valid = ops.all(y >= 0) & ops.all(ops.abs(sums - 1) <= 1e-3)
@@ -665,6 +667,9 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             )
         else:
             valid = ops.all(y >= 0) & ops.all(y < outputs)
+            if keras.backend.is_float_dtype(y.dtype):
+                # A loss would take 0.5 for class 0.
+                valid &= ops.all(ops.equal(y, ops.floor(y)))
             message = f"`y` must hold classes 0 to {outputs - 1}."
         return check(y, valid, message)
 

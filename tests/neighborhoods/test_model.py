@@ -202,6 +202,17 @@ def test_train_on_batch_and_data_sets():
     assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_boolean_labels(one_hot):
+    labels = np.eye(2, dtype=bool)[Y % 2] if one_hot else Y % 2 == 1
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True) if one_hot else LOSS
+    model = nsl_keras.MetaNeighborhoodModel(None, CosineDense(2), make_dictionary())
+    model.compile("sgd", loss, metrics=["accuracy"])
+    model.fit(X, labels, verbose=0)
+    found = model.evaluate(X, labels, verbose=0, return_dict=True)
+    assert found == model.evaluate(X, labels.astype("int32"), verbose=0, return_dict=True)
+
+
 def test_shapes_of_features():
     model = nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3), 5)
     assert model.predict(X, verbose=0).shape == (48, 3)
@@ -354,10 +365,11 @@ def test_bad_arrays(classifier, x, y, message):
     [
         (spoiled(X, np.nan), Y, "`x` must be finite"),
         (X, spoiled(Y, 3), "`y` must hold classes 0 to 2"),
+        (X, spoiled(Y.astype("float32"), 0.5), "`y` must hold classes 0 to 2"),
         (X, MULTI_LABEL, "multi-label targets are not supported"),
         (X, spoiled(TARGETS, np.inf), "`y` must be finite"),
     ],
-    ids=["x", "class", "multi_label", "target"],
+    ids=["x", "class", "fraction", "multi_label", "target"],
 )
 def test_bad_data_sets_in_graphs(x, y, message):
     import tensorflow as tf
