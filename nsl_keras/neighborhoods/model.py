@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -737,17 +739,30 @@ class UnadaptedMetrics:
             ValueError: For a compiled metric that cannot be copied.
         """
         if self._copies is None:
-            self._copies = [
-                [_copy(metric, targets) for metric in group] for group in self._compiled
-            ]
+            self._copies = self._made(targets)
         plain, weighted = self._copies
         for metric in plain:
             metric.update_state(targets, unadapted)
         for metric in weighted:
             metric.update_state(targets, unadapted, sample_weight=sample_weight)
 
+    def _made(self, targets: Any) -> list[list[keras.metrics.Metric]]:
+        """Returns copies of the metrics, under the names that Keras reports them by."""
+        used: collections.Counter[str] = collections.Counter()
+        copies: list[list[keras.metrics.Metric]] = []
+        for group, prefix in zip(self._compiled, ("", "weighted_"), strict=True):
+            copies.append([])
+            for metric in group:
+                name, resolved = _resolved(metric, targets)
+                name = prefix + name if name in used else name
+                number = f"_{used[name]}" if name in used else ""
+                used[name] += 1
+                copies[-1].append(_copy(resolved, f"{UNADAPTED}{name}{number}"))
+        return copies
 
-def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
+
+def _resolved(metric: Any, targets: Any) -> tuple[str, Any]:
+    """Returns the name of a compiled metric, and the metric or function that it means."""
     if metric in ("accuracy", "acc"):
         sparse = len(targets.shape) < 2 or targets.shape[-1] == 1
         kind = (
@@ -755,7 +770,7 @@ def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
             if sparse
             else keras.metrics.CategoricalAccuracy
         )
-        return kind(name=UNADAPTED + metric)
+        return metric, kind()
     if metric in ("crossentropy", "ce"):
         raise ValueError(
             "`metrics` must not hold 'crossentropy', which expects probabilities where "
@@ -764,16 +779,24 @@ def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
             f"Received: metrics containing {metric!r}"
         )
     resolved = keras.metrics.get(metric)
-    if not isinstance(resolved, keras.metrics.Metric):
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "fn")
-        return keras.metrics.MeanMetricWrapper(resolved, name=UNADAPTED + name)
-    # Keras reports a metric given by name, "mae" say, under that name.
-    name = metric if isinstance(metric, str) else resolved.name
+    if isinstance(metric, str):
+        return metric, resolved  # Keras reports "mae" under that name.
+    if hasattr(resolved, "name"):
+        return resolved.name, resolved
+    name = getattr(resolved, "__name__", type(resolved).__name__)
+    # Keras spells `<lambda>` as `lambda`, and `TopTwo` as `top_two`.
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower(), resolved
+
+
+def _copy(metric: Any, name: str) -> keras.metrics.Metric:
+    if not isinstance(metric, keras.metrics.Metric):
+        return keras.metrics.MeanMetricWrapper(metric, name=name)
     try:
-        config = {**resolved.get_config(), "name": UNADAPTED + name}
-        return type(resolved).from_config(config)
+        return type(metric).from_config({**metric.get_config(), "name": name})
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             "`metrics` must be metrics with a config, so that they can be kept before "
-            f"adaptation too. Received: {resolved!r}"
+            f"adaptation too. Received: {metric!r}"
         ) from error

@@ -172,6 +172,34 @@ def test_metrics_before_adaptation():
     assert found["xent"] != found["unadapted_xent"]
 
 
+class TopTwo:
+    """A metric without a name."""
+
+    def __call__(self, targets, outputs):
+        return keras.metrics.sparse_top_k_categorical_accuracy(targets, outputs, k=2)
+
+
+def test_metrics_before_adaptation_have_the_names_of_keras():
+    given = {
+        "metrics": ["accuracy", "acc", "accuracy", lambda y, outputs: outputs[:, 0]],
+        "weighted_metrics": ["accuracy", TopTwo(), "accuracy"],
+    }
+    weights = np.linspace(0, 2, 48).astype("float32")
+    stock, model = keras.Sequential([keras.layers.Dense(3)]), make_model()
+    for each in (stock, model):
+        each.compile("sgd", LOSS, **given)
+        each.fit(X, Y, sample_weight=weights, verbose=0)
+    found = model.evaluate(X, Y, sample_weight=weights, verbose=0, return_dict=True)
+    names = set(stock.history.history) - {"loss"}
+    assert {"lambda", "top_two", "weighted_accuracy_1"} < names
+    assert set(found) == {"loss", *names, *(f"unadapted_{name}" for name in names)}
+    right = ops.convert_to_numpy(model(X, adapt=False)).argmax(axis=1) == Y
+    np.testing.assert_allclose(found["unadapted_accuracy"], right.mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["unadapted_weighted_accuracy"], np.average(right, weights=weights), rtol=1e-5
+    )
+
+
 def test_one_hot_targets_and_recompilation():
     model = make_model()
     one_hot = np.eye(3, dtype="float32")[Y]
