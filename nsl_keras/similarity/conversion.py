@@ -477,12 +477,21 @@ def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) 
 # Folding.
 
 
-def _refuse_dynamic(found: list[Layer]) -> None:
-    dynamic = [
+def folds(found: list[Layer]) -> bool:
+    """Whether `fold` takes a model of these layers."""
+    return not (_dynamic(found) or _unfoldable(found))
+
+
+def _dynamic(found: list[Layer]) -> list[Layer]:
+    return [
         layer
         for layer in found
         if any(part.predictor is not None for part in similarities_of(layer))
     ]
+
+
+def _refuse_dynamic(found: list[Layer]) -> None:
+    dynamic = _dynamic(found)
     if dynamic:
         raise ValueError(
             "`model` must have static similarities alone: where `M` is predicted from the "
@@ -491,13 +500,18 @@ def _refuse_dynamic(found: list[Layer]) -> None:
         )
 
 
-def _refuse_unfoldable(found: list[Layer]) -> None:
-    others = [
-        f"{layer.name!r} ({type(layer).__name__})"
+def _unfoldable(found: list[Layer]) -> list[Layer]:
+    """Returns the layers of this package, or that hold such, that are not folded."""
+    return [
+        layer
         for layer in found
         if not (is_foldable(layer) or _folds_itself(layer))
         and any(map(_is_ours, [layer, *rewiring.sublayers(layer)]))
     ]
+
+
+def _refuse_unfoldable(found: list[Layer]) -> None:
+    others = [f"{each.name!r} ({type(each).__name__})" for each in _unfoldable(found)]
     if others:
         raise ValueError(
             "`model` must have no layers of nsl_keras but those with a static similarity, "
