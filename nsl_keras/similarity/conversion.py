@@ -535,7 +535,10 @@ def _is_ours(layer: Layer) -> bool:
 
 def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:
     """Returns a recurrent layer with plain cells in place of those with a similarity."""
-    if isinstance(layer, keras.layers.Bidirectional):
+    if not similarities_of(layer):  # One side of a `Bidirectional`, of any class.
+        folded = type(layer).from_config(layer.get_config())
+        weights = layer.get_weights()
+    elif isinstance(layer, keras.layers.Bidirectional):
         sides = [
             _fold_recurrent(side, input_shape)
             for side in (layer.forward_layer, layer.backward_layer)

@@ -838,6 +838,19 @@ def test_fold_of_cosine_classifiers(dtype):
         layers.CosineDense(3).fold()
 
 
+def test_fold_of_a_side_without_similarities():
+    two_ways = keras.layers.Bidirectional(
+        keras.layers.RNN(layers.NeuralSimilarityGRUCell(6)),
+        backward_layer=keras.layers.GRU(6, go_backwards=True),
+    )
+    model = keras.Sequential([keras.Input((3, 4)), two_ways])
+    randomize(model.weights)
+    folded = fold(model)
+    assert type(folded.layers[0].backward_layer) is keras.layers.GRU
+    sequences = RNG.normal(size=(2, 3, 4)).astype("float32")
+    assert difference(model, folded, sequences) <= 1e-5
+
+
 def test_fold_of_recurrent_cells(tmp_path):
     two_ways = keras.layers.Bidirectional(
         keras.layers.RNN(
