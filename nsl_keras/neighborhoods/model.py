@@ -270,7 +270,12 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         return made
 
     def count_head_multiply_adds(self) -> int | None:
-        """Returns those of attention, finetuning and finetuned head, for one example."""
+        """Returns those of attention, finetuning and finetuned head, for one example.
+
+        Raises:
+            ValueError: If the model is not built yet.
+        """
+        validation.built(self, "count_head_multiply_adds")
         return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
 
     def build(self, input_shape: Any) -> None:
@@ -497,7 +502,12 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     @property
     def inner_rates(self) -> list[Tensor]:
-        """The learning rates of the inner step as they stand, one per adapted variable."""
+        """The learning rates of the inner step as they stand, one per adapted variable.
+
+        Raises:
+            ValueError: If the model is not built yet.
+        """
+        validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
 
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:

@@ -448,6 +448,14 @@ def test_losses_and_metrics_of_probabilities_are_refused():
         model.fit(X, Y, verbose=0)
 
 
+def test_what_needs_a_built_model():
+    model = make_model(name="early")
+    with pytest.raises(ValueError, match=r"`inner_rates` needs a built layer.*'early'"):
+        _ = model.inner_rates
+    with pytest.raises(ValueError, match="`count_head_multiply_adds` needs a built layer"):
+        model.count_head_multiply_adds()
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`backbone` must be a Keras layer"):
         nsl_keras.MetaNeighborhoodModel("resnet", CosineDense(3))
