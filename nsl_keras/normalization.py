@@ -143,13 +143,21 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
         statistics = (self.moving_mean, self.moving_variance)
-        before = [ops.copy(each) for each in statistics]
-        outputs = super().call(inputs, training=True, mask=mask)
+        before = [ops.convert_to_tensor(each) for each in statistics]
+        # Keras goes a part `1 - momentum` of the way to the batch's statistics: from zero,
+        # where that tells them exactly. From 1 a small variance would be rounded away.
+        state = [(each, ops.convert_to_tensor(each)) for each in self.variables]
+        state += [
+            (each, ops.zeros_like(old))
+            for each, old in zip(statistics, before, strict=True)
+        ]
+        with keras.StatelessScope(state, initialize_variables=False) as scope:
+            outputs = super().call(inputs, training=True, mask=mask)
         rate = ops.maximum(1 - self.momentum, WARMUP / (self.steps + WARMUP))
         for each, old in zip(statistics, before, strict=True):
-            # Keras has gone a part `1 - momentum` of the way to the batch's statistics.
-            way = (ops.convert_to_tensor(each) - old) / (1 - self.momentum)
-            each.assign(old + ops.cast(rate, old.dtype) * way)
+            of_batch = scope.get_current_value(each) / (1 - self.momentum)
+            weight = ops.cast(rate, old.dtype)
+            each.assign((1 - weight) * old + weight * of_batch)
         self.steps.assign(self.steps + 1)
         return outputs
 

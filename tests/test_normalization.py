@@ -129,6 +129,24 @@ def test_moving_statistics_are_the_weighted_average(momentum):
     assert float(layer.steps) == 30
 
 
+@pytest.mark.parametrize("momentum", [0.9, 0.9999])
+def test_small_variances_are_not_rounded_away(momentum):
+    layer = BatchNormalization(momentum=momentum)
+    batch = np.float32([1, 1e-6, 0]) * batches(1)[0]
+    layer(batch, training=True)
+    np.testing.assert_allclose(layer.moving_variance, batch.var(axis=0), rtol=1e-5)
+
+
+def test_training_reads_the_weights_of_the_scope():
+    """As in a training step on JAX, which gives a layer its weights in a scope."""
+    layer = filled(BatchNormalization(), (16, 3))
+    (batch,) = batches(1)
+    with keras.StatelessScope([(layer.gamma, 2 * layer.gamma)]):
+        doubled = layer(batch, training=True) - layer.beta
+    single = layer(batch, training=True) - layer.beta
+    np.testing.assert_allclose(doubled, 2 * single, rtol=1e-5)
+
+
 def test_training_outputs_masks_and_gradients_are_those_of_keras():
     inputs = np.random.default_rng(1).normal(2, 3, size=(4, 5, 6)).astype("float32")
     mask = np.arange(20).reshape(4, 5) % 3 > 0

@@ -7,9 +7,10 @@ r"""Runs the rows of the papers' tables in order of worth, as far as the time al
 
 The same command goes on where the last call stopped. --plan=narrow compares narrow networks
 on 10,000 images, on a few processor cores; --plan=published has the papers' networks and
-numbers of steps, for a GPU. Each row is trained at the rate that was best for it on
-validation images; every row has the same number of trials. Rows that were not reached are
-"not run" in the tables.
+numbers of steps, for a GPU. A row that is tuned has as many trials as the plan's other such
+rows, and is trained at the rate that was best for it on validation images. Tuned are all
+rows of --plan=narrow; of --plan=published all but Meta-Neighborhoods, Table 4 as published
+and Table 8, whose rates are given. Rows that were not reached are "not run" in the tables.
 
 Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files of at most
 64 MiB, and read it with --data_file:

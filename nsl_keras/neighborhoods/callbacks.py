@@ -130,7 +130,8 @@ class DictionaryInitializer(keras.callbacks.Callback):
             the model takes them, or a data set as for `fit`, which is read once and must
             end.
         y: Array of labels or targets, as for `fit`; `None` where a data set has them.
-        epochs: int, the number of epochs before; 0 for the start of training.
+        epochs: int, the number of epochs before; 0 for the start of training. Training
+            that is resumed later keeps its entries.
         seed: int or `None`, the seed of the draw.
 
     Raises:
@@ -170,7 +171,10 @@ class DictionaryInitializer(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         _require_model(self)
-        if self.epochs == 0:
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Not when training begins: a resumed one has trained entries.
+        if epoch == self.epochs == 0:
             self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -235,7 +235,11 @@ class NeighborDictionary(keras.layers.Layer):
         """The values, of shape `(num_neighbors, num_values)`.
 
         In classification rows sum to 1.
+
+        Raises:
+            ValueError: If the dictionary is not built yet.
         """
+        validation.built(self, "values")
         if self.value_logits is not None:
             return ops.softmax(self.value_scale * ops.convert_to_tensor(self.value_logits))
         if self.value_targets is not None:
@@ -261,8 +265,10 @@ class NeighborDictionary(keras.layers.Layer):
         Raises:
             ValueError: For arrays of another shape, for NaN, infinities, and all-zero
                 keys under the cosine metric; for values that are no probabilities; and
-                for values of a dictionary where they are fixed.
+                for values of a dictionary where they are fixed; and for a dictionary
+                that is not built yet.
         """
+        validation.built(self, "assign")
         if keys is not None:
             keys = self.checked_keys(keys)
         if values is not None:
@@ -421,7 +427,11 @@ class NeighborDictionary(keras.layers.Layer):
         Returns:
             `(entries, attention)` in the dtype of the queries: keys and values, and
             weights of shape `(batch, entries)`.
+
+        Raises:
+            ValueError: If the dictionary is not built yet.
         """
+        validation.built(self, "look_up")
         keys, values = (
             ops.cast(ops.convert_to_tensor(rows), queries.dtype)
             for rows in (self.keys, self.values)
@@ -444,7 +454,11 @@ class NeighborDictionary(keras.layers.Layer):
 
         Returns:
             Tensor of shape `(batch, num_neighbors)`.
+
+        Raises:
+            ValueError: If the dictionary is not built yet.
         """
+        validation.built(self, "attention")
         return self._attention(queries, self.keys, kept)
 
     def _attention(self, queries: Tensor, keys: Tensor, kept: Tensor | None) -> Tensor:

@@ -270,6 +270,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         Returns:
             Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
+        validation.built(self, "adapted_logits")
         features = at_least_float32(features)
         entries, attention = self.dictionary.look_up(features, kept=kept)
         return self._finetuning.outputs(entries, attention, features)
@@ -285,6 +286,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             One tensor per adapted variable of the head, in the head's order, each of
             shape `(batch, *variable_shape)`.
         """
+        validation.built(self, "adapted_weights")
         entries, attention = self.dictionary.look_up(at_least_float32(features), kept=kept)
         return self._finetuning.weights(entries, attention)
 
@@ -311,8 +313,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             `Neighbors(indices, weights, values, output_changes)`.
 
         Raises:
-            ValueError: If `k` is not in `1..num_neighbors`.
+            ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
         """
+        validation.built(self, "neighbors")
         entries, attention, nearest = self._look_up(features, k)
         changes = output_changes(
             lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
@@ -334,8 +337,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             each entry adds to the outputs, which takes a gradient.
 
         Raises:
-            ValueError: If `k` is not in `1..num_neighbors`.
+            ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
         """
+        validation.built(self, "nearest")
         return self._look_up(features, k)[-1]
 
     def _look_up(self, features: Tensor, k: int) -> tuple[Entries, Tensor, Nearest]:

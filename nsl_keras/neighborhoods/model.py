@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -268,7 +270,12 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         return made
 
     def count_head_multiply_adds(self) -> int | None:
-        """Returns those of attention, finetuning and finetuned head, for one example."""
+        """Returns those of attention, finetuning and finetuned head, for one example.
+
+        Raises:
+            ValueError: If the model is not built yet.
+        """
+        validation.built(self, "count_head_multiply_adds")
         return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
 
     def build(self, input_shape: Any) -> None:
@@ -495,7 +502,12 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     @property
     def inner_rates(self) -> list[Tensor]:
-        """The learning rates of the inner step as they stand, one per adapted variable."""
+        """The learning rates of the inner step as they stand, one per adapted variable.
+
+        Raises:
+            ValueError: If the model is not built yet.
+        """
+        validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
 
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
@@ -656,6 +668,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         if self.task == "regression":
             validation.target_shape(y.shape, outputs)
             return check_finite(y, "y")
+        if keras.backend.standardize_dtype(y.dtype) == "bool":
+            y = ops.cast(y, "int32")  # Booleans have no order on TensorFlow.
         if len(y.shape) == 2 and y.shape[-1] == outputs:
             sums = ops.sum(ops.cast(y, "float32"), axis=-1)
             valid = ops.all(y >= 0) & ops.all(ops.abs(sums - 1) <= 1e-3)
@@ -665,6 +679,9 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             )
         else:
             valid = ops.all(y >= 0) & ops.all(y < outputs)
+            if keras.backend.is_float_dtype(y.dtype):
+                # A loss would take 0.5 for class 0.
+                valid &= ops.all(ops.equal(y, ops.floor(y)))
             message = f"`y` must hold classes 0 to {outputs - 1}."
         return check(y, valid, message)
 
@@ -732,17 +749,30 @@ class UnadaptedMetrics:
             ValueError: For a compiled metric that cannot be copied.
         """
         if self._copies is None:
-            self._copies = [
-                [_copy(metric, targets) for metric in group] for group in self._compiled
-            ]
+            self._copies = self._made(targets)
         plain, weighted = self._copies
         for metric in plain:
             metric.update_state(targets, unadapted)
         for metric in weighted:
             metric.update_state(targets, unadapted, sample_weight=sample_weight)
 
+    def _made(self, targets: Any) -> list[list[keras.metrics.Metric]]:
+        """Returns copies of the metrics, under the names that Keras reports them by."""
+        used: collections.Counter[str] = collections.Counter()
+        copies: list[list[keras.metrics.Metric]] = []
+        for group, prefix in zip(self._compiled, ("", "weighted_"), strict=True):
+            copies.append([])
+            for metric in group:
+                name, resolved = _resolved(metric, targets)
+                name = prefix + name if name in used else name
+                number = f"_{used[name]}" if name in used else ""
+                used[name] += 1
+                copies[-1].append(_copy(resolved, f"{UNADAPTED}{name}{number}"))
+        return copies
 
-def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
+
+def _resolved(metric: Any, targets: Any) -> tuple[str, Any]:
+    """Returns the name of a compiled metric, and the metric or function that it means."""
     if metric in ("accuracy", "acc"):
         sparse = len(targets.shape) < 2 or targets.shape[-1] == 1
         kind = (
@@ -750,7 +780,7 @@ def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
             if sparse
             else keras.metrics.CategoricalAccuracy
         )
-        return kind(name=UNADAPTED + metric)
+        return metric, kind()
     if metric in ("crossentropy", "ce"):
         raise ValueError(
             "`metrics` must not hold 'crossentropy', which expects probabilities where "
@@ -759,16 +789,24 @@ def _copy(metric: Any, targets: Any) -> keras.metrics.Metric:
             f"Received: metrics containing {metric!r}"
         )
     resolved = keras.metrics.get(metric)
-    if not isinstance(resolved, keras.metrics.Metric):
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "fn")
-        return keras.metrics.MeanMetricWrapper(resolved, name=UNADAPTED + name)
-    # Keras reports a metric given by name, "mae" say, under that name.
-    name = metric if isinstance(metric, str) else resolved.name
+    if isinstance(metric, str):
+        return metric, resolved  # Keras reports "mae" under that name.
+    if hasattr(resolved, "name"):
+        return resolved.name, resolved
+    name = getattr(resolved, "__name__", type(resolved).__name__)
+    # Keras spells `<lambda>` as `lambda`, and `TopTwo` as `top_two`.
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower(), resolved
+
+
+def _copy(metric: Any, name: str) -> keras.metrics.Metric:
+    if not isinstance(metric, keras.metrics.Metric):
+        return keras.metrics.MeanMetricWrapper(metric, name=name)
     try:
-        config = {**resolved.get_config(), "name": UNADAPTED + name}
-        return type(resolved).from_config(config)
+        return type(metric).from_config({**metric.get_config(), "name": name})
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             "`metrics` must be metrics with a config, so that they can be kept before "
-            f"adaptation too. Received: {resolved!r}"
+            f"adaptation too. Received: {metric!r}"
         ) from error

@@ -49,6 +49,10 @@ _CONVERTIBLE: dict[type[Layer], type[SimilarityConvolution]] = {
     keras.layers.SeparableConv2D: NeuralSimilarityDepthwiseConv2D,
 }
 
+#: The `stacklevel` of a warning in `add_similarity` that names the line which called it:
+#: `reaching_backbones` stands between.
+_CALLER = 3
+
 
 @rewiring.reaching_backbones
 def add_similarity(
@@ -93,8 +97,9 @@ def add_similarity(
               kernels must have the same number of taps;
             * a function that takes a layer and returns its predictor.
 
-            With `start="published"` and in other predictors that do not start at zero, the
-            outputs of the model change, which is warned about.
+            Where a predictor does not start at zero, as with `start="published"`, the
+            outputs of the model change, which is warned about: each predicts once for an
+            image of noise.
         layers: Which convolutions to convert: a collection of names; a function that
             takes a layer and returns whether to; or `None` for all that have more than one
             tap. 1x1 convolutions, whose `M` is a single number, are converted only if they
@@ -190,7 +195,7 @@ def add_similarity(
             )
         else:
             _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
-    _warn_of_start(dict.fromkeys(each.predictor for each in new_layers.values()))
+    _warn_of_start(new_layers.values())
     if freeze_backbone:
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
@@ -410,14 +415,38 @@ def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Layer | None]:
     return made
 
 
-def _warn_of_start(made: Iterable[Any]) -> None:
-    for each in made:
-        if not getattr(each, "starts_at_identity", True):
-            warnings.warn(
-                f"The predictor {each.name!r} does not start at zero, so that the outputs "
-                'of the model change. With `start="identity"` they do not.',
-                stacklevel=3,
-            )
+def _warn_of_start(layers: Iterable[Any]) -> None:
+    # Measured, since a kind or a predictor of one's own may end in anything.
+    for each in dict.fromkeys(each.predictor for each in layers if not _at_zero(each)):
+        warnings.warn(
+            f"The predictor {each.name!r} does not start at zero, so that the outputs "
+            'of the model change. A `SimilarityPredictor` with `start="identity"` does, '
+            "if its kind ends in `predictor.output(...)`.",
+            stacklevel=_CALLER + 1,
+        )
+
+
+def _at_zero(layer: Any) -> bool:
+    """Whether a layer's predictor predicts zero for an image of noise."""
+    if layer.predictor is None:
+        return True
+    _, *sizes = layer.get_build_config()["input_shape"]
+    geometry = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
+    first = 0 if layer.data_format == "channels_last" else 1
+    for axis, (taps, stride, dilation) in enumerate(geometry, start=first):
+        # Where a size is not known, one that gives some positions.
+        sizes[axis] = sizes[axis] or (taps - 1) * dilation + stride + 1
+    noise = np.random.default_rng(0).normal(size=(1, *sizes))
+    inputs = ops.convert_to_tensor(noise, dtype=layer.compute_dtype)
+    try:
+        with keras.StatelessScope():  # A predictor of one's own may assign to its weights.
+            adapted = inputs if layer.adaptation is None else layer.adaptation(inputs)
+            prediction = layer.predictor(adapted, training=False)
+    except Exception:
+        # A model may be made where it cannot run, for example one that is channels-first
+        # on a CPU: nothing is known of it there.
+        return True
+    return bool(ops.all(ops.equal(prediction, 0)))
 
 
 def _warn_of_costly(layers: Iterable[Any]) -> None:
@@ -441,19 +470,28 @@ def _warn_of_few_nonzeros(similarity: matrices.Similarity, chosen: list[Layer]) 
             f"A sparse similarity with nonzeros={similarity.nonzeros} cannot hold the "
             "identity of kernels with more taps, so that the outputs of the model change. "
             f"It drops taps of {_names(changed)}.",
-            stacklevel=3,
+            stacklevel=_CALLER + 1,
         )
 
 
 # Folding.
 
 
-def _refuse_dynamic(found: list[Layer]) -> None:
-    dynamic = [
+def folds(found: list[Layer]) -> bool:
+    """Whether `fold` takes a model of these layers."""
+    return not (_dynamic(found) or _unfoldable(found))
+
+
+def _dynamic(found: list[Layer]) -> list[Layer]:
+    return [
         layer
         for layer in found
         if any(part.predictor is not None for part in similarities_of(layer))
     ]
+
+
+def _refuse_dynamic(found: list[Layer]) -> None:
+    dynamic = _dynamic(found)
     if dynamic:
         raise ValueError(
             "`model` must have static similarities alone: where `M` is predicted from the "
@@ -462,13 +500,18 @@ def _refuse_dynamic(found: list[Layer]) -> None:
         )
 
 
-def _refuse_unfoldable(found: list[Layer]) -> None:
-    others = [
-        f"{layer.name!r} ({type(layer).__name__})"
+def _unfoldable(found: list[Layer]) -> list[Layer]:
+    """Returns the layers of this package, or that hold such, that are not folded."""
+    return [
+        layer
         for layer in found
         if not (is_foldable(layer) or _folds_itself(layer))
         and any(map(_is_ours, [layer, *rewiring.sublayers(layer)]))
     ]
+
+
+def _refuse_unfoldable(found: list[Layer]) -> None:
+    others = [f"{each.name!r} ({type(each).__name__})" for each in _unfoldable(found)]
     if others:
         raise ValueError(
             "`model` must have no layers of nsl_keras but those with a static similarity, "
@@ -492,7 +535,10 @@ def _is_ours(layer: Layer) -> bool:
 
 def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:
     """Returns a recurrent layer with plain cells in place of those with a similarity."""
-    if isinstance(layer, keras.layers.Bidirectional):
+    if not similarities_of(layer):  # One side of a `Bidirectional`, of any class.
+        folded = type(layer).from_config(layer.get_config())
+        weights = layer.get_weights()
+    elif isinstance(layer, keras.layers.Bidirectional):
         sides = [
             _fold_recurrent(side, input_shape)
             for side in (layer.forward_layer, layer.backward_layer)

@@ -393,15 +393,6 @@ class Predictor(keras.layers.Layer):
             "name": name,
         }
 
-    @property
-    def starts_at_identity(self) -> bool:
-        """Whether the prediction of the built predictor is zero before training."""
-        initializer = self.output_kernel_initializer
-        if isinstance(initializer, keras.initializers.Zeros):
-            return True
-        scaled = {"output_normalization", "output_scale"} & set(self._network)
-        return self.start == "identity" and (initializer is None or bool(scaled))
-
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         outputs = inputs
         for name in self._network:

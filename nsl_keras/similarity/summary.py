@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import keras
 
 from nsl_keras import rewiring, validation
-from nsl_keras.similarity import matrices
+from nsl_keras.similarity import conversion, matrices
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.predictors import (
     DenseSimilarityPredictor,
@@ -76,6 +76,7 @@ class ModelSummary:
         multiply_adds: Multiply-adds for one example; `None` if a size is not known or a
             layer with a kernel is of a kind that is not counted.
         plain_multiply_adds: Those of the plain network.
+        folds: Whether `fold` makes the plain network of the model.
     """
 
     name: str
@@ -85,11 +86,7 @@ class ModelSummary:
     similarity_parameters: int
     multiply_adds: int | None
     plain_multiply_adds: int | None
-
-    @property
-    def folds(self) -> bool:
-        """Whether `fold` makes the plain network of the model."""
-        return all(layer.folds for layer in self.layers)
+    folds: bool
 
     @property
     def costly_predictors(self) -> str | None:
@@ -220,6 +217,7 @@ def summary(
         similarity_parameters=sum(map(_size, all_added.values())),
         multiply_adds=_total(each.plain + each.added for _, each in counts),
         plain_multiply_adds=_total(each.plain for _, each in counts),
+        folds=conversion.folds(layers),
     )
     if print_fn is not None:
         for line in str(result).splitlines():
@@ -271,6 +269,14 @@ _TRANSPOSED_CONVOLUTIONS = (
     keras.layers.Conv3DTranspose,
 )
 _SEPARABLE_CONVOLUTIONS = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+#: Layers whose weights have several axes, but are no kernel.
+_WITHOUT_KERNEL = (
+    keras.layers.Embedding,
+    keras.layers.LayerNormalization,
+    keras.layers.Normalization,
+    keras.layers.PReLU,
+    keras.layers.RMSNormalization,
+)
 _CELLS = (keras.layers.SimpleRNNCell, keras.layers.GRUCell, keras.layers.LSTMCell)
 
 
@@ -327,7 +333,7 @@ def _count(call: rewiring.Call) -> Count:
         plain, added = _known(layer.count_multiply_adds(inputs)), 0
     else:
         # Scales and biases alone do not count; of other kernels nothing is known.
-        is_known = isinstance(layer, keras.layers.Embedding) or all(
+        is_known = isinstance(layer, _WITHOUT_KERNEL) or all(
             len(variable.shape) < 2 for variable in layer.weights
         )
         plain, added = (0 if is_known else math.nan), 0

@@ -65,6 +65,37 @@ def test_entries_become_examples_after_so_many_epochs(epochs, task):
     assert moments == [epoch == epochs for epoch in range(3)]
 
 
+def test_entries_stay_where_no_first_epoch_is_trained():
+    model = make_model()
+    before = model.get_weights()
+    start = DictionaryInitializer(X, Y, epochs=0)
+    model.fit(X, Y, verbose=0, callbacks=[start], initial_epoch=3, epochs=3)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_entries_stay_where_training_is_resumed(tmp_path):
+    ends, starts = [], []
+
+    class Killed(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            starts.append(self.model.get_weights())
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+        def on_epoch_end(self, epoch, logs=None):
+            ends.append(self.model.get_weights())
+
+    for _ in range(2):
+        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        start = DictionaryInitializer(X, Y, epochs=0)
+        with pytest.raises(KeyboardInterrupt):
+            make_model().fit(X, Y, verbose=0, epochs=3, callbacks=[backup, start, Killed()])
+    assert len(ends) == 1
+    for one, other in zip(starts[-1], ends[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_errors_of_the_initializer():
     with pytest.raises(ValueError, match=r"`epochs` must be.*=-1"):
         DictionaryInitializer(X, Y, epochs=-1)

@@ -279,6 +279,22 @@ def test_bad_examples(kind, features, labels, entries, message):
         layer.initialize_from(features, labels)
 
 
+@pytest.mark.parametrize(
+    ("what", "use"),
+    [
+        ("assign", lambda dictionary: dictionary.assign(keys=X[:4])),
+        ("assign", lambda dictionary: dictionary.assign(values=np.full((4, 2), 0.5))),
+        ("attention", lambda dictionary: dictionary.attention(X)),
+        ("look_up", lambda dictionary: dictionary.look_up(X)),
+        ("values", lambda dictionary: dictionary.values),
+    ],
+    ids=["keys", "values", "attention", "look_up", "values_read"],
+)
+def test_what_needs_a_built_dictionary(what, use):
+    with pytest.raises(ValueError, match=rf"`{what}` needs a built layer.*'early'"):
+        use(NeighborDictionary(4, num_values=2, name="early"))
+
+
 def test_zero_features_are_points_under_the_euclidean_metric():
     dictionary = NeighborDictionary(60, 3, metric="euclidean")
     dictionary.initialize_from(with_row(0.0), LABELS)

@@ -132,6 +132,15 @@ def test_frozen_layers_adapt(inner_loop):
     assert len(again.trainable_variables) == len(layer.trainable_variables)
 
 
+@pytest.mark.parametrize(
+    "method", ["adapted_logits", "adapted_weights", "neighbors", "nearest"]
+)
+def test_what_needs_a_built_layer(method):
+    layer = MetaNeighborhoodHead(CosineDense(3), 8)
+    with pytest.raises(ValueError, match=f"`{method}` needs a built layer"):
+        getattr(layer, method)(ops.ones((2, 4)))
+
+
 def test_the_active_loop_is_known_once_built():
     with pytest.raises(ValueError, match="known once the layer is built"):
         _ = MetaNeighborhoodHead(CosineDense(3), 4).active_inner_loop

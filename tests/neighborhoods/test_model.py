@@ -172,6 +172,34 @@ def test_metrics_before_adaptation():
     assert found["xent"] != found["unadapted_xent"]
 
 
+class TopTwo:
+    """A metric without a name."""
+
+    def __call__(self, targets, outputs):
+        return keras.metrics.sparse_top_k_categorical_accuracy(targets, outputs, k=2)
+
+
+def test_metrics_before_adaptation_have_the_names_of_keras():
+    given = {
+        "metrics": ["accuracy", "acc", "accuracy", lambda y, outputs: outputs[:, 0]],
+        "weighted_metrics": ["accuracy", TopTwo(), "accuracy"],
+    }
+    weights = np.linspace(0, 2, 48).astype("float32")
+    stock, model = keras.Sequential([keras.layers.Dense(3)]), make_model()
+    for each in (stock, model):
+        each.compile("sgd", LOSS, **given)
+        each.fit(X, Y, sample_weight=weights, verbose=0)
+    found = model.evaluate(X, Y, sample_weight=weights, verbose=0, return_dict=True)
+    names = set(stock.history.history) - {"loss"}
+    assert {"lambda", "top_two", "weighted_accuracy_1"} < names
+    assert set(found) == {"loss", *names, *(f"unadapted_{name}" for name in names)}
+    right = ops.convert_to_numpy(model(X, adapt=False)).argmax(axis=1) == Y
+    np.testing.assert_allclose(found["unadapted_accuracy"], right.mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["unadapted_weighted_accuracy"], np.average(right, weights=weights), rtol=1e-5
+    )
+
+
 def test_one_hot_targets_and_recompilation():
     model = make_model()
     one_hot = np.eye(3, dtype="float32")[Y]
@@ -200,6 +228,17 @@ def test_train_on_batch_and_data_sets():
     assert model.built
     assert "unadapted_accuracy" in model.train_on_batch(X, Y, return_dict=True)
     assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_boolean_labels(one_hot):
+    labels = np.eye(2, dtype=bool)[Y % 2] if one_hot else Y % 2 == 1
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True) if one_hot else LOSS
+    model = nsl_keras.MetaNeighborhoodModel(None, CosineDense(2), make_dictionary())
+    model.compile("sgd", loss, metrics=["accuracy"])
+    model.fit(X, labels, verbose=0)
+    found = model.evaluate(X, labels, verbose=0, return_dict=True)
+    assert found == model.evaluate(X, labels.astype("int32"), verbose=0, return_dict=True)
 
 
 def test_shapes_of_features():
@@ -354,10 +393,11 @@ def test_bad_arrays(classifier, x, y, message):
     [
         (spoiled(X, np.nan), Y, "`x` must be finite"),
         (X, spoiled(Y, 3), "`y` must hold classes 0 to 2"),
+        (X, spoiled(Y.astype("float32"), 0.5), "`y` must hold classes 0 to 2"),
         (X, MULTI_LABEL, "multi-label targets are not supported"),
         (X, spoiled(TARGETS, np.inf), "`y` must be finite"),
     ],
-    ids=["x", "class", "multi_label", "target"],
+    ids=["x", "class", "fraction", "multi_label", "target"],
 )
 def test_bad_data_sets_in_graphs(x, y, message):
     import tensorflow as tf
@@ -425,6 +465,14 @@ def test_frozen_models_adapt_and_load(inner_loop, head, tmp_path):
     again = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again(X), expected, atol=1e-6)
     assert not again.trainable_variables
+
+
+def test_what_needs_a_built_model():
+    model = make_model(name="early")
+    with pytest.raises(ValueError, match=r"`inner_rates` needs a built layer.*'early'"):
+        _ = model.inner_rates
+    with pytest.raises(ValueError, match="`count_head_multiply_adds` needs a built layer"):
+        model.count_head_multiply_adds()
 
 
 def test_bad_arguments():

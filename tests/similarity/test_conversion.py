@@ -473,6 +473,92 @@ def test_predictors_of_ones_own(plain):
     assert model.get_layer("depthwise").predictor.kind == "cnn"
 
 
+@predictors.register("test_conversion_tanh")
+def tanh_at_the_end(predictor):
+    options = {"padding": "same", "activation": "tanh", "name": "end"}
+    return [*predictor.hidden("input"), keras.layers.Conv2D(9, 3, **options)]
+
+
+class Counting(keras.layers.Conv2D):
+    """A predictor with a state, which also changes in inference."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign(self.calls + 1)
+        return super().call(inputs)
+
+
+def foreign(kernel_initializer, kind=keras.layers.Conv2D):
+    options = {"strides": 2, "kernel_initializer": kernel_initializer}
+    return lambda layer: kind(9, 3, padding="same", **options)
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    ["test_conversion_tanh", foreign("he_normal", Counting)],
+    ids=["kind", "foreign"],
+)
+def test_predictors_that_end_in_anything_are_warned_about(predictor, plain):
+    with pytest.warns(UserWarning, match=r"does not start at zero.*outputs.*change"):
+        model = add_similarity(plain, predictor=predictor, layers=["first"])
+    for weight in model.get_layer("first").predictor.non_trainable_variables:
+        assert float(weight) == 0
+    assert difference(plain, model, IMAGES) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "predictor"),
+    [
+        ((8, 9, 3), keras.layers.Conv2D(4, 3, strides=2, padding="same"), foreign("zeros")),
+        ((None, None, 3), keras.layers.Conv2D(4, 3, strides=2), "sphere"),
+        (
+            (None, 9, 3),
+            keras.layers.Conv2D(4, (3, 2), dilation_rate=3),
+            predictors.SimilarityPredictor(kind="cnn", pooled=True),
+        ),
+        (
+            (3, None, 9),
+            keras.layers.Conv2D(4, 3, data_format="channels_first", padding="same"),
+            predictors.SharedSimilarityPredictor(),
+        ),
+        ((None, 3), keras.layers.Conv1D(4, 3, padding="causal"), "full_sphere"),
+        ((9, 9, 3), keras.layers.SeparableConv2D(4, 3, dtype="mixed_bfloat16"), "cnn"),
+    ],
+    ids=["foreign", "unknown", "pooled", "shared", "causal", "separable"],
+)
+def test_predictors_that_start_at_zero_are_not_warned_about(shape, layer, predictor):
+    source = keras.Sequential([keras.Input(shape), layer])
+    model = add_similarity(source, predictor=predictor)  # A warning would be an error.
+    images = RNG.normal(size=[2, *(size or 11 for size in shape)]).astype("float32")
+    assert difference(source, model, images) <= 1e-2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"predictor": predictors.SimilarityPredictor(start="published")},
+        {"similarity": similarities.Sparse(6)},
+    ],
+    ids=["start", "nonzeros"],
+)
+def test_warnings_name_the_line_of_the_caller(arguments, plain):
+    with pytest.warns(UserWarning, match="outputs of the model change") as warned:
+        add_similarity(plain, layers=["first"], **arguments)
+    ours = [each for each in warned if "outputs of the model" in str(each.message)]
+    assert [each.filename for each in ours] == [__file__]
+
+
+def test_predictors_that_this_machine_cannot_run():
+    """TensorFlow on a CPU has no channels-first convolution in half precision."""
+    options = {"data_format": "channels_first", "dtype": "mixed_float16"}
+    layer = keras.layers.Conv1D(4, 3, **options)
+    model = add_similarity(keras.Sequential([keras.Input((3, 9)), layer]), predictor="cnn")
+    assert model.output_shape == (None, 4, 7)
+
+
 def test_a_predictor_as_a_pattern(plain):
     pattern = predictors.SimilarityPredictor(kind="cnn", hidden_filters=2)
     model = add_similarity(plain, "unconstrained", predictor=pattern)
@@ -750,6 +836,19 @@ def test_fold_of_cosine_classifiers(dtype):
     np.testing.assert_array_equal(as_numpy(folded(images)), before)
     with pytest.raises(ValueError, match="`fold` needs a built layer"):
         layers.CosineDense(3).fold()
+
+
+def test_fold_of_a_side_without_similarities():
+    two_ways = keras.layers.Bidirectional(
+        keras.layers.RNN(layers.NeuralSimilarityGRUCell(6)),
+        backward_layer=keras.layers.GRU(6, go_backwards=True),
+    )
+    model = keras.Sequential([keras.Input((3, 4)), two_ways])
+    randomize(model.weights)
+    folded = fold(model)
+    assert type(folded.layers[0].backward_layer) is keras.layers.GRU
+    sequences = RNG.normal(size=(2, 3, 4)).astype("float32")
+    assert difference(model, folded, sequences) <= 1e-5
 
 
 def test_fold_of_recurrent_cells(tmp_path):

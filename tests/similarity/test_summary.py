@@ -213,6 +213,38 @@ def test_unknown_sizes_and_kinds():
     assert result.multiply_adds is None
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.PReLU(shared_axes=[1, 2]),
+        keras.layers.LayerNormalization(axis=[1, 2, 3]),
+        keras.layers.RMSNormalization(axis=[1, 2, 3]),
+        keras.layers.Normalization(axis=(1, 2, 3)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_normalizations_and_activations_are_not_counted(layer):
+    inputs = keras.Input((8, 8, 4))
+    outputs = layers.NeuralSimilarityConv2D(6, 3)(layer(inputs))
+    assert summary(keras.Model(inputs, outputs)).multiply_adds == 36 * 9 * 4 * 6
+
+
+def test_a_model_folds_where_all_its_layers_do():
+    static = layers.NeuralSimilarityConv2D(4, 3)
+    for others, folds in (
+        ([layers.BatchNormalization(), layers.CosineDense(3)], True),
+        ([layers.SphereConv2D(4, 3)], False),
+        ([layers.NeuralSimilarityConv2D(4, 3, predictor="sphere")], False),
+    ):
+        model = keras.Sequential([keras.Input((8, 8, 4)), static, *others])
+        assert summary(model).folds is folds
+        if folds:
+            fold(model)
+        else:
+            with pytest.raises(ValueError, match="`model` must have"):
+                fold(model)
+
+
 def test_cosines_film_and_layers_of_ones_own_say_theirs():
     class Doubled(keras.layers.Dense):
         def count_multiply_adds(self, input_shape):
