@@ -17,6 +17,8 @@ from benchmarks.no_harm.networks import NETWORKS
 #: network's and a point more.
 LARGEST_GAP = 3.0
 GAP_ABOVE_PLAIN = 1.0
+#: Modes whose accuracies are compared.
+MODES = ("training", "inference")
 #: More seeds are needed where the interval is wider to either side, in points.
 WIDEST = 2.0
 
@@ -93,12 +95,15 @@ def test_accuracy(run: dict) -> float:
     return 100 * run["test_accuracy"][-1]
 
 
-def mean_gap(found: Iterable[dict], epoch: str = "first_epoch") -> float:
+def mean_accuracy(found: Iterable[dict], mode: str, epoch: str = "first_epoch") -> float:
+    """Accuracy on training images in a mode, `"training"` or `"inference"`, in percent."""
+    return 100 * statistics.mean(run["by_mode"][epoch][mode] for run in found)
+
+
+def mean_gap(found: list[dict], epoch: str = "first_epoch") -> float:
     """Accuracy in training mode above that in inference mode, in points."""
-    accuracies = [run["by_mode"][epoch] for run in found]
-    return 100 * statistics.mean(
-        each["training"] - each["inference"] for each in accuracies
-    )
+    training, inference = (mean_accuracy(found, mode, epoch) for mode in MODES)
+    return training - inference
 
 
 def compare(found: list[dict]) -> list[Comparison]:

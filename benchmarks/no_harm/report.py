@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from benchmarks.no_harm.comparison import (
     GAP_ABOVE_PLAIN,
     LARGEST_GAP,
+    MODES,
     Comparison,
     compare,
+    mean_accuracy,
     mean_gap,
     of_method,
     test_accuracy,
@@ -46,7 +48,7 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
         return
     counted = f"{title} ({_count(cells)})"
     losses = [each for each in cells if each.difference < WORST_CELL]
-    named = [f"{each.title} {each.difference:+.2f}" for each in losses]
+    named = [f"{each.title} {_with_interval(each)}" for each in losses]
     unsure = [each.title for each in cells if each.needs_more_seeds]
     if unsure:
         named.append(f"needs more seeds: {', '.join(unsure)}")
@@ -63,11 +65,23 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
         f"{counted}: inference at most {LARGEST_GAP:.0f} points below training after one "
         f"epoch, or the baseline's gap + {GAP_ABOVE_PLAIN:.0f}",
         *(
-            f"{each.title} {mean_gap(each.found):.1f}, baseline "
-            f"{mean_gap(each.baseline):.1f}"
+            f"{each.title} {_by_mode(each.found)}, baseline {_by_mode(each.baseline)}"
             for each in gaps
         ),
     )
+
+
+def _with_interval(cell: Comparison) -> str:
+    """The difference, with its 95 % interval where there are seeds for one."""
+    if math.isinf(cell.half_width):
+        return f"{cell.difference:+.2f} (one seed)"
+    return f"{cell.difference:+.2f} ± {cell.half_width:.2f}"
+
+
+def _by_mode(found: list[dict]) -> str:
+    """The gap, and the accuracies that it lies between."""
+    training, inference = (f"{mean_accuracy(found, mode):.1f}" for mode in MODES)
+    return f"{mean_gap(found):.1f} ({training} to {inference} %)"
 
 
 def _count(cells: list[Comparison]) -> str:
@@ -251,6 +265,8 @@ network's.
 ![Differences to the plain network]({PICTURE})
 
 ## Verdicts
+
+A loss has half its 95 % interval beside it, a gap the accuracies in both modes.
 
 ```
 {lines}

@@ -24,10 +24,16 @@ def test_a_loss_fails_and_is_named():
     found += several("static_dns", [0.53, 0.63], network="small_resnet")
     worst, mean, gap = lines_of("static DNS", found)
     assert worst == "FAIL static DNS (2 cells): no cell below -1.0 points: " + (
-        "digits narrow CNN -2.00"
+        "digits narrow CNN -2.00 ± 0.00"
     )
     assert mean.startswith("PASS") and mean.endswith("+0.50")
     assert gap.startswith("PASS")
+
+
+def test_a_loss_of_one_seed_has_no_interval():
+    found = several("plain", [0.5]) + several("static_dns", [0.48])
+    worst, *_ = lines_of("static DNS", found)
+    assert ": digits narrow CNN -2.00 (one seed); needs more seeds: " in worst
 
 
 def test_a_low_mean_fails():
@@ -57,6 +63,14 @@ def test_gap_between_training_and_inference(plain, own, verdict):
     found = several("plain", [0.5], gap=plain) + several("static_dns", [0.5], gap=own)
     *_, gap = lines_of("static DNS", found)
     assert gap.startswith(verdict)
+
+
+def test_a_gap_that_fails_is_named_with_both_modes():
+    found = several("plain", [0.5], gap=0.01) + several("static_dns", [0.5], gap=0.2)
+    *_, gap = lines_of("static DNS", found)
+    assert gap.endswith(
+        "digits narrow CNN 20.0 (90.0 to 70.0 %), baseline 1.0 (90.0 to 89.0 %)"
+    )
 
 
 def test_what_was_not_run_is_said():
