@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import benchmarks.no_harm.comparison
 import benchmarks.no_harm.report
 import benchmarks.table
 import examples.demo.table
+import examples.few_shot.methods
 import examples.few_shot.table
 import examples.image_classification.methods
 import examples.image_classification.table
@@ -108,11 +109,16 @@ def _demo() -> str:
     return _shown(examples.demo.table.section(RESULTS, "digits"), "demo/digits")
 
 
-def _few_shot() -> str:
+def _few_shot(
+    names: Collection[str] = tuple(examples.few_shot.methods.METHODS), columns: int = 5
+) -> str:
     place = "few_shot/cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
-    return _shown(
-        examples.few_shot.table.section(runs.RunRecords(RESULTS / place)), place, 5
-    )
+    records = runs.RunRecords(RESULTS / place)
+    return _shown(examples.few_shot.table.section(records, names), place, columns)
+
+
+def _few_shot_claims() -> str:
+    return _few_shot(examples.few_shot.methods.CLAIMS, 4)
 
 
 def _image_classification() -> str:
@@ -268,6 +274,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": _bare_demo,
     "demo": _demo,
     "few_shot": _few_shot,
+    "few_shot_claims": _few_shot_claims,
     "cifar10": _image_classification,
     "converged": _converged,
     "cnn9": _neural_similarity,

@@ -177,6 +177,16 @@ METHODS = {
 }
 #: The row that differences are taken to.
 BASELINE = "finetuning"
+#: The rows of what the paper says of its networks: README has them.
+CLAIMS = (
+    BASELINE,
+    "closer_look",
+    "nearest_centroid",
+    "static_nsn",
+    "dynamic_nsn",
+    "same_parameters",
+    "same_cost",
+)
 #: Rows whose differences are told besides.
 PAIRS = (
     ("finetuning", "nearest_centroid"),

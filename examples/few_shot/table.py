@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import statistics
+from collections.abc import Collection
 
 import numpy as np
 
@@ -35,8 +36,15 @@ def sections(results: pathlib.Path) -> str:
     return "\n\n".join([TITLE, *map(section, found), *rest])
 
 
-def section(records: runs.RunRecords) -> str:
-    """Markdown of what `examples.few_shot` wrote: a setting, and its table."""
+def section(
+    records: runs.RunRecords, names: Collection[str] = tuple(methods.METHODS)
+) -> str:
+    """Markdown of what `examples.few_shot` wrote: a setting, and its table.
+
+    Args:
+        records: The runs.
+        names: The methods that have a row.
+    """
     setting, found = records.setting, records.runs
     tuned = len(setting["rates"]) > 1
     title = (
@@ -63,7 +71,7 @@ def section(records: runs.RunRecords) -> str:
         "differences are paired episode by episode."
     )
     differences = _pairs(setting, found)
-    return "\n\n".join([title, text, _table(setting, found), *differences])
+    return "\n\n".join([title, text, _table(setting, found, names), *differences])
 
 
 def _of_images(setting: dict) -> str:
@@ -123,13 +131,14 @@ def _is_published(setting: dict) -> bool:
     return all(setting[name] == value for name, value in PUBLISHED.items())
 
 
-def _table(setting: dict, found: list[dict]) -> str:
+def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     columns += ["here", "difference to finetuning", "seeds", "batch norm", "rate"]
     columns += ["support loss", "training images", "training, s", "test, s"]
     rows = []
-    for name, method in methods.METHODS.items():
+    for name in names:
+        method = methods.METHODS[name]
         older = _OLDER_ROWS.get(name, name) if _is_older(setting) else name
         cells = [methods.METHODS[older].title]
         if published:
