@@ -21,6 +21,8 @@ GAP_ABOVE_PLAIN = 1.0
 MODES = ("training", "inference")
 #: More seeds are needed where the interval is wider to either side, in points.
 WIDEST = 2.0
+#: Epochs at the end whose mean hides what a single epoch does to moving statistics.
+LAST_EPOCHS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,15 @@ class Comparison:
         return statistics.mean(self.differences)
 
     @property
+    def difference_of_last_epochs(self) -> float:
+        """The mean difference of the mean accuracies after the last epochs."""
+        pairs = zip(self.found, self.baseline, strict=True)
+        return statistics.mean(
+            test_accuracy(run, LAST_EPOCHS) - test_accuracy(other, LAST_EPOCHS)
+            for run, other in pairs
+        )
+
+    @property
     def half_width(self) -> float:
         """Half the width of the mean's 95 % interval (paired t); infinite for one seed."""
         count = len(self.differences)
@@ -90,9 +101,9 @@ class Comparison:
         )
 
 
-def test_accuracy(run: dict) -> float:
-    """Accuracy at the end, in percent."""
-    return 100 * run["test_accuracy"][-1]
+def test_accuracy(run: dict, epochs: int = 1) -> float:
+    """The mean accuracy after the last epochs, in percent."""
+    return 100 * statistics.mean(run["test_accuracy"][-epochs:])
 
 
 def mean_accuracy(found: Iterable[dict], mode: str, epoch: str = "first_epoch") -> float:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.no_harm.comparison import (
     GAP_ABOVE_PLAIN,
     LARGEST_GAP,
+    LAST_EPOCHS,
     MODES,
     Comparison,
     compare,
@@ -72,10 +73,12 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
 
 
 def _with_interval(cell: Comparison) -> str:
-    """The difference, with its 95 % interval where there are seeds for one."""
-    if math.isinf(cell.half_width):
-        return f"{cell.difference:+.2f} (one seed)"
-    return f"{cell.difference:+.2f} ± {cell.half_width:.2f}"
+    """The difference, with its 95 % interval, and that of the last epochs."""
+    interval = (
+        " of one seed" if math.isinf(cell.half_width) else f" ± {cell.half_width:.2f}"
+    )
+    steadier = f"last {LAST_EPOCHS} epochs {cell.difference_of_last_epochs:+.2f}"
+    return f"{cell.difference:+.2f}{interval} ({steadier})"
 
 
 def _by_mode(found: list[dict]) -> str:
@@ -96,6 +99,7 @@ def _verdict(passed: bool, what: str, *named: str) -> str:
 def summary_table(comparisons: list[Comparison]) -> str:
     """Markdown: a row a method, over all its cells."""
     columns = ["method", "cells", "mean difference", "largest loss", "largest gain"]
+    columns += [f"mean, last {LAST_EPOCHS} epochs"]
     columns += ["gap after one epoch", "its baseline's", "gap at the end"]
     columns += ["its baseline's", "step time"]
     rows = []
@@ -113,6 +117,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
                 tables.mean((each.difference for each in cells), "+"),
                 _named(worst) if worst.difference < 0 else "none",
                 _named(best) if best.difference > 0 else "none",
+                f"{statistics.mean(each.difference_of_last_epochs for each in cells):+.2f}",
                 *_mean_gaps(cells, "first_epoch"),
                 *_mean_gaps(cells, "last_epoch"),
                 f"{statistics.median(each.step_time for each in cells):.2f}x",
@@ -156,6 +161,7 @@ def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
 
 def _cell_table(network: str, found: list[dict], compared: dict[str, Comparison]) -> str:
     columns = ["method", "test accuracy", "difference", "95 % half-width"]
+    columns += [f"last {LAST_EPOCHS} epochs"]
     columns += ["gap after one epoch", "gap at the end", "parameters", "step time", "seeds"]
     rows = []
     for name, method in METHODS.items():
@@ -172,6 +178,7 @@ def _cell_table(network: str, found: list[dict], compared: dict[str, Comparison]
                 tables.mean(map(test_accuracy, own)),
                 tables.mean(cell.differences, "+") if cell else "",
                 f"{cell.half_width:.2f}" if cell and len(cell.found) > 1 else "",
+                f"{cell.difference_of_last_epochs:+.2f}" if cell else "",
                 f"{mean_gap(own):.1f}",
                 f"{mean_gap(own, 'last_epoch'):.1f}",
                 f"{own[0]['parameters']:,}",
@@ -253,9 +260,10 @@ Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
 images at the end, in percent, mean ± standard deviation over seeds. At most
 {TEST_IMAGES:,} test images are used, always the same. Differences are in points, to the
 plain network of the same training images, order and, where a method has them, start
-weights; half-widths are those of the 95 % interval (paired t). What is converted from a
-trained network is trained for as many epochs again, with a new optimizer, and so is the
-plain network that it is compared with.
+weights; half-widths are those of the 95 % interval (paired t). The difference of the last
+{LAST_EPOCHS} epochs is that of the mean accuracies after each of them. What is converted
+from a trained network is trained for as many epochs again, with a new optimizer, and so is
+the plain network that it is compared with.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same {setting["compared_images"]} training images. In training mode batch norms normalize
@@ -266,7 +274,9 @@ network's.
 
 ## Verdicts
 
-A loss has half its 95 % interval beside it, a gap the accuracies in both modes.
+A loss has half its 95 % interval beside it, and the difference of the last {LAST_EPOCHS}
+epochs: where the network's batch norms jitter, one epoch says little. A gap has the
+accuracies in both modes beside it.
 
 ```
 {lines}

@@ -190,7 +190,7 @@ def _no_harm() -> str:
     records = runs.RunRecords(RESULTS / "no_harm" / "runs")
     comparisons = benchmarks.no_harm.comparison.compare(records.runs)
     made = benchmarks.no_harm.report.summary_table(comparisons)
-    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`\n\n{made}", "no_harm", 5)
+    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`\n\n{made}", "no_harm", 6)
 
 
 def _costs() -> str:

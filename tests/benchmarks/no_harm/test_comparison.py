@@ -25,6 +25,17 @@ def test_differences_are_paired_by_seed():
     assert cell.needs_more_seeds
 
 
+def test_difference_of_the_last_epochs():
+    accuracies = {"plain": [0.9, 0.5, 0.6, 0.7], "static_dns": [0.0, 0.53, 0.66, 0.67]}
+    found = [
+        {**record(method, 0, 0.0), "test_accuracy": each}
+        for method, each in accuracies.items()
+    ]
+    (cell,) = comparison.compare(found)
+    assert cell.difference == pytest.approx(-3.0)
+    assert cell.difference_of_last_epochs == pytest.approx(2.0)
+
+
 def test_one_seed_has_no_interval():
     (cell,) = comparison.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
     assert cell.half_width == math.inf

@@ -24,7 +24,7 @@ def test_a_loss_fails_and_is_named():
     found += several("static_dns", [0.53, 0.63], network="small_resnet")
     worst, mean, gap = lines_of("static DNS", found)
     assert worst == "FAIL static DNS (2 cells): no cell below -1.0 points: " + (
-        "digits narrow CNN -2.00 ± 0.00"
+        "digits narrow CNN -2.00 ± 0.00 (last 3 epochs -1.00)"
     )
     assert mean.startswith("PASS") and mean.endswith("+0.50")
     assert gap.startswith("PASS")
@@ -33,7 +33,7 @@ def test_a_loss_fails_and_is_named():
 def test_a_loss_of_one_seed_has_no_interval():
     found = several("plain", [0.5]) + several("static_dns", [0.48])
     worst, *_ = lines_of("static DNS", found)
-    assert ": digits narrow CNN -2.00 (one seed); needs more seeds: " in worst
+    assert ": digits narrow CNN -2.00 of one seed (last 3 epochs -1.00); needs" in worst
 
 
 def test_a_low_mean_fails():
@@ -93,8 +93,14 @@ def test_page_and_picture(tmp_path, capsys):
     report.write(records, tmp_path)
     assert capsys.readouterr().out.count("PASS ") == 3 * len(COMPARED)
     text = (tmp_path / "README.md").read_text()
-    assert "| static DNS | 2 | +0.50 ± 0.00 | none | +0.50 (digits narrow CNN) |" in text
-    assert "| static DNS | 50.50 ± 0.71 | +0.50 ± 0.71 | 6.35 | 0.0 | 0.0 | 1,000 |" in text
+    assert (
+        "| static DNS | 2 | +0.50 ± 0.00 | none | +0.50 (digits narrow CNN) | +0.25 |"
+        in text
+    )
+    assert (
+        "| static DNS | 50.50 ± 0.71 | +0.50 ± 0.71 | 6.35 | +0.25 | 0.0 | 0.0 | 1,000 |"
+        in text
+    )
     assert "iFiLM | not applicable |" in text
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
 
