@@ -150,9 +150,9 @@ class Finetuner:
         w <- rule(w, dL / dw)        `steps` times
 
     where the rule is `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries
-    are scored. Paper's strategies: a network trained with static similarities at the
-    identity is finetuned with `"similarity+classifier"`, one with dynamic similarities
-    with `"classifier"`.
+    are scored. By default the variables are those of the paper's strategies: a network
+    with static similarities at the identity is finetuned in these and its classifier, one
+    with dynamic similarities, like a plain one, in its classifier.
 
     A new classifier starts at zero. With few images that matters: gradients lie in the
     span of the support features, so that what a random start has outside of it is never
@@ -180,7 +180,9 @@ class Finetuner:
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             collection of names or paths of variables, or a function that takes a variable
-            (of the copy, with the model's names) and returns whether to adapt it.
+            (of the copy, with the model's names) and returns whether to adapt it. `None`:
+            `"similarity+classifier"` where static similarities can be adapted, else
+            `"classifier"`.
         steps: int, the number of steps, which are updates of the variables.
         learning_rate: float above 0.
         momentum: float in [0, 1).
@@ -220,8 +222,8 @@ class Finetuner:
             its new kernel is not among the variables, or the model has not `ways`
             outputs; for a `CosineDense` that starts at zero, where it has no direction;
             with `batch_size`, for batch norms after the first adapted layer that would
-            normalize by a few images; for support labels outside the ways, and for
-            images that are not finite.
+            normalize by a few images; for anything but an `Episode`, support labels
+            outside the ways, and images that are not finite.
         NonFiniteLossError: If a loss in the finetuning is not finite; the message names
             step and episode.
 
@@ -256,7 +258,7 @@ class Finetuner:
         self,
         model: keras.Model,
         ways: int,
-        variables: Selection = "similarity+classifier",
+        variables: Selection | None = None,
         steps: int = 100,
         learning_rate: float = 0.01,
         momentum: float = 0.9,
@@ -291,6 +293,8 @@ class Finetuner:
         new_classifier = validation.boolean(new_classifier, "new_classifier")
         copy, self._sources = _copy_of(model, ways if new_classifier else None, self.seed)
         _check_outputs(copy, self.ways)
+        if variables is None:
+            variables = _paper_strategy(copy)
         self._adapted = select_variables(copy, variables, "variables")
         before, after = _cut(copy, self._adapted)
         self._before = before and FunctionalClassifier(
@@ -319,6 +323,7 @@ class Finetuner:
         self._images_dtype = copy.inputs[0].dtype
         wide = copy.outputs[0].dtype == "float64"
         self._logits_dtype = "float64" if wide else "float32"
+        jit_compile = validation.boolean(jit_compile, "jit_compile")
         self._compiled = compiled(self._with_values, jit_compile)
 
     @property
@@ -369,6 +374,11 @@ class Finetuner:
             )
 
     def __call__(self, episodes: Episode) -> np.ndarray:
+        if not isinstance(episodes, Episode):
+            raise ValueError(
+                "`episodes` must be an `Episode`, as `EpisodeSampler.episodes` returns it. "
+                f"Received: a {type(episodes).__name__}"
+            )
         self._check_labels(episodes.support_labels)
         # Not left to the loss: a ReLU or a pooling may take a NaN for a zero.
         validation.finite(episodes.support_images, "episodes.support_images")
@@ -661,7 +671,7 @@ def finetuning_recipe(name: str) -> dict[str, Any]:
 def finetune(
     model: keras.Model,
     episodes: Episode,
-    variables: Selection = "similarity+classifier",
+    variables: Selection | None = None,
     verbose: Any = "auto",
     **kwargs: Any,
 ) -> np.ndarray:
@@ -760,6 +770,13 @@ def _initializer(identifier: Any) -> Any:
             f"{TORCH_LINEAR!r}. Received: classifier_initializer={identifier!r}"
         )
     return found
+
+
+def _paper_strategy(model: keras.Model) -> str:
+    # Those of a model that is frozen as a whole adapt: `select_variables`.
+    adaptable = model.trainable_variables or model.variables
+    static = any(_is_similarity(variable) for variable in adaptable)
+    return "similarity+classifier" if static else "classifier"
 
 
 def _is_similarity(variable: Any) -> bool:

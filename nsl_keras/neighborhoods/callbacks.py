@@ -131,13 +131,15 @@ class DictionaryInitializer(keras.callbacks.Callback):
             end.
         y: Array of labels or targets, as for `fit`; `None` where a data set has them.
         epochs: int, the number of epochs before; 0 for the start of training. Training
-            that is resumed later keeps its entries.
-        seed: int or `None`, the seed of the draw.
+            that is resumed later keeps its entries, and so does the same callback in a
+            second `fit` of the model.
+        seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
-        ValueError: For `x` and `y` of different lengths and a negative `epochs`; in `fit`,
-            if the model is no `MetaNeighborhoodModel`, and for what `initialize_from`
-            refuses.
+        ValueError: For `x` and `y` of different lengths, a negative `epochs` and a `seed`
+            that is no seed; when `fit` begins, if the model is no
+            `MetaNeighborhoodModel` or has more entries than there are examples; later,
+            for what else `initialize_from` refuses.
 
     Example:
 
@@ -167,19 +169,34 @@ class DictionaryInitializer(keras.callbacks.Callback):
         self.epochs = (
             epochs if epochs == 0 else validation.positive_integer(epochs, "epochs")
         )
+        if seed is not None:
+            validation.non_negative_integer(seed, "seed")
         self.seed = seed
+        self._initialized: MetaNeighborhoodModel | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         _require_model(self)
+        # Now, not after an epoch of training.
+        examples, entries = data.length_of(self.x), self.model.num_neighbors
+        if examples < entries:
+            raise ValueError(
+                "`x` must have at least as many examples as the dictionary has entries. "
+                f"Received: {examples} examples and {entries} entries"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # Not when training begins: a resumed one has trained entries.
         if epoch == self.epochs == 0:
-            self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
+            self._initialize()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch + 1 == self.epochs:
+            self._initialize()
+
+    def _initialize(self) -> None:
+        if self._initialized is not self.model:
             self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
+            self._initialized = self.model
 
 
 class NeighborProjector(keras.callbacks.Callback):

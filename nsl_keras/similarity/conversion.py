@@ -399,8 +399,7 @@ def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Layer | None]:
         if isinstance(predictor, SharedSimilarityPredictor):
             return predictor
         if isinstance(predictor, SimilarityPredictor):
-            config = {**predictor.get_config(), "dtype": layer.dtype_policy}
-            return type(predictor).from_config(config)
+            return predictor.copied_for(layer)
         return predictor(layer) if callable(predictor) else predictor
 
     made: list[Any] = [

@@ -280,7 +280,8 @@ class Predictor(keras.layers.Layer):
             The layer's own adaptation of its input to this predictor; `None` for none.
 
         Raises:
-            ValueError: If the predictor serves another layer, and is none for several.
+            ValueError: If the predictor serves another layer, and is none for several, or
+                does not fit the layer. It then is as before, and may serve another one.
         """
         if self._served is not None and not self.serves_several:
             raise ValueError(
@@ -288,10 +289,12 @@ class Predictor(keras.layers.Layer):
                 "`SharedSimilarityPredictor` for all. Received: a predictor that serves "
                 f"layer {self._served!r}, given to layer {layer.name!r}"
             )
+        for name, value in self._geometry(layer).items():
+            setattr(self, name, value)
         self._served = layer.name
         if not (self._dtype_is_given or self.built):
             self.dtype_policy = layer.dtype_policy
-        self._take(layer, "similarity", compare=False)
+        self.similarity = self.similarity or layer.similarity
         if getattr(self, self._width) is None:
             width = min(max(layer.plain_width // 2, LEAST_WIDTH), self._published_width)
             setattr(self, self._width, width)
@@ -301,15 +304,46 @@ class Predictor(keras.layers.Layer):
     def _published_width(self) -> int:
         return int(self.similarity.predictor_filters)
 
-    def _take(self, layer: keras.layers.Layer, name: str, compare: bool = True) -> None:
-        own, of_layer = getattr(self, name), getattr(layer, name)
-        if own is None:
-            setattr(self, name, of_layer)
-        elif compare and own != of_layer:
+    def copied_for(self, layer: keras.layers.Layer) -> Predictor:
+        """Returns a predictor with the same arguments, for a layer that it fits.
+
+        Raises:
+            ValueError: If the predictor serves a layer: what it took from that one would
+                be given to the other.
+        """
+        if self._served is not None:
             raise ValueError(
-                f"`predictor` must have {name}={of_layer!r}, as the layer, or None. "
-                f"Received: predictor.{name}={own!r}"
+                "`predictor` must serve no layer yet where each layer gets one like it. "
+                f"Received: a predictor that serves layer {self._served!r}"
             )
+        config = self.get_config()
+        if not self._dtype_is_given:
+            config["dtype"] = layer.dtype_policy
+        return type(self).from_config(config)
+
+    def _geometry(self, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Returns what the predictor takes from a layer, once all of it is checked."""
+        raise NotImplementedError
+
+    def _equal(self, layer: keras.layers.Layer, *names: str) -> dict[str, Any]:
+        """Returns the layer's values of what is `None` here; the rest must equal them."""
+        taken = {}
+        for name in names:
+            if not hasattr(layer, name):
+                raise ValueError(
+                    "`predictor` must be a `SimilarityPredictor` in a convolution and a "
+                    "`DenseSimilarityPredictor` in layers with `block_size`. Received: "
+                    f"a {type(self).__name__} in a {type(layer).__name__}"
+                )
+            own, of_layer = getattr(self, name), getattr(layer, name)
+            if own is None:
+                taken[name] = of_layer
+            elif own != of_layer:
+                raise ValueError(
+                    f"`predictor` must have {name}={of_layer!r}, as the layer, or None. "
+                    f"Received: predictor.{name}={own!r}"
+                )
+        return taken
 
     def _build_network(self, taps: int, kernel_size: tuple[int, ...], shape: Any) -> None:
         """Makes and builds the layers of the kind, each an attribute under its name."""
@@ -584,11 +618,12 @@ class SimilarityPredictor(Predictor):
         )
         self.pooled = validation.boolean(pooled, "pooled")
 
-    def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
-        for name in ("kernel_size", "strides", "padding", "data_format", "dilation_rate"):
-            self._take(layer, name)
+    def _geometry(self, layer: keras.layers.Layer) -> dict[str, Any]:
+        taken = self._equal(
+            layer, "kernel_size", "strides", "padding", "data_format", "dilation_rate"
+        )
         self._refuse_to_look_ahead(layer)
-        return super().serve(layer)
+        return taken
 
     def _refuse_to_look_ahead(self, layer: keras.layers.Layer) -> None:
         if layer.padding == "causal" and self.pooled:
@@ -788,23 +823,26 @@ class SharedSimilarityPredictor(SimilarityPredictor):
             config = {**config, "batch_normalization": wanted}
         return super().from_config(config)
 
-    def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
-        self._take(layer, "kernel_size", compare=False)
-        self._take(layer, "data_format")
-        if self.padding is None:
-            self.padding = "causal" if layer.padding == "causal" else "same"
-        if layer.padding == "causal" != self.padding:
+    def _geometry(self, layer: keras.layers.Layer) -> dict[str, Any]:
+        taken = self._equal(layer, "data_format")
+        taken["kernel_size"] = self.kernel_size or layer.kernel_size
+        causal = layer.padding == "causal"
+        taken["padding"] = self.padding or ("causal" if causal else "same")
+        if causal and taken["padding"] != "causal":
             raise ValueError(
                 "`predictor` must have padding='causal' in a causal layer, or it would "
                 f"look ahead. Received: predictor.padding={self.padding!r}"
             )
-        if len(layer.kernel_size) != len(self.kernel_size):
+        if len(layer.kernel_size) != len(taken["kernel_size"]):
             raise ValueError(
                 f"`predictor` must have a kernel of {len(layer.kernel_size)} axes here. "
                 f"Received: predictor.kernel_size={self.kernel_size}"
             )
         self._refuse_to_look_ahead(layer)
-        Predictor.serve(self, layer)
+        return taken
+
+    def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
+        super().serve(layer)
         return _PLAIN[len(layer.kernel_size)](
             self.adapted_filters,
             layer.kernel_size,
@@ -950,9 +988,8 @@ class DenseSimilarityPredictor(Predictor):
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
-    def serve(self, layer: keras.layers.Layer) -> keras.layers.Layer | None:
-        self._take(layer, "block_size")
-        return super().serve(layer)
+    def _geometry(self, layer: keras.layers.Layer) -> dict[str, Any]:
+        return self._equal(layer, "block_size")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")

@@ -524,6 +524,20 @@ def test_the_defaults_are_the_zero_start():
     )
 
 
+def test_the_variables_of_the_paper_are_the_default():
+    episodes, plain, static = clustered(2), feature_network(64), perturbed(network(WAYS))
+    np.testing.assert_array_equal(
+        finetune(plain, episodes), finetune(plain, episodes, "classifier")
+    )
+    episodes = make_episodes()
+    for static.trainable, variables in (
+        (True, "similarity+classifier"),
+        (False, "classifier"),
+    ):
+        expected = finetune(static, episodes, variables, steps=2)
+        np.testing.assert_array_equal(finetune(static, episodes, steps=2), expected)
+
+
 def test_similarities_have_a_rate_of_their_own():
     model, episodes = perturbed(network(WAYS)), make_episodes()
     options = {"steps": 2, "new_classifier": False, "weight_decay": 0.0, "momentum": 0.0}
@@ -650,6 +664,7 @@ def test_non_finite_images(which, plain):
         ({"variables": "similarity"}, "`variables` must hold the kernel of the new"),
         ({"batch_size": 4}, '`batch_normalization` must be "moving".*batch_size=4'),
         ({"ways": 0}, "`ways` must be"),
+        ({"jit_compile": "maybe"}, "`jit_compile` must be"),
     ],
 )
 def test_bad_arguments(arguments, message, plain):
@@ -675,6 +690,8 @@ def test_bad_labels(plain):
         Finetuner(plain, 2)(episodes)
     with pytest.raises(ValueError, match=r"support_labels` must be of shape"):
         Finetuner(plain, WAYS)(Episode(*(array[0] for array in episodes)))
+    with pytest.raises(ValueError, match=r"`episodes` must be an `Episode`.*a ndarray"):
+        Finetuner(plain, WAYS)(episodes.support_images)
 
 
 def test_models_it_cannot_take():

@@ -96,11 +96,35 @@ def test_entries_stay_where_training_is_resumed(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_entries_stay_in_a_second_fit(epochs):
+    model, start = make_model(), DictionaryInitializer(X, Y, epochs, seed=1)
+    model.fit(X, Y, verbose=0, callbacks=[start])
+    model.optimizer.learning_rate = 0.0
+    trained = np.array(model.dictionary.keys.value) + 0.1
+    model.dictionary.keys.assign(trained)
+    model.fit(X, Y, verbose=0, callbacks=[start])
+    np.testing.assert_array_equal(model.dictionary.keys.value, trained)
+    other = make_model()  # Another model's entries are set by the same callback.
+    before = np.array(other.dictionary.keys.value)
+    other.optimizer.learning_rate = 0.0
+    other.fit(X, Y, verbose=0, callbacks=[start])
+    assert np.abs(np.array(other.dictionary.keys.value) - before).min() > 0
+
+
 def test_errors_of_the_initializer():
     with pytest.raises(ValueError, match=r"`epochs` must be.*=-1"):
         DictionaryInitializer(X, Y, epochs=-1)
     with pytest.raises(ValueError, match=r"same length.*len\(x\)=300, len\(y\)=2"):
         DictionaryInitializer(X, Y[:2])
+    with pytest.raises(ValueError, match=r"`seed` must be.*='a'"):
+        DictionaryInitializer(X, Y, seed="a")
+    model = make_model()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="Received: 5 examples and 6 entries"):
+        model.fit(X, Y, callbacks=[DictionaryInitializer(X[:5], Y[:5])], verbose=0)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
     plain = keras.Sequential([keras.layers.Dense(3)])
     plain.compile(loss="mse")
     with pytest.raises(ValueError, match="`DictionaryInitializer` must be a callback of a"):

@@ -194,6 +194,24 @@ def test_dynamic_models_start_where_the_plain_model_is(kind, similarity, plain):
     assert difference(plain, model, IMAGES) > 1e-3
 
 
+def test_each_layer_gets_a_predictor_like_the_one_given(plain):
+    predictor = predictors.SimilarityPredictor(hidden_filters=5, dtype="float16")
+    for _ in range(2):  # The predictor itself serves none of the layers.
+        model = add_similarity(plain, predictor=predictor)
+        made = [model.get_layer(name).predictor for name in converted(model)]
+        assert [each.hidden_filters for each in made] == [5, 5, 5]
+        assert {each.dtype_policy.name for each in made} == {"float16"}
+    of_layer = predictors.SimilarityPredictor()
+    of_layer.serve(model.get_layer("first"))
+    with pytest.raises(ValueError, match=r"must serve no layer yet.*serves layer 'first'"):
+        add_similarity(plain, predictor=of_layer)
+    half = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16")]
+    )
+    model = add_similarity(half, predictor=predictors.SimilarityPredictor())
+    assert model.layers[-1].predictor.dtype_policy.name == "mixed_bfloat16"
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("predictor", [None, "sphere"])
 def test_sequences_and_volumes(rank, predictor):

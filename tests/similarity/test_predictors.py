@@ -198,7 +198,9 @@ def difference_from_plain(layer, inputs, training):
 
 
 @pytest.mark.parametrize("batch_normalization", [None, False])
-@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
+@pytest.mark.parametrize(
+    "similarity", ["diagonal", "unconstrained", "symmetric", "positive_semidefinite"]
+)
 @pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
 def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
     kind, similarity, batch_normalization
@@ -286,8 +288,8 @@ def test_fixed_momentum():
 )
 def test_inference_follows_training_from_the_first_epoch(kind, similarity):
     rng = np.random.default_rng(0)
-    labels = np.arange(512) % 4
-    images = rng.normal(size=(512, 10, 10, 3)).astype("float32")
+    labels = np.arange(1536) % 4
+    images = rng.normal(size=(1536, 10, 10, 3)).astype("float32")
     for label in range(4):
         row, column = divmod(label, 2)
         images[labels == label, 5 * row : 5 * row + 5, 5 * column : 5 * column + 5] += 0.5
@@ -302,7 +304,7 @@ def test_inference_follows_training_from_the_first_epoch(kind, similarity):
     model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
-    history = model.fit(images, labels, batch_size=16, epochs=2, verbose=0).history
+    history = model.fit(images, labels, batch_size=16, epochs=1, verbose=0).history
     assert history["loss"][0] < 1.5 * np.log(4)
     accuracies = []
     for training in (True, False):
@@ -534,6 +536,31 @@ def test_a_predictor_serves_one_layer():
     second = NeuralSimilarityConv2D(4, 3, predictor=predictor)
     with pytest.raises(ValueError, match=r"one `SharedSimilarityPredictor`.*'first'"):
         second.build((None, 8, 8, 4))
+
+
+def test_a_predictor_that_is_refused_may_serve_another_layer():
+    predictor = SimilarityPredictor(3, padding="same")
+    before = predictor.get_config()
+    refused = NeuralSimilarityConv2D(4, 3, strides=2, predictor=predictor)
+    with pytest.raises(ValueError, match="`predictor` must have padding='valid'"):
+        refused.build((None, 8, 8, 4))
+    assert predictor.get_config() == before
+    layer = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
+    layer.build((None, 8, 8, 4))
+    assert (predictor.padding, predictor.strides) == ("same", (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (NeuralSimilarityConv2D(4, 3, predictor=DenseSimilarityPredictor()), (8, 8, 3)),
+        (NeuralSimilarityDense(4, predictor=SimilarityPredictor()), (9,)),
+        (NeuralSimilarityDense(4, predictor=SharedSimilarityPredictor(3)), (9,)),
+    ],
+)
+def test_a_predictor_of_another_kind_of_layer(layer, shape):
+    with pytest.raises(ValueError, match="`predictor` must be a `SimilarityPredictor` in"):
+        layer.build((None, *shape))
 
 
 def test_errors_at_build():
