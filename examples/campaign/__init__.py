@@ -1,1 +1,1 @@
-"""All rows of the papers' tables, in order of worth, under a time budget."""
+"""Rows of the papers' tables on CIFAR-10, in order of worth, under a time budget."""

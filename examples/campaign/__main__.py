@@ -1,4 +1,4 @@
-r"""Runs the rows of the papers' tables in order of worth, as far as the time allows.
+r"""Runs rows of the papers' CIFAR-10 tables in order of worth, as far as the time allows.
 
     python -m examples.campaign --plan=narrow --data_dir=~/tensorflow_datasets \
         --budget_minutes=60

@@ -66,12 +66,31 @@ def section(
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
         f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
-        f"{_of_images(setting)}Accuracies in %: "
+        f"{_of_inner_rates(setting, found)}{_of_images(setting)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
     differences = _pairs(setting, found)
     return "\n\n".join([title, text, _table(setting, found, names), *differences])
+
+
+def _of_inner_rates(setting: dict, found: list[dict]) -> str:
+    """Which rows' trials have an inner rate each."""
+    if _is_older(setting):
+        return ""
+    titles: dict[tuple[float | None, ...], list[str]] = {}
+    for name in sorted({run["method"] for run in found}, key=list(methods.METHODS).index):
+        rates = tuple(
+            methods.inner_rate(name, setting["dataset"], trial)
+            for trial in range(len(setting["rates"]))
+        )
+        if len(set(rates)) > 1:
+            titles.setdefault(rates, []).append(methods.METHODS[name].title)
+    return "".join(
+        f"The trials of {' and '.join(of)} take inner rates of "
+        f"{', '.join(map(str, rates))}, one with each rate of Adam. "
+        for rates, of in titles.items()
+    )
 
 
 def _of_images(setting: dict) -> str:

@@ -161,6 +161,10 @@ def test_inner_rates_are_tried_in_turn(tmp_path):
     diverged = [each for each in trials if "diverged" in each]
     assert {each["rate"] for each in diverged} == {1e-2}
     assert {each["accuracy"] for each in diverged} == {0.0}
+    told = "from zero take inner rates of 0.01, 0.03, 0.1, one with each rate of Adam."
+    assert f"The trials of MAML and meta-learned static NSN, learned rates, {told}" in (
+        table.section(records)
+    )
 
 
 def test_a_run_that_diverges_is_told_and_not_made_again(tmp_path, capsys):
