@@ -238,7 +238,8 @@ def summarize(found: list[dict]) -> list[dict]:
                     "similarity": similarity,
                     "predictor": name,
                     "gains": gains,
-                    "time": float(np.median([run["step_time_ratio"][0] for run in own])),
+                    "seeds": sorted(run["seed"] for run in own),
+                    "time": np.median([run["step_time_ratio"] for run in own], axis=0),
                     "parameters": own[0]["parameters"],
                     "multiply_adds": (own[0]["multiply_adds"] or np.nan)
                     / own[0]["plain_multiply_adds"],
@@ -256,19 +257,19 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
     for similarity, marker in MARKERS.items():
         own = [row for row in rows if row["similarity"] == similarity]
         axis.errorbar(
-            [row["time"] for row in own],
+            [row["time"][0] for row in own],
             [np.mean(row["gains"]) for row in own],
             yerr=[np.std(row["gains"]) for row in own],
             fmt=marker,
             capsize=3,
             label=f"dynamic {similarity}",
         )
-        own = sorted(own, key=lambda row: row["time"])
+        own = sorted(own, key=lambda row: row["time"][0])
         for number, row in enumerate(own):
             # Above and below in turn, so that neighbours' names do not overlap.
             axis.annotate(
                 row["predictor"],
-                (row["time"], np.mean(row["gains"])),
+                (row["time"][0], np.mean(row["gains"])),
                 xytext=(0, 8 if number % 2 else -14),
                 textcoords="offset points",
                 horizontalalignment="center",
@@ -289,19 +290,32 @@ def table(rows: list[dict]) -> str:
     """One line a similarity and predictor."""
     columns = ["M", "predictor", "accuracy - plain", "step time", "multiply-adds"]
     return tables.markdown(
-        [*columns, "parameters"],
+        [*columns, "parameters", "seeds"],
         [
             [
                 row["similarity"],
                 row["predictor"],
                 tables.mean(row["gains"], "+"),
-                f"{row['time']:.1f}",
+                "{:.1f} ({:.1f} to {:.1f})".format(*row["time"]),
                 f"{row['multiply_adds']:.1f}",
                 f"{row['parameters']:,}",
+                ", ".join(map(str, row["seeds"])),
             ]
             for row in rows
         ],
     )
+
+
+def _not_run(rows: list[dict]) -> str:
+    """Names what has no row."""
+    there = {(row["similarity"], row["predictor"]) for row in rows}
+    missing = [
+        f"{similarity} {name}"
+        for similarity in SIMILARITIES
+        for name in PREDICTORS
+        if name != "plain" and (similarity, name) not in there
+    ]
+    return f"Not run: {', '.join(missing)}.\n\n" if missing else ""
 
 
 def section(results: pathlib.Path) -> str:
@@ -311,14 +325,14 @@ def section(results: pathlib.Path) -> str:
     found = records.runs
     if not found:
         return f"{title}\n\nNot run."
-    setting = records.setting
+    setting, rows = records.setting, summarize(found)
     return (
         f"{title}\n\n{tables.commands(found)}: a network of 16, 32 and 64 filters, two "
         f"convolutions a stage, on {setting['classes']} training classes of a few-shot "
         f"image set, {setting['epochs']} epochs of Adam. Validation accuracy less the "
-        "plain network's in points, paired by seed; time and multiply-adds of a step over "
-        "those of the plain network, on one core without XLA.\n\n"
-        f"{table(summarize(found))}\n\n"
+        "plain network's in points, paired by seed; time (median, and middle half of the "
+        "rounds) and multiply-adds of a step over those of the plain network, on one core "
+        f"without XLA.\n\n{table(rows)}\n\n{_not_run(rows)}"
         "![Gain in accuracy against the time of a step](figures/predictor_cost.png)"
     )
 
