@@ -1,7 +1,7 @@
 """Finished runs: a folder for a setting, in it a JSON file a run, none made twice.
 
-results/few_shot/omniglot_cnn4_5way_1shot/setting.json     what its runs share
-results/few_shot/omniglot_cnn4_5way_1shot/maml_0.json      method and seed
+results/few_shot/omniglot_cnn4_5way_1shot_3200000/setting.json     what its runs share
+results/few_shot/omniglot_cnn4_5way_1shot_3200000/maml_0.json      method and seed
 
 The state of a run that is not finished is in a folder of its own, which goes when the
 record is there. Every file is whole at every moment: a run may be killed at any.
