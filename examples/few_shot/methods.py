@@ -186,6 +186,8 @@ CLAIMS = (
     "dynamic_nsn",
     "same_parameters",
     "same_cost",
+    "meta_static_nsn",
+    "meta_static_published",
 )
 #: Rows whose differences are told besides.
 PAIRS = (
