@@ -19,7 +19,7 @@ LARGEST_GAP = 3.0
 GAP_ABOVE_PLAIN = 1.0
 #: Modes whose accuracies are compared.
 MODES = ("training", "inference")
-#: More seeds are needed where the interval is wider to either side, in points.
+#: An interval that is wider to either side, in points, asks for more seeds.
 WIDEST = 2.0
 #: Epochs at the end whose mean hides what a single epoch does to moving statistics.
 LAST_EPOCHS = 3
@@ -83,7 +83,7 @@ class Comparison:
         return quantile * statistics.stdev(self.differences) / math.sqrt(count)
 
     @property
-    def needs_more_seeds(self) -> bool:
+    def is_wide(self) -> bool:
         """Whether the interval is too wide to judge by."""
         return self.half_width > WIDEST
 

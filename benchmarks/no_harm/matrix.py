@@ -71,7 +71,7 @@ def undecided(
         for each in compare(records.runs)
         if (each.dataset, each.network) == (dataset, network)
         and each.method in methods
-        and each.needs_more_seeds
+        and each.is_wide
         and set(seeds) <= set(each.seeds)
         and len(each.seeds) < most
     ]

@@ -14,6 +14,7 @@ from benchmarks.no_harm.comparison import (
     LARGEST_GAP,
     LAST_EPOCHS,
     MODES,
+    WIDEST,
     Comparison,
     compare,
     mean_accuracy,
@@ -50,9 +51,9 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
     counted = f"{title} ({_count(cells)})"
     losses = [each for each in cells if each.difference < WORST_CELL]
     named = [f"{each.title} {_with_interval(each)}" for each in losses]
-    unsure = [each.title for each in cells if each.needs_more_seeds]
-    if unsure:
-        named.append(f"needs more seeds: {', '.join(unsure)}")
+    wide = [f"{each.title} ({len(each.seeds)} seeds)" for each in cells if each.is_wide]
+    if wide:
+        named.append(f"half-width above {WIDEST:.1f}: {', '.join(wide)}")
     yield _verdict(not losses, f"{counted}: no cell below {WORST_CELL:.1f} points", *named)
     mean = statistics.mean(each.difference for each in cells)
     yield _verdict(

@@ -22,7 +22,7 @@ def test_differences_are_paired_by_seed():
     assert cell.difference == pytest.approx(2.0)
     # Student's t for two degrees of freedom, 4.303, and a standard deviation of 1.
     assert cell.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-    assert cell.needs_more_seeds
+    assert cell.is_wide
 
 
 def test_difference_of_the_last_epochs():
@@ -39,7 +39,7 @@ def test_difference_of_the_last_epochs():
 def test_one_seed_has_no_interval():
     (cell,) = comparison.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
     assert cell.half_width == math.inf
-    assert cell.needs_more_seeds
+    assert cell.is_wide
 
 
 def test_conversions_are_compared_with_the_longer_training():

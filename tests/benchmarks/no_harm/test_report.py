@@ -33,13 +33,13 @@ def test_a_loss_fails_and_is_named():
 def test_a_loss_of_one_seed_has_no_interval():
     found = several("plain", [0.5]) + several("static_dns", [0.48])
     worst, *_ = lines_of("static DNS", found)
-    assert ": digits narrow CNN -2.00 of one seed (last 3 epochs -1.00); needs" in worst
+    assert ": digits narrow CNN -2.00 of one seed (last 3 epochs -1.00); half-" in worst
 
 
 def test_a_low_mean_fails():
     found = several("plain", [0.5, 0.6]) + several("static_dns", [0.495, 0.595])
     worst, mean, _ = lines_of("static DNS", found)
-    assert worst.startswith("PASS") and "more seeds" not in worst
+    assert worst.startswith("PASS") and "half-width" not in worst
     assert mean.startswith("FAIL") and mean.endswith("-0.50")
 
 
@@ -47,7 +47,7 @@ def test_scattered_seeds_need_more():
     found = several("plain", [0.5, 0.6]) + several("static_dns", [0.5, 0.7])
     worst, *_ = lines_of("static DNS", found)
     assert worst.startswith("PASS")
-    assert worst.endswith("needs more seeds: digits narrow CNN")
+    assert worst.endswith("half-width above 2.0: digits narrow CNN (2 seeds)")
 
 
 @pytest.mark.parametrize(
