@@ -250,39 +250,39 @@ def summarize(found: list[dict]) -> list[dict]:
 
 def write_picture(rows: list[dict], path: pathlib.Path) -> None:
     """Draws gain in validation accuracy against the time of a step."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
-    for similarity, marker in MARKERS.items():
-        own = [row for row in rows if row["similarity"] == similarity]
+    names = dict.fromkeys(row["predictor"] for row in rows)
+    colours = dict(zip(names, colormaps["tab20"].colors, strict=False))
+    for row in rows:
         axis.errorbar(
-            [row["time"][0] for row in own],
-            [np.mean(row["gains"]) for row in own],
-            yerr=[np.std(row["gains"]) for row in own],
-            fmt=marker,
-            capsize=3,
-            label=f"dynamic {similarity}",
+            row["time"][0],
+            np.mean(row["gains"]),
+            yerr=np.std(row["gains"]),
+            fmt=MARKERS[row["similarity"]],
+            color=colours[row["predictor"]],
+            elinewidth=0.8,
+            markersize=8,
         )
-        own = sorted(own, key=lambda row: row["time"][0])
-        for number, row in enumerate(own):
-            # Above and below in turn, so that neighbours' names do not overlap.
-            axis.annotate(
-                row["predictor"],
-                (row["time"][0], np.mean(row["gains"])),
-                xytext=(0, 8 if number % 2 else -14),
-                textcoords="offset points",
-                horizontalalignment="center",
-                fontsize=8,
-            )
+    for similarity, marker in MARKERS.items():
+        axis.plot([], [], marker, color="black", label=f"dynamic {similarity}")
+    for name, colour in colours.items():
+        axis.plot([], [], "D", color=colour, label=name)
     axis.axhline(0, color="black", linestyle=":")
     axis.set_yscale("symlog", linthresh=5)
     ticks = [-20, -10, -5, -2, 0, 2, 5]
     axis.set_yticks(ticks, labels=[f"{tick:+d}" if tick else "0" for tick in ticks])
     axis.margins(y=0.15)
+    axis.set_xscale("log")
+    times = [3, 4, 5, 7, 10, 20]
+    axis.set_xticks(times, labels=map(str, times))
+    axis.minorticks_off()
     axis.set_xlabel("time of a training step / plain")
     axis.set_ylabel("validation accuracy - plain (points)")
-    axis.legend()
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     runs.write_figures(path.parent, {path.stem: figure})
 
 
