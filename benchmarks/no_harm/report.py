@@ -51,7 +51,7 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
     counted = f"{title} ({_count(cells)})"
     losses = [each for each in cells if each.difference < WORST_CELL]
     named = [f"{each.title} {_with_interval(each)}" for each in losses]
-    wide = [f"{each.title} ({len(each.seeds)} seeds)" for each in cells if each.is_wide]
+    wide = [f"{each.title} (seeds: {len(each.seeds)})" for each in cells if each.is_wide]
     if wide:
         named.append(f"half-width above {WIDEST:.1f}: {', '.join(wide)}")
     yield _verdict(not losses, f"{counted}: no cell below {WORST_CELL:.1f} points", *named)

@@ -536,6 +536,10 @@ def test_the_variables_of_the_paper_are_the_default():
     ):
         expected = finetune(static, episodes, variables, steps=2)
         np.testing.assert_array_equal(finetune(static, episodes, steps=2), expected)
+    # Without a new classifier the whole model is frozen, and all of it may adapt.
+    own = {"steps": 2, "new_classifier": False}
+    expected = finetune(static, episodes, "similarity+classifier", **own)
+    np.testing.assert_array_equal(finetune(static, episodes, **own), expected)
 
 
 def test_similarities_have_a_rate_of_their_own():

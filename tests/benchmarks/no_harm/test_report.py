@@ -47,7 +47,7 @@ def test_scattered_seeds_need_more():
     found = several("plain", [0.5, 0.6]) + several("static_dns", [0.5, 0.7])
     worst, *_ = lines_of("static DNS", found)
     assert worst.startswith("PASS")
-    assert worst.endswith("half-width above 2.0: digits narrow CNN (2 seeds)")
+    assert worst.endswith("half-width above 2.0: digits narrow CNN (seeds: 2)")
 
 
 @pytest.mark.parametrize(
