@@ -1,7 +1,7 @@
 """Dynamic neural similarity against `Conv2D`, with its predictor and without.
 
-One rule: "layer" includes the predictor, "core" reads its output from a weight that holds
-one value for every example and position.
+One rule: "layer" includes the predictor, at every position or once for each block of 2x2;
+"core" reads its output from a weight that holds one value for every example and position.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
         parameters = nsl_keras.similarities.get(similarity).parameter_shape(taps)
         for part, predictor in (
             ("layer", "sphere"),
+            (
+                "layer, in blocks",
+                nsl_keras.predictors.SimilarityPredictor(downsampling=2),
+            ),
             ("core", StoredPrediction(math.prod(parameters))),
         ):
             layers[f"dynamic {name}, {part}"] = nsl_keras.layers.NeuralSimilarityConv2D(

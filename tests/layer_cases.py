@@ -17,20 +17,22 @@ def convolution(**arguments):
     )
 
 
-def behind_shared_predictor(layer, kernel_size, pooled=False, **arguments):
-    """A layer with a shared predictor, both made anew."""
+def with_predictor(make_predictor, layer, **arguments):
+    """A layer and its predictor, both made anew."""
 
     def make(**options):
-        predictor = predictors.SharedSimilarityPredictor(
-            kernel_size,
-            adapted_filters=5,
-            hidden_filters=8,
-            pooled=pooled,
-            data_format=options.get("data_format"),
-        )
-        return layer(kernel_size=kernel_size, predictor=predictor, **arguments, **options)
+        return layer(predictor=make_predictor(), **arguments, **options)
 
     return make
+
+
+def shared(**arguments):
+    return functools.partial(
+        predictors.SharedSimilarityPredictor,
+        adapted_filters=5,
+        hidden_filters=8,
+        **arguments,
+    )
 
 
 def head(inner_loop, dictionary=None, **arguments):
@@ -116,6 +118,17 @@ CASES = [
         IMAGE,
         trainable=8,
         non_trainable=6,
+        data_formats=FIRST,
+        unknown_sizes=True,
+    ),
+    LayerCase(
+        "conv2d_dynamic_in_blocks",
+        with_predictor(
+            functools.partial(predictors.SimilarityPredictor, downsampling=3),
+            convolution(similarity="unconstrained", kernel_size=(2, 3)),
+        ),
+        IMAGE,
+        trainable=4,
         data_formats=FIRST,
         unknown_sizes=True,
     ),
@@ -249,8 +262,12 @@ CASES = [
     ),
     LayerCase(
         "conv1d_dynamic_shared_pooled",
-        behind_shared_predictor(
-            layers.NeuralSimilarityConv1D, (3,), pooled=True, filters=6, padding="same"
+        with_predictor(
+            shared(pooled=True),
+            layers.NeuralSimilarityConv1D,
+            filters=6,
+            kernel_size=3,
+            padding="same",
         ),
         (9, 4),
         trainable=5,
@@ -274,9 +291,7 @@ CASES = [
     ),
     LayerCase(
         "conv2d_dynamic_shared",
-        behind_shared_predictor(
-            layers.NeuralSimilarityConv2D, (3, 3), filters=6, strides=2, learn_shape=True
-        ),
+        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
         IMAGE,
         trainable=6,
         data_formats=FIRST,

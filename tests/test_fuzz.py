@@ -122,7 +122,7 @@ ADAPTATION = (
 PREDICTOR = (
     *("kernel_size", "kind", "similarity", "hidden_filters", "strides", "padding"),
     *("pooled", "batch_normalization", "momentum", "momentum_warmup", "epsilon"),
-    *("synchronized", "start", "data_format", "dilation_rate"),
+    *("synchronized", "start", "data_format", "dilation_rate", "downsampling"),
 )
 
 

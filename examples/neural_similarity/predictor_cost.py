@@ -50,6 +50,7 @@ PREDICTORS: dict[str, dict | None] = {
     "1x1 output": {"kind": "example_1x1_output"},
     "depthwise": {"kind": "example_depthwise"},
     "at half size": {"kind": "example_half_size"},
+    "for blocks of 2x2": {"downsampling": 2},
     "one M an image": {"pooled": True},
     "shared": {"adapted_filters": 8},
     "plain convolutions": {"kind": "cnn"},

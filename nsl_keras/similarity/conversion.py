@@ -450,11 +450,7 @@ def _at_zero(layer: Any) -> bool:
 
 def _warn_of_costly(layers: Iterable[Any]) -> None:
     costly = predictors.name_costly(
-        {
-            layer.name: predictors.multiply_adds(layer.predictor, layer.adaptation)
-            / math.prod(layer.kernel.shape)
-            for layer in layers
-        }
+        {layer.name: predictors.cost_ratio(layer) for layer in layers}
     )
     if costly is not None:
         logging.warning(costly)

@@ -20,6 +20,7 @@ from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.registry import Names
 from nsl_keras.similarity import matrices
+from nsl_keras.similarity.dynamic_convolution import positions
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
     SphereConv2D,
@@ -222,7 +223,6 @@ class Predictor(keras.layers.Layer):
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
-    pooled = False
     hidden_normalization: Any = None
     output_normalization: Any = None
     #: The argument that holds the hidden width.
@@ -432,7 +432,7 @@ class Predictor(keras.layers.Layer):
         for name in self._network:
             # Keras hands `training` on to the batch norms.
             outputs = getattr(self, name)(outputs)
-        return self._pool(outputs) if self.pooled else outputs
+        return outputs
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Predictor:
@@ -480,8 +480,11 @@ class SimilarityPredictor(Predictor):
 
     The first layer has the strides, padding and dilation of the convolution, the second
     stride 1 and `"same"` (`"causal"` in a causal predictor), so that the prediction has
-    exactly the output's positions. What is left `None` of these is taken from the layer
-    that is served, when that is built: `predictor=SimilarityPredictor(momentum=0.9)`.
+    exactly the output's positions. With `downsampling=b` the first layer has `b` times the
+    strides, and position `p` takes the prediction at `p // b`.
+
+    What is left `None` of the geometry is taken from the layer that is served, when that
+    is built: `predictor=SimilarityPredictor(momentum=0.9)`.
 
     Args:
         kernel_size: int or tuple of 1, 2 or 3 ints, as in the convolution served; an int
@@ -503,6 +506,10 @@ class SimilarityPredictor(Predictor):
         dilation_rate: int or tuple of ints; 1 without a layer.
         pooled: bool, whether to predict one `M` per example, the mean of what is predicted
             at its positions, instead of one per position.
+        downsampling: int, the side of the blocks of positions that share one `M`: with 2,
+            `M` is predicted once for each block of 2x2 positions of an image, by a first
+            layer of twice the strides; 1 for one at each position, as in the paper. Blocks
+            begin at the first position, and those at the end may be smaller.
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
             both; `None` for those named above.
         momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999).
@@ -534,7 +541,9 @@ class SimilarityPredictor(Predictor):
 
     Raises:
         ValueError: For arguments outside the ranges above, at construction; for a geometry
-            other than that of the layer served, or none at all, at build.
+            other than that of the layer served, or none at all, for a dilated kernel with
+            `downsampling`, and for a network of your own with `downsampling` that does not
+            predict at as many positions as its blocks are, at build.
 
     Example:
 
@@ -568,6 +577,7 @@ class SimilarityPredictor(Predictor):
         data_format: str | None = None,
         dilation_rate: int | tuple[int, ...] | None = None,
         pooled: bool = False,
+        downsampling: int = 1,
         batch_normalization: bool | None = None,
         momentum: float = 0.99,
         momentum_warmup: bool = True,
@@ -617,13 +627,23 @@ class SimilarityPredictor(Predictor):
             validation.positive_integers, dilation_rate, rank, "dilation_rate"
         )
         self.pooled = validation.boolean(pooled, "pooled")
+        self.downsampling = validation.positive_integer(downsampling, "downsampling")
 
     def _geometry(self, layer: keras.layers.Layer) -> dict[str, Any]:
         taken = self._equal(
             layer, "kernel_size", "strides", "padding", "data_format", "dilation_rate"
         )
         self._refuse_to_look_ahead(layer)
+        self._refuse_holes(taken.get("dilation_rate") or self.dilation_rate)
         return taken
+
+    def _refuse_holes(self, dilation_rate: tuple[int, ...]) -> None:
+        if self.downsampling > 1 and max(dilation_rate) > 1:
+            raise ValueError(
+                "`downsampling` must be 1 with a dilated kernel: a convolution has strides "
+                f"or dilation. Received: downsampling={self.downsampling}, "
+                f"dilation_rate={dilation_rate}"
+            )
 
     def _refuse_to_look_ahead(self, layer: keras.layers.Layer) -> None:
         if layer.padding == "causal" and self.pooled:
@@ -644,8 +664,31 @@ class SimilarityPredictor(Predictor):
         self.padding = self.padding or "valid"
         self.data_format = self.data_format or keras.config.image_data_format()
         self.dilation_rate = self.dilation_rate or (1,) * rank
+        self._refuse_holes(self.dilation_rate)
         taps = math.prod(self.kernel_size)
         self._build_network(taps, self.kernel_size, tuple(input_shape))
+        self._check_blocks(tuple(input_shape))
+
+    def _check_blocks(self, input_shape: tuple[int | None, ...]) -> None:
+        """Refuses a network of one's own that does not predict one `M` for each block."""
+        if self.downsampling == 1:
+            return
+        # Where a size is not known, one that gives several blocks.
+        some = 3 * self.downsampling * max(self.strides) + max(self.kernel_size)
+        shape = [
+            size or some if axis in self._spatial_axes else size
+            for axis, size in enumerate(input_shape)
+        ]
+        predicted = self._shape_of_blocks(tuple(shape))
+        for axis in self._spatial_axes:
+            blocks = -(-self._positions(shape, axis) // self.downsampling)
+            if predicted[axis] != blocks:
+                raise ValueError(
+                    f"`kind` must predict at {blocks} places along axis {axis} of an "
+                    f"input of shape {tuple(shape)} with downsampling="
+                    f"{self.downsampling}, as `predictor.hidden` does. Received: "
+                    f"kind={self.kind!r}, which predicts at {predicted[axis]}"
+                )
 
     def _layer(
         self, place: str, normalize: str | None, initializer: keras.initializers.Initializer
@@ -658,23 +701,67 @@ class SimilarityPredictor(Predictor):
         filters = self.outputs
         if place == "hidden":
             filters = self.hidden_filters
-            for name in ("strides", "padding", "dilation_rate"):
-                options[name] = getattr(self, name)
+            options["strides"] = tuple(self.downsampling * each for each in self.strides)
+            options["padding"] = self.padding
+            options["dilation_rate"] = self.dilation_rate
         rank = len(self.kernel_size)
         if normalize is None:
             return _PLAIN[rank](filters, self.kernel_size, **options)
         return _SPHERE[rank](filters, self.kernel_size, normalize=normalize, **options)
 
-    def _pool(self, outputs: Tensor) -> Tensor:
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        outputs = super().call(inputs, training=training)
+        if self.pooled:
+            return ops.mean(outputs, axis=self._spatial_axes)
+        if self.downsampling > 1:
+            shape = list(ops.shape(outputs))
+            for axis in self._spatial_axes:
+                shape[axis] = self._positions(ops.shape(inputs), axis)
+            outputs = ops.slice(self._repeated(outputs), (0,) * len(shape), shape)
+        return outputs
+
+    def _repeated(self, outputs: Tensor) -> Tensor:
+        """Repeats predictions, each over its block of positions."""
+        for axis in self._spatial_axes:
+            shape = list(ops.shape(outputs))
+            # Not `ops.repeat`, which gathers, and whose gradient scatters.
+            rows = ops.reshape(outputs, (-1, 1, math.prod(shape[axis + 1 :])))
+            shape[axis] *= self.downsampling
+            outputs = ops.reshape(ops.tile(rows, (1, self.downsampling, 1)), shape)
+        return outputs
+
+    @property
+    def _spatial_axes(self) -> tuple[int, ...]:
         first = 1 if self.data_format == "channels_last" else 2
-        return ops.mean(outputs, axis=tuple(range(first, first + len(self.kernel_size))))
+        return tuple(range(first, first + len(self.kernel_size)))
+
+    def _positions(self, input_shape: Any, axis: int) -> Any:
+        """Returns how many positions the layer served has along an axis."""
+        number = axis - self._spatial_axes[0]
+        return positions(
+            input_shape[axis],
+            self.kernel_size[number],
+            self.strides[number],
+            self.padding,
+            self.dilation_rate[number],
+        )
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
         if self.pooled:
             return (input_shape[0], self.outputs)
-        shape = tuple(input_shape)
+        shape = list(self._shape_of_blocks(tuple(input_shape)))
+        if self.downsampling > 1:
+            for axis in self._spatial_axes:
+                known = input_shape[axis] is not None
+                shape[axis] = self._positions(input_shape, axis) if known else None
+        return tuple(shape)
+
+    def _shape_of_blocks(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        shape = input_shape
         for name in self._network:
             shape = tuple(getattr(self, name).compute_output_shape(shape))
         return shape
@@ -689,6 +776,7 @@ class SimilarityPredictor(Predictor):
             "data_format": self.data_format,
             "dilation_rate": self.dilation_rate,
             "pooled": self.pooled,
+            "downsampling": self.downsampling,
         }
 
 
@@ -725,7 +813,7 @@ class SharedSimilarityPredictor(SimilarityPredictor):
         adaptation_initializer: Initializer of the adaptations' kernels.
         batch_normalization: bool or `None`: `True` for both batch norms of
             `SimilarityPredictor`, `None` for none.
-        **kwargs: `data_format`, `pooled`, `momentum`, `epsilon`,
+        **kwargs: `data_format`, `pooled`, `downsampling`, `momentum`, `epsilon`,
             `momentum_warmup`, `synchronized`, `hidden_kernel_initializer`,
             `output_kernel_initializer`, `start` and `kernel_regularizer` (of the
             adaptations' kernels too) of `SimilarityPredictor`; `name`, `dtype`,
@@ -1019,12 +1107,17 @@ class DenseSimilarityPredictor(Predictor):
         }
 
 
-def multiply_adds(*networks: keras.layers.Layer | None) -> int:
-    """Returns the multiply-adds of predictors and adaptations at one position."""
-    layers = [
-        layer for each in networks if each for layer in [each, *rewiring.sublayers(each)]
-    ]
+def multiply_adds(network: keras.layers.Layer | None) -> int:
+    """Returns the multiply-adds of a predictor or adaptation at one of its positions."""
+    layers = [network, *rewiring.sublayers(network)] if network else []
     return sum(math.prod(each.kernel.shape) for each in layers if hasattr(each, "kernel"))
+
+
+def cost_ratio(layer: Any) -> float:
+    """Returns the multiply-adds of what predicts a layer's `M`, over the plain layer's."""
+    block = getattr(layer.predictor, "downsampling", 1) ** len(layer.kernel_size)
+    predicted = multiply_adds(layer.predictor) / block + multiply_adds(layer.adaptation)
+    return predicted / math.prod(layer.kernel.shape)
 
 
 def name_costly(ratios: Mapping[str, float | None]) -> str | None:
@@ -1046,7 +1139,8 @@ def name_costly(ratios: Mapping[str, float | None]) -> str | None:
         return None
     return (
         "Predictors take more multiply-adds than the plain layers that they serve in "
-        f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their width."
+        f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their width, "
+        "and `downsampling` at how many positions they predict."
     )
 
 

@@ -312,16 +312,19 @@ def _count(call: rewiring.Call) -> Count:
     if isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS)):
         # A transposed convolution puts its kernel at every position of the input.
         shape = inputs if isinstance(layer, _TRANSPOSED_CONVOLUTIONS) else outputs
-        positions = _product(_spatial(layer, shape))
-        plain = positions * _size(layer.kernel)
-        added, predicted = _of_similarity(layer, positions)
+        sizes = _spatial(layer, shape)
+        plain = _product(sizes) * _size(layer.kernel)
+        added, predicted = _of_convolution(layer, sizes)
     elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
         kernels = _size(layer.depthwise_kernel) + _size(layer.pointwise_kernel)
         plain, added = _product(_spatial(layer, outputs)) * kernels, 0
     elif isinstance(layer, keras.layers.Dense):
         vectors = _product(inputs[1:-1])
         plain = vectors * _size(layer.kernel)
-        added, predicted = _of_similarity(layer, vectors)
+        if getattr(layer, "predictor", None) is None:
+            added, predicted = 0, 0
+        else:
+            added, predicted = (vectors * each for each in _of_vectors(layer, layer.kernel))
     elif cells := _cells(layer):
         steps = _product([inputs[1]])
         pairs = [pair for cell in cells for pair in _kernels_and_parts(cell)]
@@ -366,19 +369,20 @@ def _kernels_and_parts(cell: Any) -> list[tuple[keras.Variable, Any]]:
     ]
 
 
-def _of_similarity(layer: Any, positions: float) -> tuple[float, float]:
+def _of_convolution(layer: Any, sizes: tuple[int | None, ...]) -> tuple[float, float]:
     """Returns what `M` adds to a layer, and its predictor's part; nothing if static."""
-    if getattr(layer, "predictor", None) is None:
+    predictor = getattr(layer, "predictor", None)
+    if predictor is None:
         return 0, 0
-    if isinstance(layer, keras.layers.Dense):
-        added, predicted = _of_vectors(layer, layer.kernel)
-        return positions * added, positions * predicted
-    predictor = layer.predictor
     if not isinstance(predictor, SimilarityPredictor):
         return math.nan, math.nan
     *kernel_size, channels, _ = layer.kernel.shape
     taps = math.prod(kernel_size)
-    predicted = positions * multiply_adds(predictor, layer.adaptation)
+    positions = _product(sizes)
+    blocks = _product(size and -(-size // predictor.downsampling) for size in sizes)
+    predicted = blocks * multiply_adds(predictor) + positions * multiply_adds(
+        layer.adaptation
+    )
     compared = positions * _of_comparison(layer.similarity, taps, channels)
     matrices_made = 1 if predictor.pooled else positions
     made = matrices_made * _of_making(layer.similarity, taps)

@@ -151,6 +151,8 @@ def make_predictor(kind, member, similarity, dtype, geometry):
         return SimilarityPredictor(kind=kind, **geometry, **options)
     if kind == "pooled":
         return SimilarityPredictor(pooled=True, **geometry, **options)
+    if kind == "in_blocks":
+        return SimilarityPredictor(downsampling=2, **geometry, **options)
     if kind.startswith("shared"):
         causal = geometry.get("padding") == "causal"
         return SharedSimilarityPredictor(
@@ -369,6 +371,7 @@ def test_gradients_of_the_static_layer(name, similarity):
         ("conv2d", "positive_semidefinite", "shared", {"padding": "same"}, False),
         ("conv1d", "unconstrained", "sphere", {"padding": "causal"}, False),
         ("conv3d", "diagonal", "pooled", {"strides": 2}, True),
+        ("conv2d", "diagonal", "in_blocks", {"strides": (1, 2)}, True),
         ("depthwise_conv2d", "diagonal", "sphere", {"strides": (2, 1)}, True),
         ("depthwise_conv2d", "positive_semidefinite", "own", {"padding": "same"}, False),
     ],

@@ -180,6 +180,94 @@ def test_prediction_at_a_position_sees_the_patch_of_that_position():
     assert np.argwhere(outputs[0, :, :, 0] != 0).tolist() == [[1, 2]]
 
 
+# One prediction for a block of positions.
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("conv1d", {"padding": "causal", "strides": 2}),
+        ("conv2d", {"padding": "valid"}),
+        ("conv2d", {"padding": "same", "strides": (1, 2)}),
+        ("conv2d", {"padding": "valid", "data_format": "channels_first"}),
+        ("conv3d", {"padding": "same", "similarity": "symmetric"}),
+        ("depthwise_conv2d", {"padding": "same", "depth_multiplier": 2}),
+    ],
+    ids=str,
+)
+def test_positions_of_a_block_share_a_prediction(name, options, shared):
+    """What is predicted with so many times the strides, at every position of a block."""
+    member, block = FAMILY[name], 3
+    inputs = member.tensor(data_format=options.get("data_format"))
+    kind = SharedSimilarityPredictor if shared else SimilarityPredictor
+    predictor = kind(hidden_filters=4, downsampling=block)
+    layer = member.make_built(kernel_size=2, predictor=predictor, **options)
+    positions = layer.compute_output_shape(inputs.shape)
+    seen = layer.adaptation(inputs) if shared else inputs
+    coarse = SimilarityPredictor(
+        layer.kernel_size,
+        similarity=layer.similarity,
+        hidden_filters=4,
+        batch_normalization=False if shared else None,
+        padding=predictor.padding,
+        data_format=predictor.data_format,
+        strides=[block * stride for stride in predictor.strides or (1,) * layer.rank],
+    )
+    coarse.build(seen.shape)
+    coarse.set_weights(predictor.get_weights())
+    expected, outputs = array(coarse(seen)), array(predictor(seen))
+    first = 2 if layer.data_format == "channels_first" else 1
+    for axis in range(first, first + layer.rank):
+        numbers = np.arange(positions[axis]) // block
+        assert expected.shape[axis] == numbers[-1] + 1 > 1
+        expected = np.take(expected, numbers, axis)
+    assert_equal(outputs, expected)
+    assert tuple(predictor.compute_output_shape(seen.shape)) == outputs.shape
+    unknown = predictor.compute_output_shape((None,) * (layer.rank + 2))
+    assert set(unknown) == {None, predictor.outputs}
+
+
+def test_a_pooled_prediction_is_the_mean_over_blocks():
+    images = images_after_relu()
+    options = {"kernel_size": 3, "hidden_filters": 4, "strides": 2}
+    pooled = SimilarityPredictor(pooled=True, downsampling=2, **options)
+    coarse = SimilarityPredictor(**{**options, "strides": 4})
+    for each in (pooled, coarse):
+        each.build(images.shape)
+        randomize(each)
+    assert_close(pooled(images), np.mean(array(coarse(images)), axis=(1, 2)), 1e-5)
+    assert tuple(pooled.compute_output_shape(images.shape)) == (2, 9)
+
+
+def test_blocks_in_networks_of_ones_own():
+    """Kinds that use `hidden` follow blocks; others are refused."""
+
+    @predictors.register("blind_to_blocks")
+    def blind_to_blocks(predictor):
+        return [keras.layers.Conv2D(predictor.outputs, 3, padding="same", name="only")]
+
+    predictor = SimilarityPredictor(kind="blind_to_blocks", downsampling=2)
+    layer = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
+    message = r"`kind` must predict at 4 places along axis 1 .*, which predicts at 7"
+    with pytest.raises(ValueError, match=message):
+        layer.build((None, 7, 6, CHANNELS))
+    predictor = SimilarityPredictor(3, "blind_to_blocks", padding="same", downsampling=2)
+    with pytest.raises(ValueError, match="`kind` must predict at"):
+        predictor.build((None, None, None, CHANNELS))
+
+
+def test_blocks_and_holes():
+    predictor = SimilarityPredictor(downsampling=2)
+    layer = NeuralSimilarityConv2D(4, 3, dilation_rate=2, predictor=predictor)
+    message = r"`downsampling` must be 1 with .*downsampling=2, dilation_rate=\(2, 2\)"
+    with pytest.raises(ValueError, match=message):
+        layer.build((None, 7, 6, CHANNELS))
+    NeuralSimilarityConv2D(4, 3, predictor=predictor).build((None, 7, 6, CHANNELS))
+    with pytest.raises(ValueError, match=message):
+        SimilarityPredictor(3, dilation_rate=2, downsampling=2).build((None, 9, 9, 1))
+
+
 # The start.
 
 
@@ -517,6 +605,7 @@ def test_get():
         ({"padding": "full"}, r"`padding` must be one of 'valid', .*'full'"),
         ({"data_format": "NHWC"}, r"`data_format` must be one of .*'NHWC'"),
         ({"similarity": "full"}, r"`similarity` must be one that can be .*'Full'"),
+        ({"downsampling": 0}, r"`downsampling` must be .*downsampling=0"),
         ({"hidden_filters": 0}, r"`hidden_filters` must be .*hidden_filters=0"),
         ({"batch_normalization": "no"}, r"`batch_normalization` must be one of None"),
         ({"momentum": 1.0}, r"`momentum` must be a number in \[0, 1\).*momentum=1.0"),

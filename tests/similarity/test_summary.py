@@ -72,6 +72,21 @@ def test_one_matrix_an_example_is_made_once():
     assert added == 36 * (predicted + 81 * 4) + 9**3
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_prediction_for_a_block_is_made_once(shared):
+    options = {"hidden_filters": 5, "downsampling": 2}
+    if shared:
+        predictor = predictors.SharedSimilarityPredictor(adapted_filters=7, **options)
+    else:
+        predictor = predictors.SimilarityPredictor(**options)
+    layer = layers.NeuralSimilarityConv2D(6, 3, padding="same", predictor=predictor)
+    row = figures_of(layer, (7, 8, 4))
+    adapted = 7 * 8 * 9 * 4 * 7 if shared else 0
+    predicted = 4 * 4 * (9 * (7 if shared else 4) * 5 + 9 * 5 * 9) + adapted
+    assert row.predictor_multiply_adds == predicted
+    assert row.multiply_adds - row.plain_multiply_adds == predicted + 7 * 8 * 9 * 4
+
+
 def test_depthwise_convolutions():
     layer = layers.NeuralSimilarityDepthwiseConv2D(
         3, padding="same", depth_multiplier=2, predictor="cnn"
