@@ -11,9 +11,14 @@ core. What converts a trained network is compared with that network trained on f
 both with a new optimizer. Where the 95 % interval of a method in a cell is wider than two
 points to either side, the method gets further seeds there, up to --most_seeds.
 
-Each run is a file in --output_dir/results/no_harm/runs, and is not made twice: an
-interrupted matrix goes on where it stopped. Processes that share a matrix need the same
-flags but for --shard. --output_dir=. adds to the results of this repository.
+With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's;
+one epoch shows what they do to the gap between training and inference:
+
+    python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1 --most_seeds=3
+
+Each run is a file in --output_dir/results/no_harm/runs, or runs_unbiased, and is not made
+twice: an interrupted matrix goes on where it stopped. Processes that share a matrix need
+the same flags but for --shard. --output_dir=. adds to the results of this repository.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from absl import app, flags, logging
 from benchmarks.no_harm import matrix, report
 from benchmarks.no_harm.data import DATASETS
 from benchmarks.no_harm.methods import METHODS
-from benchmarks.no_harm.networks import NETWORKS
+from benchmarks.no_harm.networks import BATCH_NORMS, NETWORKS
 from benchmarks.no_harm.training import Setting
 from examples.common import runs
 
@@ -42,6 +47,7 @@ flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, separated by commas.")
 flags.DEFINE_integer(
     "most_seeds", 10, "How many seeds a method may get in a cell where they scatter."
 )
+flags.DEFINE_enum("batch_norm", "keras", list(BATCH_NORMS), "Batch norms of the networks.")
 flags.DEFINE_integer("epochs", 5, "Epochs of each training.", lower_bound=1)
 flags.DEFINE_string("shard", "0/1", "Which share of the runs to make: i/n, with i < n.")
 flags.DEFINE_bool("report", False, "Write table and picture, and train nothing.")
@@ -62,16 +68,18 @@ def main(arguments: list[str]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = runs.results_folder(FLAGS.output_dir) / "no_harm"
     if FLAGS.report:
-        report.write(runs.RunRecords(folder / "runs"), folder)
+        report.write(folder)
         return
-    setting = Setting(epochs=FLAGS.epochs)
-    records = runs.RunRecords(folder / "runs", dataclasses.asdict(setting))
+    setting = Setting(epochs=FLAGS.epochs, batch_norm=FLAGS.batch_norm)
+    place = folder / report.PLACES[setting.batch_norm]
+    records = runs.RunRecords(place, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
-    share = (
-        FLAGS.dataset or DATASETS,
-        FLAGS.network or NETWORKS,
-        matrix.parse_shard(FLAGS.shard),
-    )
+    networks = [
+        name
+        for name in FLAGS.network or NETWORKS
+        if NETWORKS[name].batch_norm or FLAGS.batch_norm == "keras"
+    ]
+    share = FLAGS.dataset or DATASETS, networks, matrix.parse_shard(FLAGS.shard)
     methods = FLAGS.method or METHODS
     for cell in matrix.cells(seeds, *share):
         matrix.run_cell(records, setting, cell, methods, FLAGS.data_dir)

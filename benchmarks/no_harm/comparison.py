@@ -93,6 +93,11 @@ class Comparison:
         return max(LARGEST_GAP, mean_gap(self.baseline) + GAP_ABOVE_PLAIN)
 
     @property
+    def has_large_gap(self) -> bool:
+        """Whether the gap is larger than that."""
+        return mean_gap(self.found) > self.largest_gap
+
+    @property
     def step_time(self) -> float:
         """Time of a step over the baseline's."""
         pairs = zip(self.found, self.baseline, strict=True)

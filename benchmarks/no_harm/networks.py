@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
 from keras import layers
 
+import nsl_keras
+
 Tensor = keras.KerasTensor
-Convolution = Callable[..., keras.layers.Layer]
+MakeLayer = Callable[..., keras.layers.Layer]
 
 WIDTHS = (16, 32, 64)
 #: Keras's default, 0.99, needs more steps than these trainings have.
 MOMENTUM = 0.9
+#: Batch norms by name: Keras's, and this package's, which are unbiased from the first step.
+BATCH_NORMS: dict[str, MakeLayer] = {
+    "keras": layers.BatchNormalization,
+    "unbiased": nsl_keras.layers.BatchNormalization,
+}
 CLASSIFIER = "classifier"
 
 
@@ -22,23 +30,24 @@ class Network(NamedTuple):
 
     Attributes:
         title: What tables call it.
-        features: A function from inputs and a convolution to features.
+        features: A function from inputs, a convolution and a batch norm to features.
         batch_norm: Whether it has batch norms.
     """
 
     title: str
-    features: Callable[[Tensor, Convolution], Tensor]
+    features: Callable[[Tensor, MakeLayer, MakeLayer], Tensor]
     batch_norm: bool = True
 
     def make(
         self,
         input_shape: tuple[int, ...],
         classes: int,
-        convolution: Convolution = layers.Conv2D,
+        convolution: MakeLayer = layers.Conv2D,
+        batch_norm: MakeLayer = layers.BatchNormalization,
     ) -> keras.Model:
         """Returns the network, whose last layer is `Dense` and gives logits."""
         inputs = keras.Input(input_shape)
-        features = self.features(inputs, convolution)
+        features = self.features(inputs, convolution, batch_norm)
         return keras.Model(inputs, layers.Dense(classes, name=CLASSIFIER)(features))
 
 
@@ -58,32 +67,34 @@ def copy_weights(network: keras.Model, other: keras.Model) -> None:
             other.get_layer(layer.name).set_weights(layer.get_weights())
 
 
-def narrow_cnn(x: Tensor, convolution: Convolution) -> Tensor:
+def narrow_cnn(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:
     """Two convolutions a stage with batch norm and ReLU, and global average pooling."""
+    unit = functools.partial(_normalized, convolution, batch_norm)
     for stage, filters in enumerate(WIDTHS):
         if stage:
             x = layers.MaxPooling2D()(x)
-        for unit in range(2):
-            x = _normalized(x, convolution, filters, f"stage_{stage}_unit_{unit}")
+        for number in range(2):
+            x = unit(x, filters, f"stage_{stage}_unit_{number}")
             x = layers.ReLU()(x)
     return layers.GlobalAveragePooling2D()(x)
 
 
-def small_resnet(x: Tensor, convolution: Convolution) -> Tensor:
+def small_resnet(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:
     """A convolution, then a residual block a stage, and global average pooling."""
-    x = layers.ReLU()(_normalized(x, convolution, WIDTHS[0], "root"))
+    unit = functools.partial(_normalized, convolution, batch_norm)
+    x = layers.ReLU()(unit(x, WIDTHS[0], "root"))
     for stage, filters in enumerate(WIDTHS):
         strides, name = (2 if stage else 1), f"stage_{stage}"
         shortcut = x
         if stage:
-            shortcut = _normalized(x, convolution, filters, f"{name}_shortcut", 1, strides)
-        x = _normalized(x, convolution, filters, f"{name}_first", 3, strides)
-        x = _normalized(layers.ReLU()(x), convolution, filters, f"{name}_second")
+            shortcut = unit(x, filters, f"{name}_shortcut", 1, strides)
+        x = unit(x, filters, f"{name}_first", 3, strides)
+        x = unit(layers.ReLU()(x), filters, f"{name}_second")
         x = layers.ReLU()(layers.Add()([x, shortcut]))
     return layers.GlobalAveragePooling2D()(x)
 
 
-def no_batch_norm(x: Tensor, convolution: Convolution) -> Tensor:
+def no_batch_norm(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:
     """Three convolutions with ReLU, and a hidden dense layer."""
     for stage, filters in enumerate(WIDTHS):
         if stage:
@@ -95,15 +106,16 @@ def no_batch_norm(x: Tensor, convolution: Convolution) -> Tensor:
 
 
 def _normalized(
+    convolution: MakeLayer,
+    batch_norm: MakeLayer,
     x: Tensor,
-    convolution: Convolution,
     filters: int,
     name: str,
     kernel_size: int = 3,
     strides: int = 1,
 ) -> Tensor:
     x = convolution(filters, kernel_size, strides=strides, padding="same", name=name)(x)
-    return layers.BatchNormalization(momentum=MOMENTUM, name=f"{name}_normalization")(x)
+    return batch_norm(momentum=MOMENTUM, name=f"{name}_normalization")(x)
 
 
 NETWORKS = {

@@ -36,6 +36,8 @@ WORST_MEAN = -0.3
 FULL_COLOUR = 5.0
 
 PICTURE = "no_harm.png"
+#: Where the runs are, by the batch norms of their networks.
+PLACES = {"keras": "runs", "unbiased": "runs_unbiased"}
 
 
 def verdicts(comparisons: list[Comparison]) -> list[str]:
@@ -61,8 +63,12 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
         f"{counted}: mean over cells at least {WORST_MEAN:.1f} points",
         f"{mean:+.2f}",
     )
-    gaps = [each for each in cells if mean_gap(each.found) > each.largest_gap]
-    yield _verdict(
+    yield _gap_verdict(counted, cells)
+
+
+def _gap_verdict(counted: str, cells: list[Comparison]) -> str:
+    gaps = [each for each in cells if each.has_large_gap]
+    return _verdict(
         not gaps,
         f"{counted}: inference at most {LARGEST_GAP:.0f} points below training after one "
         f"epoch, or the baseline's gap + {GAP_ABOVE_PLAIN:.0f}",
@@ -137,6 +143,45 @@ def _mean_gaps(cells: list[Comparison], epoch: str) -> list[str]:
         f"{statistics.mean(mean_gap(of(each), epoch) for each in cells):.1f}"
         for of in of_both
     ]
+
+
+def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str:
+    """Markdown: the gap by the batch norms of the networks, in the cells that have both."""
+    if not unbiased:
+        return "Not run."
+    columns = ["method", "cells", "Keras's batch norms", "too large in"]
+    columns += ["unbiased batch norms", "too large in", "largest"]
+    rows, lines = [], []
+    for name, method in COMPARED.items():
+        cells = of_method(unbiased, name)
+        if not cells:
+            rows.append([method.title, "not run"])
+            continue
+        places = {(each.dataset, each.network) for each in cells}
+        beside = [
+            each
+            for each in of_method(with_keras, name)
+            if (each.dataset, each.network) in places
+        ]
+        worst = max(cells, key=lambda each: mean_gap(each.found))
+        rows.append(
+            [
+                *(method.title, str(len(cells)), *_gap_columns(beside)),
+                *_gap_columns(cells),
+                f"{mean_gap(worst.found):.1f} ({worst.title})",
+            ]
+        )
+        lines.append(_gap_verdict(f"{method.title} ({_count(cells)})", cells))
+    verdicts_of_gaps = "\n".join(lines)
+    return f"{tables.markdown(columns, rows)}\n\n```\n{verdicts_of_gaps}\n```"
+
+
+def _gap_columns(cells: list[Comparison]) -> list[str]:
+    """The mean gap and its baseline's, and in how many cells it is too large."""
+    if not cells:
+        return ["not run", ""]
+    own, baseline = _mean_gaps(cells, "first_epoch")
+    return [f"{own} ({baseline})", str(sum(each.has_large_gap for each in cells))]
 
 
 def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
@@ -245,10 +290,11 @@ def plot_differences(comparisons: list[Comparison]) -> Figure:
     return figure
 
 
-def page(records: runs.RunRecords) -> str:
+def page(records: runs.RunRecords, unbiased: list[dict]) -> str:
     """Markdown of the whole report."""
     found, setting = records.runs, records.setting
     comparisons = compare(found)
+    gaps = gap_section(comparisons, compare(unbiased))
     lines = "\n".join(verdicts(comparisons))
     return f"""# Do no harm
 
@@ -289,18 +335,28 @@ Differences are means ± standard deviations over the cells; gaps are means over
 
 {summary_table(comparisons)}
 
+## The gap, by the batch norms of the network
+
+The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Keras's, after
+one epoch (`python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1 --most_seeds=3`,
+in `{PLACES["unbiased"]}/`). Mean gaps over cells, and in brackets those of the baselines.
+What is converted was trained for one epoch before.
+
+{gaps}
+
 ## Cells
 
 {cell_tables(found, comparisons)}
 """
 
 
-def write(records: runs.RunRecords, folder: pathlib.Path) -> None:
-    """Writes page and picture, and prints the verdicts.
+def write(folder: pathlib.Path) -> None:
+    """Writes page and picture of the runs in a folder, and prints the verdicts.
 
     Raises:
         ValueError: If there are no two runs to compare.
     """
+    records, unbiased = (runs.RunRecords(folder / place) for place in PLACES.values())
     comparisons = compare(records.runs)
     if not comparisons:
         raise ValueError(
@@ -308,7 +364,7 @@ def write(records: runs.RunRecords, folder: pathlib.Path) -> None:
             f"{records.folder} with {len(records.runs)} runs"
         )
     print("\n".join(verdicts(comparisons)))
-    text = page(records)
+    text = page(records, unbiased.runs)
     for name, save in (
         ("README.md", lambda path: path.write_text(text)),
         (PICTURE, lambda path: plot_differences(comparisons).savefig(path, dpi=150)),

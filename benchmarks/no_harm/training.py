@@ -14,7 +14,7 @@ import numpy as np
 import nsl_keras
 from benchmarks.no_harm.data import Images
 from benchmarks.no_harm.methods import METHODS, PLAIN
-from benchmarks.no_harm.networks import Network
+from benchmarks.no_harm.networks import BATCH_NORMS, Network
 from examples.common.data import Split
 
 
@@ -27,12 +27,14 @@ class Setting:
         batch_size: Images of a step.
         learning_rate: Adam's.
         compared_images: Training images that are evaluated in training mode too.
+        batch_norm: Whose batch norms the networks have: a name of `BATCH_NORMS`.
     """
 
     epochs: int = 5
     batch_size: int = 32
     learning_rate: float = 1e-3
     compared_images: int = 512
+    batch_norm: str = "keras"
 
 
 class Cell:
@@ -52,7 +54,10 @@ class Cell:
         self.images = images
         self.seed = seed
         self.make_network = functools.partial(
-            network.make, images.train.images.shape[1:], images.classes
+            network.make,
+            images.train.images.shape[1:],
+            images.classes,
+            batch_norm=BATCH_NORMS[setting.batch_norm],
         )
 
     def run(self, name: str) -> dict[str, Any]:

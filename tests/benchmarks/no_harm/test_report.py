@@ -90,7 +90,7 @@ def test_page_and_picture(tmp_path, capsys):
                 accuracy = 0.5 + 0.01 * seed * (name == "static_dns")
                 made = record(name, seed, accuracy, network=network, seconds=2.0)
                 records.add(("digits", network, name, seed), made)
-    report.write(records, tmp_path)
+    report.write(tmp_path)
     assert capsys.readouterr().out.count("PASS ") == 3 * len(COMPARED)
     text = (tmp_path / "README.md").read_text()
     assert (
@@ -102,6 +102,7 @@ def test_page_and_picture(tmp_path, capsys):
         in text
     )
     assert "iFiLM | not applicable |" in text
+    assert "\nNot run.\n\n## Cells\n" in text
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
@@ -125,4 +126,26 @@ def test_picture_has_methods_and_cells():
 
 def test_nothing_to_compare(tmp_path):
     with pytest.raises(ValueError, match=r"`output_dir` must hold runs.*with 0 runs"):
-        report.write(runs.RunRecords(tmp_path), tmp_path)
+        report.write(tmp_path)
+
+
+def test_gaps_by_batch_norms():
+    """In the cells that both have, beside the baseline's, and with a verdict."""
+
+    def compared(gap, networks):
+        found = []
+        for network in networks:
+            found += several("plain", [0.5, 0.5], gap=0.08, network=network)
+            found += several("static_dns", [0.5, 0.5], gap=gap, network=network)
+        return comparison.compare(found)
+
+    both = compared(0.2, ["narrow_cnn", "small_resnet", "no_batch_norm"])
+    text = report.gap_section(both, compared(0.085, ["narrow_cnn", "small_resnet"]))
+    row = "| static DNS | 2 | 20.0 (8.0) | 2 | 8.5 (8.0) | 0 | 8.5 (digits narrow CNN) |"
+    assert row in text
+    assert "| static UNS | not run |" in text
+    assert "\nPASS static DNS (2 cells): inference at most 3 points" in text
+    text = report.gap_section([], compared(0.3, ["small_resnet"]))
+    row = "| static DNS | 1 | not run |  | 30.0 (8.0) | 1 | 30.0 (digits small ResNet) |"
+    assert row in text
+    assert "\nFAIL static DNS (1 cell): inference at most 3 points" in text

@@ -1,5 +1,6 @@
 """Runs of a cell are paired, and what is measured changes nothing."""
 
+import dataclasses
 import functools
 import types
 
@@ -14,7 +15,7 @@ import nsl_keras
 from benchmarks.no_harm import training
 from benchmarks.no_harm.data import Images
 from benchmarks.no_harm.methods import COMPARED, METHODS
-from benchmarks.no_harm.networks import NETWORKS
+from benchmarks.no_harm.networks import BATCH_NORMS, NETWORKS
 from examples.common.data import Split
 
 SETTING = training.Setting(epochs=2, batch_size=4, compared_images=6)
@@ -115,3 +116,12 @@ def test_a_loss_that_is_not_finite_is_recorded(monkeypatch):
     record = cell().run("plain")
     assert record["failed"] == "epoch 2: The loss became nan."
     assert len(record["test_accuracy"]) == SETTING.epochs
+
+
+def test_networks_have_the_batch_norms_of_the_setting():
+    for batch_norm, kind in BATCH_NORMS.items():
+        setting = dataclasses.replace(SETTING, batch_norm=batch_norm)
+        tried = training.Cell(setting, cell().images, NETWORKS["small_resnet"], 0)
+        layers = tried.make_network().layers
+        found = [type(each) for each in layers if each.name.endswith("_normalization")]
+        assert found == [kind] * 9
