@@ -716,19 +716,20 @@ class SimilarityPredictor(Predictor):
         if self.downsampling > 1:
             shape = list(ops.shape(outputs))
             for axis in self._spatial_axes:
+                outputs = self._repeated(outputs, axis)
                 shape[axis] = self._positions(ops.shape(inputs), axis)
-            outputs = ops.slice(self._repeated(outputs), (0,) * len(shape), shape)
+            # A slice of all there is would cost a copy in the gradient.
+            if any(shape[axis] != outputs.shape[axis] for axis in self._spatial_axes):
+                outputs = ops.slice(outputs, (0,) * len(shape), shape)
         return outputs
 
-    def _repeated(self, outputs: Tensor) -> Tensor:
-        """Repeats predictions, each over its block of positions."""
-        for axis in self._spatial_axes:
-            shape = list(ops.shape(outputs))
-            # Not `ops.repeat`, which gathers, and whose gradient scatters.
-            rows = ops.reshape(outputs, (-1, 1, math.prod(shape[axis + 1 :])))
-            shape[axis] *= self.downsampling
-            outputs = ops.reshape(ops.tile(rows, (1, self.downsampling, 1)), shape)
-        return outputs
+    def _repeated(self, outputs: Tensor, axis: int) -> Tensor:
+        """Repeats predictions along an axis, each over its block of positions."""
+        shape = list(ops.shape(outputs))
+        shape[axis] *= self.downsampling
+        # Not `ops.repeat`, which is slower on a CPU.
+        each = ops.expand_dims(outputs, axis + 1)
+        return ops.reshape(ops.concatenate([each] * self.downsampling, axis + 1), shape)
 
     @property
     def _spatial_axes(self) -> tuple[int, ...]:
