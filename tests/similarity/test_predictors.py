@@ -228,6 +228,16 @@ def test_positions_of_a_block_share_a_prediction(name, options, shared):
     assert set(unknown) == {None, predictor.outputs}
 
 
+def test_blocks_that_fit_are_whole():
+    predictor = SimilarityPredictor(3, padding="same", hidden_filters=4, downsampling=2)
+    images = images_after_relu(8, 6)
+    predictor.build(images.shape)
+    randomize(predictor)
+    blocks = array(predictor(images)).reshape(2, 4, 2, 3, 2, 9)
+    assert_equal(blocks, np.broadcast_to(blocks[:, :, :1, :, :1], blocks.shape))
+    assert np.std(blocks[:, :, 0, :, 0], axis=(1, 2)).max() > 0.01
+
+
 def test_a_pooled_prediction_is_the_mean_over_blocks():
     images = images_after_relu()
     options = {"kernel_size": 3, "hidden_filters": 4, "strides": 2}
