@@ -44,13 +44,17 @@ COSTS = (
     ),
     *(
         (
-            f"dynamic {title} similarity, one layer of {filters} filters at {size}x{size}, "
-            f"training step",
+            f"dynamic {title} similarity{with_blocks}, one layer of {filters} filters at "
+            f"{size}x{size}, training step",
             "dynamic",
             f"{size}x{size}, {filters}->{filters}, forward+backward",
-            f"dynamic {kind}, layer",
+            f"dynamic {kind}, {part}",
         )
         for title, kind in (("diagonal", "DNS"), ("unconstrained", "UNS"))
+        for part, with_blocks in (
+            ("layer", ""),
+            ("layer, in blocks", " with `downsampling=2`"),
+        )
         for size, filters in ((32, 32), (8, 128))
     ),
     *(
