@@ -47,7 +47,12 @@ flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, separated by commas.")
 flags.DEFINE_integer(
     "most_seeds", 10, "How many seeds a method may get in a cell where they scatter."
 )
-flags.DEFINE_enum("batch_norm", "keras", list(BATCH_NORMS), "Batch norms of the networks.")
+flags.DEFINE_enum(
+    "batch_norm",
+    "keras",
+    list(BATCH_NORMS),
+    "Batch norms of the networks; those without are left out where it is unbiased.",
+)
 flags.DEFINE_integer("epochs", 5, "Epochs of each training.", lower_bound=1)
 flags.DEFINE_string("shard", "0/1", "Which share of the runs to make: i/n, with i < n.")
 flags.DEFINE_bool("report", False, "Write table and picture, and train nothing.")
@@ -74,11 +79,14 @@ def main(arguments: list[str]) -> None:
     place = folder / report.PLACES[setting.batch_norm]
     records = runs.RunRecords(place, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
-    networks = [
-        name
-        for name in FLAGS.network or NETWORKS
-        if NETWORKS[name].batch_norm or FLAGS.batch_norm == "keras"
-    ]
+    networks = FLAGS.network or list(NETWORKS)
+    if setting.batch_norm != "keras":
+        networks = [name for name in networks if NETWORKS[name].batch_norm]
+    if not networks:
+        raise app.UsageError(
+            "--network must have batch norms with --batch_norm=unbiased. "
+            f"Received: --network={','.join(FLAGS.network)}"
+        )
     share = FLAGS.dataset or DATASETS, networks, matrix.parse_shard(FLAGS.shard)
     methods = FLAGS.method or METHODS
     for cell in matrix.cells(seeds, *share):

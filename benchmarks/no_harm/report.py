@@ -147,26 +147,25 @@ def _mean_gaps(cells: list[Comparison], epoch: str) -> list[str]:
 
 def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str:
     """Markdown: the gap by the batch norms of the networks, in the cells that have both."""
-    if not unbiased:
+    both = {_place(each) for each in with_keras} & {_place(each) for each in unbiased}
+    with_keras, unbiased = (
+        [each for each in cells if _place(each) in both] for cells in (with_keras, unbiased)
+    )
+    if not both:
         return "Not run."
-    columns = ["method", "cells", "Keras's batch norms", "too large in"]
-    columns += ["unbiased batch norms", "too large in", "largest"]
+    columns = ["method", "cells", "Keras's batch norms", "of them too large"]
+    columns += ["seeds", "unbiased", "of them too large", "seeds", "largest"]
     rows, lines = [], []
     for name, method in COMPARED.items():
         cells = of_method(unbiased, name)
         if not cells:
             rows.append([method.title, "not run"])
             continue
-        places = {(each.dataset, each.network) for each in cells}
-        beside = [
-            each
-            for each in of_method(with_keras, name)
-            if (each.dataset, each.network) in places
-        ]
         worst = max(cells, key=lambda each: mean_gap(each.found))
         rows.append(
             [
-                *(method.title, str(len(cells)), *_gap_columns(beside)),
+                *(method.title, str(len(cells))),
+                *_gap_columns(of_method(with_keras, name)),
                 *_gap_columns(cells),
                 f"{mean_gap(worst.found):.1f} ({worst.title})",
             ]
@@ -176,12 +175,19 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
     return f"{tables.markdown(columns, rows)}\n\n```\n{verdicts_of_gaps}\n```"
 
 
+def _place(cell: Comparison) -> tuple[str, str, str]:
+    return cell.dataset, cell.network, cell.method
+
+
 def _gap_columns(cells: list[Comparison]) -> list[str]:
-    """The mean gap and its baseline's, and in how many cells it is too large."""
-    if not cells:
-        return ["not run", ""]
+    """The mean gap and its baseline's, in how many cells it is too large, and seeds."""
     own, baseline = _mean_gaps(cells, "first_epoch")
-    return [f"{own} ({baseline})", str(sum(each.has_large_gap for each in cells))]
+    counts = [len(each.seeds) for each in cells]
+    return [
+        f"{own} ({baseline})",
+        str(sum(each.has_large_gap for each in cells)),
+        f"{min(counts)} to {max(counts)}" if len({*counts}) > 1 else str(counts[0]),
+    ]
 
 
 def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
@@ -290,11 +296,12 @@ def plot_differences(comparisons: list[Comparison]) -> Figure:
     return figure
 
 
-def page(records: runs.RunRecords, unbiased: list[dict]) -> str:
+def page(records: runs.RunRecords, unbiased: runs.RunRecords) -> str:
     """Markdown of the whole report."""
     found, setting = records.runs, records.setting
     comparisons = compare(found)
-    gaps = gap_section(comparisons, compare(unbiased))
+    gaps = gap_section(comparisons, compare(unbiased.runs))
+    epochs = (unbiased.setting or setting)["epochs"]
     lines = "\n".join(verdicts(comparisons))
     return f"""# Do no harm
 
@@ -337,10 +344,12 @@ Differences are means ± standard deviations over the cells; gaps are means over
 
 ## The gap, by the batch norms of the network
 
-The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Keras's, after
-one epoch (`python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1 --most_seeds=3`,
-in `{PLACES["unbiased"]}/`). Mean gaps over cells, and in brackets those of the baselines.
-What is converted was trained for one epoch before.
+The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Keras's
+(`python -m benchmarks.no_harm --batch_norm=unbiased --epochs={epochs} --most_seeds=3`, in
+`{PLACES["unbiased"]}/`). Mean gaps after one epoch over the cells that have both, in
+brackets those of the baselines; seeds are those of a cell. Networks that are converted
+were trained before for {setting["epochs"]} epochs with Keras's batch norms, for {epochs} with
+the others: of these three rows, compare each gap with its baseline's alone.
 
 {gaps}
 
@@ -364,7 +373,7 @@ def write(folder: pathlib.Path) -> None:
             f"{records.folder} with {len(records.runs)} runs"
         )
     print("\n".join(verdicts(comparisons)))
-    text = page(records, unbiased.runs)
+    text = page(records, unbiased)
     for name, save in (
         ("README.md", lambda path: path.write_text(text)),
         (PICTURE, lambda path: plot_differences(comparisons).savefig(path, dpi=150)),

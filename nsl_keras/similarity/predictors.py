@@ -8,7 +8,7 @@ them convolutions, at the positions that the layer served stands at;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -38,6 +38,7 @@ LEAST_WIDTH = 8
 STARTS = ("identity", "published")
 
 Network = Callable[["Predictor"], list[keras.layers.Layer]]
+Shape = tuple[int | None, ...]
 
 #: The networks of the predictors that layers make from a name.
 KINDS = Names("predictor")
@@ -58,9 +59,9 @@ def register(name: str) -> Callable[[Network], Network]:
     * `predictor.output(normalize, batch_normalized)`: the same to the `predictor.outputs`
       parameters of `M`, which starts at zero with `start="identity"`.
 
-    Each returns a list of layers. A prediction must stand at the positions of the layer
-    served. The name goes into saved models; a process that loads one must have registered
-    it.
+    Each returns a list of layers. A prediction must stand at each position of the layer
+    served, or, with `downsampling`, at one for each block of them. The name goes into saved
+    models; a process that loads one must have registered it.
 
     Args:
         name: The name.
@@ -509,7 +510,9 @@ class SimilarityPredictor(Predictor):
         downsampling: int, the side of the blocks of positions that share one `M`: with 2,
             `M` is predicted once for each block of 2x2 positions of an image, by a first
             layer of twice the strides; 1 for one at each position, as in the paper. Blocks
-            begin at the first position, and those at the end may be smaller.
+            begin at the first position, and those at the end may be smaller. Where
+            `downsampling` times the strides exceeds the kernel size, some pixels are seen
+            by no prediction.
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
             both; `None` for those named above.
         momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999).
@@ -543,7 +546,7 @@ class SimilarityPredictor(Predictor):
         ValueError: For arguments outside the ranges above, at construction; for a geometry
             other than that of the layer served, or none at all, for a dilated kernel with
             `downsampling`, and for a network of your own with `downsampling` that does not
-            predict at as many positions as its blocks are, at build.
+            predict once for each block, at build.
 
     Example:
 
@@ -634,15 +637,16 @@ class SimilarityPredictor(Predictor):
             layer, "kernel_size", "strides", "padding", "data_format", "dilation_rate"
         )
         self._refuse_to_look_ahead(layer)
-        self._refuse_holes(taken.get("dilation_rate") or self.dilation_rate)
+        dilation_rate = taken.get("dilation_rate") or self.dilation_rate
+        self._refuse_holes(dilation_rate, f" in layer {layer.name!r}")
         return taken
 
-    def _refuse_holes(self, dilation_rate: tuple[int, ...]) -> None:
+    def _refuse_holes(self, dilation_rate: tuple[int, ...], where: str = "") -> None:
         if self.downsampling > 1 and max(dilation_rate) > 1:
             raise ValueError(
-                "`downsampling` must be 1 with a dilated kernel: a convolution has strides "
-                f"or dilation. Received: downsampling={self.downsampling}, "
-                f"dilation_rate={dilation_rate}"
+                "`downsampling` must be 1 where the kernel is dilated: convolutions cannot "
+                "have both strides and dilation. Received: "
+                f"downsampling={self.downsampling}, dilation_rate={dilation_rate}{where}"
             )
 
     def _refuse_to_look_ahead(self, layer: keras.layers.Layer) -> None:
@@ -669,26 +673,28 @@ class SimilarityPredictor(Predictor):
         self._build_network(taps, self.kernel_size, tuple(input_shape))
         self._check_blocks(tuple(input_shape))
 
-    def _check_blocks(self, input_shape: tuple[int | None, ...]) -> None:
+    def _check_blocks(self, input_shape: Shape) -> None:
         """Refuses a network of one's own that does not predict one `M` for each block."""
         if self.downsampling == 1:
             return
-        # Where a size is not known, one that gives several blocks.
-        some = 3 * self.downsampling * max(self.strides) + max(self.kernel_size)
-        shape = [
-            size or some if axis in self._spatial_axes else size
-            for axis, size in enumerate(input_shape)
-        ]
-        predicted = self._shape_of_blocks(tuple(shape))
-        for axis in self._spatial_axes:
-            blocks = -(-self._positions(shape, axis) // self.downsampling)
-            if predicted[axis] != blocks:
-                raise ValueError(
-                    f"`kind` must predict at {blocks} places along axis {axis} of an "
-                    f"input of shape {tuple(shape)} with downsampling="
-                    f"{self.downsampling}, as `predictor.hidden` does. Received: "
-                    f"kind={self.kind!r}, which predicts at {predicted[axis]}"
-                )
+        # Later inputs may have other sizes: some that fill their blocks, some that do not.
+        step = self.downsampling * max(self.strides)
+        for size in range(
+            3 * step + max(self.kernel_size), 4 * step + max(self.kernel_size)
+        ):
+            shape = list(input_shape)
+            for axis in self._spatial_axes:
+                shape[axis] = size
+            *_, (_, _, predicted) = self.calls(tuple(shape))
+            for axis in self._spatial_axes:
+                blocks = -(-self._positions(shape, axis) // self.downsampling)
+                if predicted[axis] != blocks:
+                    raise ValueError(
+                        f"`kind` must predict at {blocks} places along axis {axis} of an "
+                        f"input of shape {tuple(shape)} with downsampling="
+                        f"{self.downsampling}, as `predictor.hidden` does. Received: "
+                        f"kind={self.kind!r}, which predicts at {predicted[axis]}"
+                    )
 
     def _layer(
         self, place: str, normalize: str | None, initializer: keras.initializers.Initializer
@@ -752,20 +758,24 @@ class SimilarityPredictor(Predictor):
     ) -> tuple[int | None, ...]:
         if self.pooled:
             return (input_shape[0], self.outputs)
-        shape = list(self._shape_of_blocks(tuple(input_shape)))
-        if self.downsampling > 1:
-            for axis in self._spatial_axes:
-                known = input_shape[axis] is not None
-                shape[axis] = self._positions(input_shape, axis) if known else None
+        *_, (_, _, predicted) = self.calls(tuple(input_shape))
+        if self.downsampling == 1:
+            return predicted
+        shape = list(predicted)
+        for axis in self._spatial_axes:
+            known = input_shape[axis] is not None
+            shape[axis] = self._positions(input_shape, axis) if known else None
         return tuple(shape)
 
-    def _shape_of_blocks(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def calls(
+        self, input_shape: Shape
+    ) -> Iterator[tuple[keras.layers.Layer, Shape, Shape]]:
+        """Yields the layers, each with the shapes of its input and its output."""
         shape = input_shape
         for name in self._network:
-            shape = tuple(getattr(self, name).compute_output_shape(shape))
-        return shape
+            layer, before = getattr(self, name), shape
+            shape = tuple(layer.compute_output_shape(before))
+            yield layer, before, shape
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -1140,8 +1150,8 @@ def name_costly(ratios: Mapping[str, float | None]) -> str | None:
         return None
     return (
         "Predictors take more multiply-adds than the plain layers that they serve in "
-        f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their width, "
-        "and `downsampling` at how many positions they predict."
+        f"{', '.join(costly)}. `hidden_filters` of `SimilarityPredictor` sets their width; "
+        "`downsampling` sets at how many positions they predict."
     )
 
 

@@ -314,7 +314,7 @@ def _count(call: rewiring.Call) -> Count:
         shape = inputs if isinstance(layer, _TRANSPOSED_CONVOLUTIONS) else outputs
         sizes = _spatial(layer, shape)
         plain = _product(sizes) * _size(layer.kernel)
-        added, predicted = _of_convolution(layer, sizes)
+        added, predicted = _of_convolution(layer, inputs, sizes)
     elif isinstance(layer, _SEPARABLE_CONVOLUTIONS):
         kernels = _size(layer.depthwise_kernel) + _size(layer.pointwise_kernel)
         plain, added = _product(_spatial(layer, outputs)) * kernels, 0
@@ -369,7 +369,9 @@ def _kernels_and_parts(cell: Any) -> list[tuple[keras.Variable, Any]]:
     ]
 
 
-def _of_convolution(layer: Any, sizes: tuple[int | None, ...]) -> tuple[float, float]:
+def _of_convolution(
+    layer: Any, inputs: tuple[int | None, ...], sizes: tuple[int | None, ...]
+) -> tuple[float, float]:
     """Returns what `M` adds to a layer, and its predictor's part; nothing if static."""
     predictor = getattr(layer, "predictor", None)
     if predictor is None:
@@ -378,15 +380,23 @@ def _of_convolution(layer: Any, sizes: tuple[int | None, ...]) -> tuple[float, f
         return math.nan, math.nan
     *kernel_size, channels, _ = layer.kernel.shape
     taps = math.prod(kernel_size)
+    predicted: float = 0
+    if layer.adaptation is not None:
+        adapted = tuple(layer.adaptation.compute_output_shape(inputs))
+        predicted += _plain(layer.adaptation, inputs, adapted)
+        inputs = adapted
+    predicted += sum(_plain(*call) for call in predictor.calls(inputs))
     positions = _product(sizes)
-    blocks = _product(size and -(-size // predictor.downsampling) for size in sizes)
-    predicted = blocks * multiply_adds(predictor) + positions * multiply_adds(
-        layer.adaptation
-    )
     compared = positions * _of_comparison(layer.similarity, taps, channels)
     matrices_made = 1 if predictor.pooled else positions
     made = matrices_made * _of_making(layer.similarity, taps)
     return predicted + compared + made, predicted
+
+
+def _plain(
+    layer: Layer, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
+) -> float:
+    return _count(rewiring.Call(layer, (inputs,), (outputs,))).plain
 
 
 def _of_vectors(part: Any, kernel: keras.Variable) -> tuple[float, float]:

@@ -295,12 +295,14 @@ def test_predictor_runs_in_the_mode_of_the_layer(name):
         ("sphere", "channels_last"),
         ("full_sphere", "channels_first"),
         ("shared", "channels_last"),
+        ("in_blocks", "channels_last"),
     ],
 )
 def test_causal_layer_never_looks_ahead(kind, data_format):
     member = FAMILY["conv1d"]
     first = data_format == "channels_first"
-    for options in ({}, {"dilation_rate": 2}, {"strides": 2}):
+    dilated = [] if kind == "in_blocks" else [{"dilation_rate": 2}]
+    for options in ({}, {"strides": 2}, *dilated):
         geometry = {
             "kernel_size": 3,
             "padding": "causal",

@@ -259,19 +259,29 @@ def test_blocks_in_networks_of_ones_own():
 
     predictor = SimilarityPredictor(kind="blind_to_blocks", downsampling=2)
     layer = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
-    message = r"`kind` must predict at 4 places along axis 1 .*, which predicts at 7"
+    message = r"`kind` must predict at 5 places along axis 1 .*, which predicts at 9"
     with pytest.raises(ValueError, match=message):
         layer.build((None, 7, 6, CHANNELS))
     predictor = SimilarityPredictor(3, "blind_to_blocks", padding="same", downsampling=2)
-    with pytest.raises(ValueError, match="`kind` must predict at"):
-        predictor.build((None, None, None, CHANNELS))
+    for size in (None, 1):
+        with pytest.raises(ValueError, match="`kind` must predict at"):
+            predictor.build((None, size, size, CHANNELS))
+
+    @predictors.register("fits_whole_blocks")
+    def fits_whole_blocks(predictor):
+        smaller = keras.layers.AveragePooling2D(2, name="smaller")
+        return [smaller, keras.layers.Conv2D(predictor.outputs, 1, name="only")]
+
+    predictor = SimilarityPredictor(3, "fits_whole_blocks", padding="same", downsampling=2)
+    with pytest.raises(ValueError, match=r"at 5 places .*, which predicts at 4"):
+        predictor.build((None, 8, 8, CHANNELS))
 
 
 def test_blocks_and_holes():
     predictor = SimilarityPredictor(downsampling=2)
     layer = NeuralSimilarityConv2D(4, 3, dilation_rate=2, predictor=predictor)
-    message = r"`downsampling` must be 1 with .*downsampling=2, dilation_rate=\(2, 2\)"
-    with pytest.raises(ValueError, match=message):
+    message = r"`downsampling` must be 1 where .*downsampling=2, dilation_rate=\(2, 2\)"
+    with pytest.raises(ValueError, match=f"{message} in layer '{layer.name}'"):
         layer.build((None, 7, 6, CHANNELS))
     NeuralSimilarityConv2D(4, 3, predictor=predictor).build((None, 7, 6, CHANNELS))
     with pytest.raises(ValueError, match=message):
