@@ -348,8 +348,8 @@ The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Ke
 (`python -m benchmarks.no_harm --batch_norm=unbiased --epochs={epochs} --most_seeds=3`, in
 `{PLACES["unbiased"]}/`). Mean gaps after one epoch over the cells that have both, in
 brackets those of the baselines; seeds are those of a cell. Networks that are converted
-were trained before for {setting["epochs"]} epochs with Keras's batch norms, for {epochs} with
-the others: of these three rows, compare each gap with its baseline's alone.
+were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
+others for {epochs}: of these three rows, compare each gap with its baseline's alone.
 
 {gaps}
 

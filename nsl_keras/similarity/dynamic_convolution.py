@@ -155,7 +155,8 @@ def windows(
     for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
         maximum: Any = max if isinstance(size, int) else ops.maximum
         reach = (k - 1) * d
-        length = positions(size, k, s, padding, d)
+        # The number of output positions.
+        length = (size - reach - 1) // s + 1 if padding == "valid" else -(-size // s)
         needed = maximum((length - 1) * s + reach + 1 - size, 0)
         before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
         extent = s * (length + reach // s)
@@ -184,12 +185,6 @@ def windows(
             ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
         )
     return shifted
-
-
-def positions(size: Any, taps: int, stride: int, padding: str, dilation: int) -> Any:
-    """Returns the number of output positions along an axis of the input."""
-    reach = (taps - 1) * dilation
-    return (size - reach - 1) // stride + 1 if padding == "valid" else -(-size // stride)
 
 
 def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:

@@ -20,7 +20,6 @@ from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.registry import Names
 from nsl_keras.similarity import matrices
-from nsl_keras.similarity.dynamic_convolution import positions
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
     SphereConv2D,
@@ -224,6 +223,8 @@ class Predictor(keras.layers.Layer):
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
+    pooled = False
+    downsampling = 1
     hidden_normalization: Any = None
     output_normalization: Any = None
     #: The argument that holds the hidden width.
@@ -433,6 +434,10 @@ class Predictor(keras.layers.Layer):
         for name in self._network:
             # Keras hands `training` on to the batch norms.
             outputs = getattr(self, name)(outputs)
+        if self.pooled:
+            return self._pool(outputs)
+        if self.downsampling > 1:
+            return self._at_every_position(outputs, ops.shape(inputs))
         return outputs
 
     @classmethod
@@ -715,18 +720,18 @@ class SimilarityPredictor(Predictor):
             return _PLAIN[rank](filters, self.kernel_size, **options)
         return _SPHERE[rank](filters, self.kernel_size, normalize=normalize, **options)
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        outputs = super().call(inputs, training=training)
-        if self.pooled:
-            return ops.mean(outputs, axis=self._spatial_axes)
-        if self.downsampling > 1:
-            shape = list(ops.shape(outputs))
-            for axis in self._spatial_axes:
-                outputs = self._repeated(outputs, axis)
-                shape[axis] = self._positions(ops.shape(inputs), axis)
-            # A slice of all there is would cost a copy in the gradient.
-            if any(shape[axis] != outputs.shape[axis] for axis in self._spatial_axes):
-                outputs = ops.slice(outputs, (0,) * len(shape), shape)
+    def _pool(self, outputs: Tensor) -> Tensor:
+        return ops.mean(outputs, axis=self._spatial_axes)
+
+    def _at_every_position(self, outputs: Tensor, input_shape: Any) -> Tensor:
+        """Repeats the prediction of each block, and drops what no position asks for."""
+        shape = list(ops.shape(outputs))
+        for axis in self._spatial_axes:
+            outputs = self._repeated(outputs, axis)
+            shape[axis] = self._positions(input_shape, axis)
+        # A slice of all there is would cost a copy in the gradient.
+        if any(shape[axis] != outputs.shape[axis] for axis in self._spatial_axes):
+            outputs = ops.slice(outputs, (0,) * len(shape), shape)
         return outputs
 
     def _repeated(self, outputs: Tensor, axis: int) -> Tensor:
@@ -745,13 +750,11 @@ class SimilarityPredictor(Predictor):
     def _positions(self, input_shape: Any, axis: int) -> Any:
         """Returns how many positions the layer served has along an axis."""
         number = axis - self._spatial_axes[0]
-        return positions(
-            input_shape[axis],
-            self.kernel_size[number],
-            self.strides[number],
-            self.padding,
-            self.dilation_rate[number],
-        )
+        size, stride = input_shape[axis], self.strides[number]
+        if self.padding != "valid":
+            return -(-size // stride)
+        reach = (self.kernel_size[number] - 1) * self.dilation_rate[number]
+        return (size - reach - 1) // stride + 1
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
