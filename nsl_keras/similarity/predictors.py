@@ -223,6 +223,7 @@ class Predictor(keras.layers.Layer):
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
+    # What becomes of a prediction: `SimilarityPredictor` has arguments of these names.
     pooled = False
     downsampling = 1
     hidden_normalization: Any = None
