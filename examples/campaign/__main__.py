@@ -1,16 +1,19 @@
-r"""Runs rows of the papers' CIFAR-10 tables in order of worth, as far as the time allows.
+r"""Runs the rows of the papers' tables in order of worth, as far as the time allows.
 
     python -m examples.campaign --plan=narrow --data_dir=~/tensorflow_datasets \
         --budget_minutes=60
-    KERAS_BACKEND=jax python -m examples.campaign --plan=published \
+    KERAS_BACKEND=jax python -m examples.campaign --plan=cifar10 \
         --data_file=cifar10_pieces --budget_minutes=25 --state_dir=~/unfinished
 
 The same command goes on where the last call stopped. --plan=narrow compares narrow networks
-on 10,000 images, on a few processor cores; --plan=published has the papers' networks and
-numbers of steps, for a GPU. A row that is tuned has as many trials as the plan's other such
-rows, and is trained at the rate that was best for it on validation images. Tuned are all
-rows of --plan=narrow; of --plan=published all but Meta-Neighborhoods, Table 4 as published
-and Table 8, whose rates are given. Rows that were not reached are "not run" in the tables.
+on 10,000 images of CIFAR-10, on a few processor cores. The other plans have the papers'
+networks and numbers of steps, for a GPU; each is named after its data set, but
+--plan=regression, which reads the UCI files of Table 2 of Meta-Neighborhoods in --data_dir.
+A row that is tuned has as many trials as the plan's other such rows, and is trained at the
+rate that was best for it on validation images. Tuned are all rows of --plan=narrow and
+--plan=mini_imagenet, and of Neural Similarity Learning on CIFAR those of Tables 1 to 4; all
+others have the rates that the papers give. Rows that were not reached are "not run" in the
+tables.
 
 Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files of at most
 64 MiB, and read it with --data_file:
@@ -31,7 +34,7 @@ import time
 from collections.abc import Sequence
 
 from examples.campaign import plans
-from examples.common import runs
+from examples.common import runs, stopping
 
 #: Seconds that a command may take longer than it was told to, before it is ended.
 GRACE = 120
@@ -59,7 +62,7 @@ def call(command: list[str], options: argparse.Namespace, deadline: float) -> st
         )
     except subprocess.TimeoutExpired:
         return STOPPED
-    return {0: FINISHED, runs.OutOfTime.CODE: STOPPED}.get(ended.returncode, FAILED)
+    return {0: FINISHED, stopping.OutOfTime.CODE: STOPPED}.get(ended.returncode, FAILED)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

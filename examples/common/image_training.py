@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples.common import augmentation, data, image_folders, recipe, runs
+from examples.common import augmentation, data, image_folders, recipe, runs, stopping
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
@@ -79,7 +79,6 @@ flags.DEFINE_bool(
     "by default on accelerators.",
 )
 flags.DEFINE_integer("save_every", 500, "Steps after which state is saved, at most.")
-flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
 flags.DEFINE_bool(
     "step_times", False, "Time the steps of each row beside the plain network's."
 )
@@ -98,9 +97,6 @@ flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chun
 
 #: Rounds of `step_time_ratio` before what is measured, and measured.
 WARM_UP_ROUNDS, ROUNDS = 2, 15
-
-#: When this process began, for --stop_after_minutes.
-STARTED = time.monotonic()
 
 
 def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
@@ -259,7 +255,6 @@ def train_and_evaluate(
     The state stays until the record is written. `evaluated` holds the arguments of
     `evaluate` for each part. A diverging run is not evaluated. Returns what to record.
     """
-    minutes = FLAGS.stop_after_minutes
     try:
         record = recipe.fit(
             model,
@@ -269,7 +264,7 @@ def train_and_evaluate(
             state / f"chunks_of_{len(batches)}",
             verbose=FLAGS.verbose,
             on_device=trains_on_device(batches),
-            deadline=None if minutes is None else STARTED + 60 * minutes,
+            deadline=stopping.deadline(),
         )
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.

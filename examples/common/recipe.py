@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 import nsl_keras
-from examples.common import augmentation, data, device_loop, runs, strategies
+from examples.common import augmentation, data, device_loop, stopping, strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,7 @@ def fit(
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.
-        runs.OutOfTime: If the deadline comes first.
+        stopping.OutOfTime: If the deadline comes first.
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(folder, batches, delete_at_end=False)
@@ -252,7 +252,7 @@ def fit(
         *(callbacks or []),
         Seconds(),
         keras.callbacks.TerminateOnNaN(),
-        StopInTime(deadline, backup, len(batches)),
+        stopping.StopInTime(deadline, backup, len(batches)),
         backup,
     ]
     if on_device:
@@ -279,32 +279,6 @@ class Seconds(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["seconds"] = time.perf_counter() - self.start
-
-
-class StopInTime(keras.callbacks.Callback):
-    """Stops before a chunk that may end after a deadline: it is taken to last as the last.
-
-    Args:
-        deadline: `time.monotonic()`, or `None`.
-        backup: What knows the times of chunks.
-        steps: The steps of a chunk.
-    """
-
-    def __init__(
-        self,
-        deadline: float | None,
-        backup: nsl_keras.callbacks.TrainingBackup,
-        steps: int,
-    ) -> None:
-        super().__init__()
-        self.deadline, self.backup, self.steps = deadline, backup, steps
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.deadline is None:
-            return
-        expected = self.backup.history.get("seconds", [0.0])[-1]
-        if time.monotonic() + expected > self.deadline:
-            raise runs.OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
 
 
 def _fit_on_device(

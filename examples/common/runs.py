@@ -32,21 +32,6 @@ Key = tuple[str | int, ...]
 _SETTING = "setting.json"
 
 
-class OutOfTime(SystemExit):
-    """Ends a process before its runs are finished; the same command goes on.
-
-    Args:
-        message: Where the run stands.
-    """
-
-    #: What the process returns: the system's code for "try again".
-    CODE = 75
-
-    def __init__(self, message: str) -> None:
-        print(f"{message} The same command goes on.", flush=True)
-        super().__init__(self.CODE)
-
-
 def command(module: str, package: str = "examples") -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
     arguments = " ".join(sys.argv[1:])

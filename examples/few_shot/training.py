@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from examples.common import recipe, runs, strategies
+from examples.common import recipe, runs, stopping, strategies
 from examples.common.augmentation import augmented
 from examples.common.data import Split
 from examples.few_shot import data, methods
@@ -205,7 +205,14 @@ class Training:
             jit_compile=self.jit_compile,
         )
         model.optimizer.build(model.trainable_variables)
-        found = recipe.fit(model, batches, trained, folder, verbose=self.verbose)
+        found = recipe.fit(
+            model,
+            batches,
+            trained,
+            folder,
+            verbose=self.verbose,
+            deadline=stopping.deadline(),
+        )
         return {
             "seconds": found["seconds"],
             "training_images": trained.steps * trained.batch_size,

@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from examples.common import command, runs
+from examples.common import command, runs, stopping
 from examples.regression import data, table
 
 FLAGS = flags.FLAGS
@@ -148,8 +148,11 @@ def train(
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")
     batches = Batches(fold.train)
-    stopping = keras.callbacks.EarlyStopping(
+    early_stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
+    )
+    backup = nsl_keras.callbacks.TrainingBackup(
+        state, batches, [early_stopping], EPOCHS_KEPT, delete_at_end=False
     )
     history = model.fit(
         batches,
@@ -158,10 +161,9 @@ def train(
         validation_data=(fold.validation.x, fold.validation.y),
         validation_batch_size=1024,
         callbacks=[
-            stopping,
-            nsl_keras.callbacks.TrainingBackup(
-                state, batches, [stopping], EPOCHS_KEPT, delete_at_end=False
-            ),
+            early_stopping,
+            stopping.StopInTime(stopping.deadline(), backup, len(batches)),
+            backup,
         ],
         verbose=0,
     )

@@ -8,7 +8,7 @@ import pytest
 
 from examples.campaign import __main__ as campaign
 from examples.campaign import plans
-from examples.common import runs
+from examples.common import stopping
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_all_commands_are_called_once(tmp_path, calls, capsys):
 
 
 def test_stopped_and_failed_commands_are_called_again(tmp_path, calls, capsys):
-    calls.codes = {1: runs.OutOfTime.CODE, 3: 1, 5: "too long"}
+    calls.codes = {1: stopping.OutOfTime.CODE, 3: 1, 5: "too long"}
     assert run(tmp_path, "--seeds=0") == 1
     output = capsys.readouterr().out
     assert f"{len(COMMANDS) - 3} commands finished, 2 left" in output

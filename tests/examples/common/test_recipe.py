@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from examples.common import data, recipe, runs
+from examples.common import data, recipe, stopping
 
 TINY = recipe.Recipe(6, (3, 5), batch_size=8, augmentation="crop_flip")
 
@@ -87,7 +87,7 @@ def test_a_run_stops_at_its_deadline_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
     with pytest.raises(SystemExit) as stopped:
         recipe.fit(tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic())
-    assert stopped.value.code == runs.OutOfTime.CODE
+    assert stopped.value.code == stopping.OutOfTime.CODE
     assert "Stopped after 0 steps. The same command goes on." in capsys.readouterr().out
     found = recipe.fit(
         tiny_model(), batches(), TINY, tmp_path, deadline=time.monotonic() + 1000

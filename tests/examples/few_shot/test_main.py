@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import time
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from jax_process import run_under_jax
 
 import nsl_keras
-from examples.common import runs
+from examples.common import runs, stopping
 from examples.common.data import Split
 from examples.few_shot import data, methods, table, training
 
@@ -101,6 +102,15 @@ def test_rows_of_every_kind(tmp_path, capsys):
     more = {**finetuned, "seed": 1, "right_queries": [6, 6, 6, 6]}
     records.add(("finetuning", 1), more)
     assert f"| {100 * paired.mean():+.2f} ± " in row_of_the_centroid()
+
+
+def test_a_run_that_is_out_of_time_has_no_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stopping, "deadline", time.monotonic)
+    with pytest.raises(stopping.OutOfTime):
+        training.run_methods(tiny_training(tmp_path), ["finetuning"], [0], tmp_path)
+    assert "Stopped after 0 steps" in capsys.readouterr().out
+    (records,) = runs.all_of(tmp_path / "few_shot")
+    assert not records.runs
 
 
 def test_trials_choose_on_validation_classes(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from examples.common import runs
+from examples.common import runs, stopping
 from examples.regression import data as regression_data
 from examples.regression import table
 
@@ -124,14 +124,21 @@ def test_a_short_run(tmp_path):
         },
     )
     records.add(("fold", 0), {**left, "command": "before"})
-    result = subprocess.run(
-        [sys.executable, "-m", "examples.regression", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+
+    def call(*more):
+        return subprocess.run(
+            [sys.executable, "-m", "examples.regression", *arguments, *more],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+
+    stopped = call("--stop_after_minutes=0")
+    assert stopped.returncode == stopping.OutOfTime.CODE, stopped.stderr[-3000:]
+    assert len(records.runs) == 1
+    result = call()
     assert result.returncode == 0, result.stderr[-3000:]
     assert "Fold 1: finished before" in result.stdout
     first, second = records.runs

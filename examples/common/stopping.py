@@ -1,0 +1,66 @@
+"""Ends a command in time: called again, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+from absl import flags
+
+import nsl_keras
+
+FLAGS = flags.FLAGS
+flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
+
+#: When this process began.
+STARTED = time.monotonic()
+
+
+class OutOfTime(SystemExit):
+    """Ends a process before its runs are finished; the same command goes on.
+
+    Args:
+        message: Where the run stands.
+    """
+
+    #: What the process returns: the system's code for "try again".
+    CODE = 75
+
+    def __init__(self, message: str) -> None:
+        print(f"{message} The same command goes on.", flush=True)
+        super().__init__(self.CODE)
+
+
+def deadline() -> float | None:
+    """The `time.monotonic()` at which --stop_after_minutes stops; `None` without it."""
+    minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
+    return None if minutes is None else STARTED + 60 * minutes
+
+
+class StopInTime(keras.callbacks.Callback):
+    """Stops before a chunk that may end after a deadline: it is taken to last as the last.
+
+    Args:
+        deadline: `time.monotonic()`, or `None`.
+        backup: What knows the times of chunks.
+        steps: The steps of a chunk.
+
+    Raises:
+        OutOfTime: If the deadline comes.
+    """
+
+    def __init__(
+        self,
+        deadline: float | None,
+        backup: nsl_keras.callbacks.TrainingBackup,
+        steps: int,
+    ) -> None:
+        super().__init__()
+        self.deadline, self.backup, self.steps = deadline, backup, steps
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        if self.deadline is None:
+            return
+        expected = self.backup.history.get("seconds", [0.0])[-1]
+        if time.monotonic() + expected > self.deadline:
+            raise OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
