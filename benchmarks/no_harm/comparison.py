@@ -17,8 +17,9 @@ from benchmarks.no_harm.networks import NETWORKS
 #: network's and a point more.
 LARGEST_GAP = 3.0
 GAP_ABOVE_PLAIN = 1.0
-#: Modes whose accuracies are compared.
-MODES = ("training", "inference")
+#: Inference with the moving statistics that training left, and with statistics that are
+#: estimated anew: what training mode is compared with.
+MOVING, ESTIMATED = "inference", "estimated"
 #: An interval that is wider to either side, in points, asks for more seeds.
 WIDEST = 2.0
 #: Epochs at the end whose mean hides what a single epoch does to moving statistics.
@@ -76,26 +77,26 @@ class Comparison:
     @property
     def half_width(self) -> float:
         """Half the width of the mean's 95 % interval (paired t); infinite for one seed."""
-        count = len(self.differences)
-        if count < 2:
-            return math.inf
-        quantile = float(stats.t.ppf(0.975, count - 1))
-        return quantile * statistics.stdev(self.differences) / math.sqrt(count)
+        return half_width(self.differences)
 
     @property
     def is_wide(self) -> bool:
         """Whether the interval is too wide to judge by."""
         return self.half_width > WIDEST
 
-    @property
-    def largest_gap(self) -> float:
-        """The largest gap between training and inference after an epoch that passes."""
-        return max(LARGEST_GAP, mean_gap(self.baseline) + GAP_ABOVE_PLAIN)
+    def has_large_gap(self, inference: str = MOVING) -> bool:
+        """Whether the gap after an epoch is larger than what passes."""
+        baseline = mean_gap(self.baseline, inference=inference)
+        largest = max(LARGEST_GAP, baseline + GAP_ABOVE_PLAIN)
+        return mean_gap(self.found, inference=inference) > largest
 
-    @property
-    def has_large_gap(self) -> bool:
-        """Whether the gap is larger than that."""
-        return mean_gap(self.found) > self.largest_gap
+    def gap_differences(self, inference: str = MOVING) -> list[float]:
+        """The gap after an epoch above the baseline's, in points, by seed."""
+        pairs = zip(self.found, self.baseline, strict=True)
+        return [
+            mean_gap([run], inference=inference) - mean_gap([other], inference=inference)
+            for run, other in pairs
+        ]
 
     @property
     def step_time(self) -> float:
@@ -111,15 +112,25 @@ def test_accuracy(run: dict, epochs: int = 1) -> float:
     return 100 * statistics.mean(run["test_accuracy"][-epochs:])
 
 
+def half_width(differences: list[float]) -> float:
+    """Half the width of a mean's 95 % interval (t); infinite for one difference."""
+    count = len(differences)
+    if count < 2:
+        return math.inf
+    quantile = float(stats.t.ppf(0.975, count - 1))
+    return quantile * statistics.stdev(differences) / math.sqrt(count)
+
+
 def mean_accuracy(found: Iterable[dict], mode: str, epoch: str = "first_epoch") -> float:
-    """Accuracy on training images in a mode, `"training"` or `"inference"`, in percent."""
+    """Accuracy on training images in a mode, in percent."""
     return 100 * statistics.mean(run["by_mode"][epoch][mode] for run in found)
 
 
-def mean_gap(found: list[dict], epoch: str = "first_epoch") -> float:
+def mean_gap(
+    found: list[dict], epoch: str = "first_epoch", inference: str = MOVING
+) -> float:
     """Accuracy in training mode above that in inference mode, in points."""
-    training, inference = (mean_accuracy(found, mode, epoch) for mode in MODES)
-    return training - inference
+    return mean_accuracy(found, "training", epoch) - mean_accuracy(found, inference, epoch)
 
 
 def compare(found: list[dict]) -> list[Comparison]:

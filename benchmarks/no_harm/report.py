@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from matplotlib.figure import Figure
 
 from benchmarks.no_harm.comparison import (
+    ESTIMATED,
     GAP_ABOVE_PLAIN,
     LARGEST_GAP,
     LAST_EPOCHS,
-    MODES,
+    MOVING,
     WIDEST,
     Comparison,
     compare,
+    half_width,
     mean_accuracy,
     mean_gap,
     of_method,
@@ -66,32 +68,40 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
     yield _gap_verdict(counted, cells)
 
 
-def _gap_verdict(counted: str, cells: list[Comparison]) -> str:
-    gaps = [each for each in cells if each.has_large_gap]
+def _gap_verdict(counted: str, cells: list[Comparison], inference: str = MOVING) -> str:
+    gaps = [each for each in cells if each.has_large_gap(inference)]
     return _verdict(
         not gaps,
         f"{counted}: inference at most {LARGEST_GAP:.0f} points below training after one "
         f"epoch, or the baseline's gap + {GAP_ABOVE_PLAIN:.0f}",
-        *(
-            f"{each.title} {_by_mode(each.found)}, baseline {_by_mode(each.baseline)}"
-            for each in gaps
-        ),
+        *(f"{each.title} {_both_gaps(each, inference)}" for each in gaps),
     )
+
+
+def _both_gaps(cell: Comparison, inference: str) -> str:
+    """The gap and the baseline's, and the difference with its 95 % interval."""
+    own, baseline = (_by_mode(each, inference) for each in (cell.found, cell.baseline))
+    return f"{own}, baseline {baseline}, {_interval(cell.gap_differences(inference), 1)}"
 
 
 def _with_interval(cell: Comparison) -> str:
     """The difference, with its 95 % interval, and that of the last epochs."""
-    interval = (
-        " of one seed" if math.isinf(cell.half_width) else f" ± {cell.half_width:.2f}"
-    )
     steadier = f"last {LAST_EPOCHS} epochs {cell.difference_of_last_epochs:+.2f}"
-    return f"{cell.difference:+.2f}{interval} ({steadier})"
+    return f"{_interval(cell.differences, 2)} ({steadier})"
 
 
-def _by_mode(found: list[dict]) -> str:
+def _interval(differences: list[float], digits: int) -> str:
+    """The mean of differences by seed, with half its 95 % interval."""
+    width = half_width(differences)
+    shown = " of one seed" if math.isinf(width) else f" ± {width:.{digits}f}"
+    return f"{statistics.mean(differences):+.{digits}f}{shown}"
+
+
+def _by_mode(found: list[dict], inference: str) -> str:
     """The gap, and the accuracies that it lies between."""
-    training, inference = (f"{mean_accuracy(found, mode):.1f}" for mode in MODES)
-    return f"{mean_gap(found):.1f} ({training} to {inference} %)"
+    accuracies = (mean_accuracy(found, mode) for mode in ("training", inference))
+    between = " to ".join(f"{each:.1f}" for each in accuracies)
+    return f"{mean_gap(found, inference=inference):.1f} ({between} %)"
 
 
 def _count(cells: list[Comparison]) -> str:
@@ -137,10 +147,10 @@ def _named(cell: Comparison) -> str:
     return f"{cell.difference:+.2f} ({cell.title})"
 
 
-def _mean_gaps(cells: list[Comparison], epoch: str) -> list[str]:
+def _mean_gaps(cells: list[Comparison], epoch: str, inference: str = MOVING) -> list[str]:
     of_both: tuple[Callable, ...] = (lambda each: each.found, lambda each: each.baseline)
     return [
-        f"{statistics.mean(mean_gap(of(each), epoch) for each in cells):.1f}"
+        f"{statistics.mean(mean_gap(of(each), epoch, inference) for each in cells):.1f}"
         for of in of_both
     ]
 
@@ -153,39 +163,59 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
     )
     if not both:
         return "Not run."
-    columns = ["method", "cells", "Keras's batch norms", "of them too large"]
-    columns += ["seeds", "unbiased", "of them too large", "seeds", "largest"]
-    rows, lines = [], []
-    for name, method in COMPARED.items():
-        cells = of_method(unbiased, name)
-        if not cells:
-            rows.append([method.title, "not run"])
-            continue
-        worst = max(cells, key=lambda each: mean_gap(each.found))
-        rows.append(
-            [
-                *(method.title, str(len(cells))),
-                *_gap_columns(of_method(with_keras, name)),
-                *_gap_columns(cells),
-                f"{mean_gap(worst.found):.1f} ({worst.title})",
-            ]
-        )
-        lines.append(_gap_verdict(f"{method.title} ({_count(cells)})", cells))
-    verdicts_of_gaps = "\n".join(lines)
-    return f"{tables.markdown(columns, rows)}\n\n```\n{verdicts_of_gaps}\n```"
+    estimated = [each for each in unbiased if _is_estimated(each)]
+    measures = [
+        ("Keras's batch norms", with_keras, MOVING),
+        ("unbiased", unbiased, MOVING),
+        ("estimated anew", estimated, ESTIMATED),
+    ]
+    columns = ["method"]
+    for title, *_ in measures:
+        columns += [title, "of them too large", "cells", "seeds"]
+    rows = [
+        [
+            method.title,
+            *(
+                column
+                for _, cells, inference in measures
+                for column in _gap_columns(of_method(cells, name), inference)
+            ),
+        ]
+        for name, method in COMPARED.items()
+    ]
+    parts = [tables.markdown(columns, rows)]
+    for title, cells, inference in measures[1:]:
+        lines = [
+            _gap_verdict(f"{method.title} ({_count(own)})", own, inference)
+            for name, method in COMPARED.items()
+            if (own := of_method(cells, name))
+        ]
+        parts.append(f"{title.capitalize()}:")
+        parts.append("\n".join(["```", *(lines or ["NOT RUN"]), "```"]))
+    return "\n\n".join(parts)
+
+
+def _is_estimated(cell: Comparison) -> bool:
+    """Whether all runs have an accuracy with statistics that are estimated anew."""
+    return all(
+        ESTIMATED in run["by_mode"]["first_epoch"] for run in cell.found + cell.baseline
+    )
 
 
 def _place(cell: Comparison) -> tuple[str, str, str]:
     return cell.dataset, cell.network, cell.method
 
 
-def _gap_columns(cells: list[Comparison]) -> list[str]:
+def _gap_columns(cells: list[Comparison], inference: str) -> list[str]:
     """The mean gap and its baseline's, in how many cells it is too large, and seeds."""
-    own, baseline = _mean_gaps(cells, "first_epoch")
+    if not cells:
+        return ["not run", "", "", ""]
+    own, baseline = _mean_gaps(cells, "first_epoch", inference)
     counts = [len(each.seeds) for each in cells]
     return [
         f"{own} ({baseline})",
-        str(sum(each.has_large_gap for each in cells)),
+        str(sum(each.has_large_gap(inference) for each in cells)),
+        str(len(cells)),
         f"{min(counts)} to {max(counts)}" if len({*counts}) > 1 else str(counts[0]),
     ]
 
@@ -330,7 +360,8 @@ network's.
 
 A loss has half its 95 % interval beside it, and the difference of the last {LAST_EPOCHS}
 epochs: where the network's batch norms jitter, one epoch says little. A gap has the
-accuracies in both modes beside it.
+accuracies in both modes beside it, and by how much it is above the baseline's, with half
+the 95 % interval.
 
 ```
 {lines}
@@ -350,6 +381,10 @@ The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Ke
 brackets those of the baselines; seeds are those of a cell. Networks that are converted
 were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
 others for {epochs}: of these three rows, compare each gap with its baseline's alone.
+
+Estimated anew means that the same trained networks get the statistics of these images, as
+the last weights give them, in place of the moving averages: the means of those of the
+batches. What is then left of a gap is not a matter of moving averages.
 
 {gaps}
 

@@ -13,9 +13,9 @@ import numpy as np
 
 import nsl_keras
 from benchmarks.no_harm.data import Images
+from benchmarks.no_harm.evaluation import accuracies_by_mode, accuracy
 from benchmarks.no_harm.methods import METHODS, PLAIN
 from benchmarks.no_harm.networks import BATCH_NORMS, Network
-from examples.common.data import Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,34 +125,3 @@ class Cell:
             "seconds_per_step": statistics.median(times[1:] or times) / steps,
             "training_seconds": sum(times),
         }
-
-
-def accuracy(model: keras.Model, split: Split) -> float:
-    """Share of images that a model in inference mode classifies right."""
-    logits = model.predict(split.images, batch_size=250, verbose=0)
-    return float(np.mean(logits.argmax(axis=-1) == split.labels))
-
-
-def accuracies_by_mode(
-    model: keras.Model, split: Split, batch_size: int
-) -> dict[str, float]:
-    """Accuracies on the same images, in training mode and in inference mode.
-
-    No state changes. In training mode batch norms normalize by batches as large as those
-    of the training; a dictionary is complete in both modes.
-    """
-    right = 0
-    with keras.StatelessScope():
-        for start in range(0, len(split.labels), batch_size):
-            batch = split.images[start : start + batch_size]
-            if isinstance(model, nsl_keras.MetaNeighborhoodModel):
-                features = model.features(batch, training=True)
-                logits = model.neighborhood(features, training=False)
-            else:
-                logits = model(batch, training=True)
-            found = keras.ops.convert_to_numpy(logits).argmax(axis=-1)
-            right += int(np.sum(found == split.labels[start : start + batch_size]))
-    return {
-        "training": right / len(split.labels),
-        "inference": accuracy(model, split),
-    }

@@ -88,26 +88,6 @@ def test_longer_training_goes_on_from_the_plain_one():
     assert later["history"] != tried.run("plain")["history"]
 
 
-def test_evaluation_changes_no_state():
-    tried = cell("narrow_cnn")
-    model = METHODS["neighbors_film"].make(tried.make_network, tried._initial())
-    before = [variable.numpy() for variable in model.variables]
-    found = training.accuracies_by_mode(model, tried.images.train, batch_size=4)
-    assert set(found) == {"training", "inference"}
-    np.testing.assert_equal([variable.numpy() for variable in model.variables], before)
-
-
-def test_modes_differ_by_the_batch_norms():
-    inputs = keras.Input((2,))
-    normalized = keras.layers.BatchNormalization(center=False, scale=False)(inputs)
-    model = keras.Model(inputs, normalized)
-    # Far from the moving statistics the first class always seems the larger.
-    values = np.array([[9.0, 1.0], [8.0, 2.0], [7.0, 3.0], [6.0, 4.0]], "float32")
-    split = Split(values, np.array([0, 0, 1, 1]))
-    found = training.accuracies_by_mode(model, split, batch_size=4)
-    assert found == {"training": 1.0, "inference": 0.5}
-
-
 def test_a_loss_that_is_not_finite_is_recorded(monkeypatch):
     def fail(self, *args, **kwargs):
         raise nsl_keras.NonFiniteLossError("The loss became nan.")
