@@ -173,6 +173,13 @@ def load_arrays(image_size: int | None = None) -> data.ImageData:
     return found.standardized if FLAGS.input == "standardized" else found
 
 
+def training_examples(found: data.ImageData) -> int:
+    """How many images runs are trained on; their trials may hold some of them out."""
+    counts = found.counts
+    held_out = 0 if FLAGS.hold_out else counts["validation_examples"]
+    return counts["train_examples"] + held_out
+
+
 def wrote_data_file(found: data.ImageData) -> bool:
     """Writes the images to a file where a flag says so."""
     if FLAGS.write_data_file:
@@ -298,14 +305,17 @@ def step_time_ratio(
 
 
 def make_runs(
-    records: runs.RunRecords,
+    folder: pathlib.Path,
+    setting: dict,
     titles: Mapping[str, str],
     train: Callable[..., dict],
 ) -> runs.RunRecords:
     """Makes the runs that the flags ask for, or the trials of their rates.
 
     Args:
-        records: Where the runs are kept.
+        folder: Where the runs are kept; trials are kept in its `tuning_folder`.
+        setting: What they have in common. That of trials differs: they hold out the
+            validation images.
         titles: Titles of the rows by name.
         train: A function of name, seed, rate, which is `None` for the recipe's own, and the
             folder of the run's state; with `trial=True` it evaluates on validation images
@@ -314,8 +324,15 @@ def make_runs(
     Returns:
         The records of what was made.
     """
+    if FLAGS.tune:
+        setting = {**setting, "tuning_share": FLAGS.tuning_share}
+    records = runs.RunRecords(
+        tuning_folder(folder) if FLAGS.tune else folder,
+        setting,
+        states=runs.states_folder(FLAGS.state_dir, setting),
+    )
     if not FLAGS.tune:
-        rates = tuned_rates(records.folder, titles) if FLAGS.tuned else {}
+        rates = tuned_rates(folder, titles) if FLAGS.tuned else {}
         runs.run_all(
             records,
             runs.every(titles, FLAGS.seeds),
@@ -324,14 +341,8 @@ def make_runs(
             ),
         )
         return records
-    setting = {**records.setting, "tuning_share": FLAGS.tuning_share}
-    trials = runs.RunRecords(
-        tuning_folder(records.folder),
-        setting,
-        states=runs.states_folder(FLAGS.state_dir, setting),
-    )
     runs.run_all(
-        trials,
+        records,
         {
             (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
             for seed in map(int, FLAGS.seeds)
@@ -339,10 +350,10 @@ def make_runs(
             for rate in FLAGS.rates
         },
         lambda name, rate, seed: train(
-            name, seed, rate, trials.state((name, rate, seed)), trial=True
+            name, seed, rate, records.state((name, rate, seed)), trial=True
         ),
     )
-    return trials
+    return records
 
 
 def tuning_folder(folder: pathlib.Path) -> pathlib.Path:

@@ -230,7 +230,7 @@ def main(_arguments: list[str]) -> None:
     fine = load_data()
     if image_training.wrote_data_file(fine):
         return
-    recipes = recipes_from_flags(fine.counts["train_examples"])
+    recipes = recipes_from_flags(image_training.training_examples(fine))
     found = with_coarse_labels(fine) if experiment.coarse else fine
     sgd = ("steps", "rate_drops", "learning_rate")
     setting = image_training.setting_of(
@@ -244,15 +244,11 @@ def main(_arguments: list[str]) -> None:
     dataset = f"{FLAGS.dataset}_coarse" if experiment.coarse else FLAGS.dataset
     place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
     models = pathlib.Path(FLAGS.model_dir).expanduser() / place
-    records = runs.RunRecords(
-        runs.results_folder(FLAGS.output_dir) / "image_classification" / place,
-        setting,
-        states=runs.states_folder(FLAGS.state_dir, setting),
-    )
     if not FLAGS.tune:
         files.require_room(models)
     made = image_training.make_runs(
-        records,
+        runs.results_folder(FLAGS.output_dir) / "image_classification" / place,
+        setting,
         {name: methods.METHODS[name].title for name in names},
         functools.partial(
             train,
@@ -266,8 +262,8 @@ def main(_arguments: list[str]) -> None:
     if FLAGS.tune:
         print(f"\n{tables.trials(made.runs)}\n\nWrote {made.folder}")
         return
-    print(f"\n{table.section(records, [FLAGS.experiment])}\n")
-    print(f"Wrote {records.folder}")
+    print(f"\n{table.section(made, [FLAGS.experiment])}\n")
+    print(f"Wrote {made.folder}")
     if FLAGS.figures:
         draw(names, fine, models)
 

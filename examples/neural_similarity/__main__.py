@@ -181,7 +181,7 @@ def main(_arguments: list[str]) -> None:
     found = load_data()
     if isinstance(found, data.ImageData) and image_training.wrote_data_file(found):
         return
-    trained, momentum = recipe_from_flags(chosen, found.counts["train_examples"])
+    trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))
     predictors = FLAGS.predictors or chosen.predictors
     setting = image_training.setting_of(
         found,
@@ -194,20 +194,16 @@ def main(_arguments: list[str]) -> None:
     network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
     network += "" if predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
-    records = runs.RunRecords(
+    made = image_training.make_runs(
         runs.results_folder(FLAGS.output_dir) / "neural_similarity" / place,
         setting,
-        states=runs.states_folder(FLAGS.state_dir, setting),
-    )
-    made = image_training.make_runs(
-        records,
         {name: chosen.methods[name].title for name in names},
         functools.partial(train, setting=setting, trained=trained, found=found),
     )
     if FLAGS.tune:
         print(f"\n{tables.trials(made.runs)}\n")
     else:
-        print(f"\n{table.section(records, [FLAGS.table])}\n")
+        print(f"\n{table.section(made, [FLAGS.table])}\n")
     print(f"Wrote {made.folder}")
 
 

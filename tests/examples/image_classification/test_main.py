@@ -111,6 +111,9 @@ def test_trials_choose_the_rate(tmp_path, capsys, one_thread):
     output = capsys.readouterr().out
     assert "convnet4 of 4-4-4-6 filters on digits" in output
     assert "which falls to 0 along a cosine" in output
+    # Trials of a further row, beside runs that hold out no images.
+    run(tmp_path, *arguments, "--tune", "--nohold_out", "--method=plain")
+    assert "| plain | 0.001 | " in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -71,13 +71,14 @@ def test_trials_choose_the_rate(tmp_path, capsys):
         *("--table=cost", "--filters=4,4,8", "--train_size=32", "--batch_size=8"),
         *("--epochs=1", "--optimizer=adam", "--cosine_decay", "--input=standardized"),
         *("--verbose=0", "--nojit_compile", "--method=cnn", "--method=static_dns"),
-        *("--step_times", "--rates=1e-3,1e30"),
+        *("--step_times", "--rates=1e-3,1e30", "--nohold_out"),
     )
     with pytest.raises(ValueError, match="needs the same trials of every row"):
         run(tmp_path, *arguments, "--tuned")
     run(tmp_path, *arguments, "--tune", "--tuning_share=0.5", "--method=cnn")
     assert "| cnn | 1e+30 | " in capsys.readouterr().out
-    name = "cnn9_default_4-4-8_digits_32_4_tuned"
+    # An epoch of the runs, which train on 257 validation images too.
+    name = "cnn9_default_4-4-8_digits_32_36_tuned"
     trials = runs.RunRecords(tmp_path / "results" / "neural_similarity_tuning" / name)
     assert len(trials.runs) == 4
     assert not any("test_accuracy" in trial for trial in trials.runs)
