@@ -114,19 +114,19 @@ SCRIPT = """
 import importlib, pathlib, sys
 from absl import flags
 from examples.campaign import plans
-folder, data_file, module, table, method = sys.argv[1:]
+folder, data_file, module, flag, method = sys.argv[1:]
 command = importlib.import_module(f"examples.{module}.__main__")
 small = [
     "--steps=2", "--batch_size=4", "--save_every=1", "--on_device", "--verbose=0",
     "--warmup_steps=1", f"--data_file={data_file}", f"--state_dir={folder}/unfinished",
 ]
 for place, row in enumerate(plans.PLANS["cifar10"]):
-    number = next((f for f in row.flags if f.startswith("--table=")), "")
-    if (row.module, number, row.methods) != (module, table, (method,)):
+    if (row.module, row.methods) != (module, (method,)) or flag not in row.flags:
         continue
-    narrow = ["--filters=4,4,6"] if number and number != "--table=8" else []
-    if module == "image_classification":
-        narrow = ["--num_neighbors=8", f"--model_dir={folder}/models"]
+    narrow = {
+        "neural_similarity": ["--filters=4,4,6"],
+        "image_classification": ["--num_neighbors=8", f"--model_dir={folder}/models"],
+    }[module]
     flags.FLAGS.unparse_flags()
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()  # Back to its default.
@@ -151,21 +151,20 @@ def images(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("module", "table", "method"),
+    ("module", "flag", "method"),
     [
         ("neural_similarity", "--table=4", "dynamic_dns"),
-        ("image_classification", "", "neighborhoods_film"),
+        ("image_classification", "--backbone=resnet29", "neighborhoods_film"),
     ],
 )
-def test_published_rows_train_under_jax(module, table, method, images, tmp_path):
+def test_published_rows_train_under_jax(module, flag, method, images, tmp_path):
     script = tmp_path / "rows.py"
     script.write_text(SCRIPT)
-    run_script_under_jax(script, str(tmp_path), str(images), module, table, method)
+    run_script_under_jax(script, str(tmp_path), str(images), module, flag, method)
     wanted = [
         row
         for row in ROWS
-        if (row.module, row.methods) == (module, (method,))
-        and (not table or table in row.flags)
+        if (row.module, row.methods) == (module, (method,)) and flag in row.flags
     ]
     made = tmp_path.glob(f"*/results/{module}/*/*_0.json")
     assert len(list(made)) == len(wanted) > 0
