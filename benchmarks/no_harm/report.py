@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import statistics
@@ -163,7 +164,7 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
     )
     if not both:
         return "Not run."
-    estimated = [each for each in unbiased if _is_estimated(each)]
+    estimated = [each for each in map(_estimated, unbiased) if each.found]
     measures = [
         ("Keras's batch norms", with_keras, MOVING),
         ("unbiased", unbiased, MOVING),
@@ -195,11 +196,15 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
     return "\n\n".join(parts)
 
 
-def _is_estimated(cell: Comparison) -> bool:
-    """Whether all runs have an accuracy with statistics that are estimated anew."""
-    return all(
-        ESTIMATED in run["by_mode"]["first_epoch"] for run in cell.found + cell.baseline
-    )
+def _estimated(cell: Comparison) -> Comparison:
+    """The seeds whose runs have an accuracy with statistics that are estimated anew."""
+    pairs = [
+        pair
+        for pair in zip(cell.found, cell.baseline, strict=True)
+        if all(ESTIMATED in run["by_mode"]["first_epoch"] for run in pair)
+    ]
+    found, baseline = ([pair[place] for pair in pairs] for place in (0, 1))
+    return dataclasses.replace(cell, found=found, baseline=baseline)
 
 
 def _place(cell: Comparison) -> tuple[str, str, str]:
