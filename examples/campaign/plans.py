@@ -75,9 +75,9 @@ _TRAINS = ("--input=standardized", "--warmup_steps=1000")
 _TRIALS = ("--rates=0.01,0.02,0.05,0.1", "--tuning_share=0.1")
 
 
-def _similarity(table: str, dataset: str, *flags: str, as_published: bool = False) -> Rows:
+def _similarity(table: str, dataset: str, as_published: bool = False) -> Rows:
     """Rows of a table of Neural Similarity Learning, tuned unless they are as published."""
-    own = (f"--table={table}", f"--dataset={dataset}", *_PUBLISHED, *flags)
+    own = (f"--table={table}", f"--dataset={dataset}", *_PUBLISHED)
     if as_published:
         return _named("neural_similarity", own)
     return _named("neural_similarity", (*own, *_TRAINS), _TRIALS)

@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from examples.common import augmentation, data, image_folders, recipe, runs, stopping
+from examples.common import augmentation, data, image_folders, recipe, runs, time_limit
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
@@ -271,7 +271,7 @@ def train_and_evaluate(
             state / f"chunks_of_{len(batches)}",
             verbose=FLAGS.verbose,
             on_device=trains_on_device(batches),
-            deadline=stopping.deadline(),
+            deadline=time_limit.deadline(),
         )
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.

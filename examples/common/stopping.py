@@ -5,15 +5,8 @@ from __future__ import annotations
 import time
 
 import keras
-from absl import flags
 
 import nsl_keras
-
-FLAGS = flags.FLAGS
-flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
-
-#: When this process began.
-STARTED = time.monotonic()
 
 
 class OutOfTime(SystemExit):
@@ -29,12 +22,6 @@ class OutOfTime(SystemExit):
     def __init__(self, message: str) -> None:
         print(f"{message} The same command goes on.", flush=True)
         super().__init__(self.CODE)
-
-
-def deadline() -> float | None:
-    """The `time.monotonic()` at which --stop_after_minutes stops; `None` without it."""
-    minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
-    return None if minutes is None else STARTED + 60 * minutes
 
 
 class StopInTime(keras.callbacks.Callback):

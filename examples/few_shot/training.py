@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from examples.common import recipe, runs, stopping, strategies
+from examples.common import recipe, runs, strategies, time_limit
 from examples.common.augmentation import augmented
 from examples.common.data import Split
 from examples.few_shot import data, methods
@@ -211,7 +211,7 @@ class Training:
             trained,
             folder,
             verbose=self.verbose,
-            deadline=stopping.deadline(),
+            deadline=time_limit.deadline(),
         )
         return {
             "seconds": found["seconds"],

@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from examples.common import command, runs, stopping
+from examples.common import command, runs, stopping, time_limit
 from examples.regression import data, table
 
 FLAGS = flags.FLAGS
@@ -162,7 +162,7 @@ def train(
         validation_batch_size=1024,
         callbacks=[
             early_stopping,
-            stopping.StopInTime(stopping.deadline(), backup, len(batches)),
+            stopping.StopInTime(time_limit.deadline(), backup, len(batches)),
             backup,
         ],
         verbose=0,

@@ -11,7 +11,7 @@ import pytest
 from jax_process import run_under_jax
 
 import nsl_keras
-from examples.common import runs, stopping
+from examples.common import runs, stopping, time_limit
 from examples.common.data import Split
 from examples.few_shot import data, methods, table, training
 
@@ -105,7 +105,7 @@ def test_rows_of_every_kind(tmp_path, capsys):
 
 
 def test_a_run_that_is_out_of_time_has_no_record(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stopping, "deadline", time.monotonic)
+    monkeypatch.setattr(time_limit, "deadline", time.monotonic)
     with pytest.raises(stopping.OutOfTime):
         training.run_methods(tiny_training(tmp_path), ["finetuning"], [0], tmp_path)
     assert "Stopped after 0 steps" in capsys.readouterr().out
