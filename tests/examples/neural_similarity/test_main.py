@@ -82,6 +82,8 @@ def test_trials_choose_the_rate(tmp_path, capsys):
     trials = runs.RunRecords(tmp_path / "results" / "neural_similarity_tuning" / name)
     assert len(trials.runs) == 4
     assert not any("test_accuracy" in trial for trial in trials.runs)
+    with pytest.raises(ValueError, match=r"another setting.*'tuning_share': \(0.5, 0.25\)"):
+        run(tmp_path, *arguments, "--tune", "--tuning_share=0.25", "--method=cnn")
     run(tmp_path, *arguments, "--tuned")
     records = results(tmp_path, name)
     assert records.setting["predictors"] == "default"
