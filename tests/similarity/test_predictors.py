@@ -510,7 +510,7 @@ def test_batch_norms_follow_the_mode():
 
 
 def test_predictor_has_the_geometry_of_the_layer_that_it_serves():
-    wide = SimilarityPredictor(kind="full_sphere", hidden_filters=7, momentum=0.9)
+    wide = SimilarityPredictor(kind="full_sphere", hidden_filters=7, momentum=0.7)
     layer = NeuralSimilarityConv2D(
         6,
         (2, 3),
@@ -528,7 +528,7 @@ def test_predictor_has_the_geometry_of_the_layer_that_it_serves():
     assert wide.dtype_policy.name == "mixed_bfloat16"
     assert wide.output_convolution.dtype_policy.name == "mixed_bfloat16"
     assert wide.hidden_convolution.filters == 7
-    assert wide.output_normalization.momentum == 0.9
+    assert wide.output_normalization.momentum == 0.7
     again = NeuralSimilarityConv2D.from_config(layer.get_config())
     assert again.predictor.get_config() == wide.get_config()
     dilated = NeuralSimilarityConv2D(6, 3, dilation_rate=2, predictor="sphere")

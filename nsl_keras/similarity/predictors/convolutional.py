@@ -44,7 +44,7 @@ class SimilarityPredictor(Predictor):
     strides, and position `p` takes the prediction at `p // b`.
 
     What is left `None` of the geometry is taken from the layer that is served, when that
-    is built: `predictor=SimilarityPredictor(momentum=0.9)`.
+    is built: `predictor=SimilarityPredictor(hidden_filters=16)`.
 
     Args:
         kernel_size: int or tuple of 1, 2 or 3 ints, as in the convolution served; an int
@@ -74,7 +74,10 @@ class SimilarityPredictor(Predictor):
             by no prediction.
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
             both; `None` for those named above.
-        momentum: float in [0, 1), momentum of the batch norms (the authors: 0.999).
+        momentum: float in [0, 1), momentum of the batch norms. A network's predictions
+            hang on it: one that averages over many steps lags weights that move fast. The
+            default averages over about ten steps (Keras's batch norm over a hundred, the
+            authors' over a thousand).
         momentum_warmup: bool, whether the batch norms' moving statistics are unbiased from
             the first step on, as in `nsl_keras.layers.BatchNormalization`; `False` for the
             fixed momentum of the authors.
@@ -141,7 +144,7 @@ class SimilarityPredictor(Predictor):
         pooled: bool = False,
         downsampling: int = 1,
         batch_normalization: bool | None = None,
-        momentum: float = 0.99,
+        momentum: float = 0.9,
         momentum_warmup: bool = True,
         epsilon: float = 1e-3,
         synchronized: bool = False,

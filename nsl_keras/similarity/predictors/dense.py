@@ -37,7 +37,8 @@ class DenseSimilarityPredictor(Predictor):
             similarity and 128 for others.
         batch_normalization: bool or `None`: `False` for no batch norm at all, which a
             recurrent cell needs; `True` for both; `None` for those named above.
-        momentum: float in [0, 1), momentum of the batch norms.
+        momentum: float in [0, 1), momentum of the batch norms, as for
+            `SimilarityPredictor`.
         momentum_warmup: bool, as for `SimilarityPredictor`.
         epsilon: float above 0, added to the variances in the batch norms.
         synchronized: bool, whether batch norms take their statistics over all replicas of
@@ -93,7 +94,7 @@ class DenseSimilarityPredictor(Predictor):
         similarity: Any = None,
         hidden_units: int | None = None,
         batch_normalization: bool | None = None,
-        momentum: float = 0.99,
+        momentum: float = 0.9,
         momentum_warmup: bool = True,
         epsilon: float = 1e-3,
         synchronized: bool = False,
