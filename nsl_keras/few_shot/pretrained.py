@@ -47,7 +47,8 @@ class PretrainedLearner(MetricLearner):
         Use images of the classes that the backbone was trained on.
 
         Args:
-            images: Array of shape `(n, ...)`.
+            images: Array of shape `(n, ...)`; uint8 images are divided by 255, as those of
+                episodes are (`EpisodeSampler`).
             batch_size: int, the number of images computed at once.
 
         Raises:
@@ -69,6 +70,8 @@ class PretrainedLearner(MetricLearner):
         total = np.zeros(self.center.shape)
         for start in range(0, len(images), batch_size):
             batch = ops.convert_to_tensor(images[start : start + batch_size])
+            if keras.backend.standardize_dtype(batch.dtype) == "uint8":
+                batch = ops.cast(batch, "float32") / 255
             found = flattened(self.backbone(batch, training=False)[None])[0]
             values = ops.convert_to_numpy(at_least_float32(found))
             total += values.sum(axis=0, dtype="float64")

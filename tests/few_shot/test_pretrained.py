@@ -107,6 +107,17 @@ def test_the_center_is_stored(tmp_path):
     np.testing.assert_array_equal(again(inputs), centered)
 
 
+def test_bytes_are_centered_as_episodes_have_them():
+    backbone = data.convolutional()
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 1), "uint8")
+    centers = []
+    for given in (images, images.astype("float32") / 255):
+        model = few_shot.NearestCentroid(backbone, data.WAYS)
+        model.center_on(given, batch_size=7)
+        centers.append(ops.convert_to_numpy(model.center))
+    np.testing.assert_allclose(*centers, rtol=1e-6, atol=1e-7)
+
+
 def test_images_that_give_no_center():
     model = few_shot.NearestCentroid(data.identity(), data.WAYS)
     with pytest.raises(ValueError, match="`images` must not be empty"):
