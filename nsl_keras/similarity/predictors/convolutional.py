@@ -75,7 +75,7 @@ class SimilarityPredictor(Predictor):
         batch_normalization: bool or `None`: `False` for no batch norm at all; `True` for
             both; `None` for those named above.
         momentum: float in [0, 1), momentum of the batch norms. A network's predictions
-            hang on it: one that averages over many steps lags weights that move fast. The
+            depend on it: one that averages over many steps lags weights that move fast. The
             default averages over about ten steps (Keras's batch norm over a hundred, the
             authors' over a thousand).
         momentum_warmup: bool, whether the batch norms' moving statistics are unbiased from
@@ -117,7 +117,7 @@ class SimilarityPredictor(Predictor):
     >>> predictor = nsl_keras.predictors.SimilarityPredictor(3, padding="same")
     >>> tuple(predictor(keras.ops.ones((2, 8, 8, 4))).shape)
     (2, 8, 8, 9)
-    >>> wide = nsl_keras.predictors.SimilarityPredictor(hidden_filters=96, momentum=0.9)
+    >>> wide = nsl_keras.predictors.SimilarityPredictor(hidden_filters=96)
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(
     ...     8, 3, strides=2, similarity="unconstrained", predictor=wide)
     >>> tuple(layer(keras.ops.ones((2, 9, 9, 4))).shape), wide.strides, wide.outputs
