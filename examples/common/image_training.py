@@ -95,6 +95,10 @@ flags.DEFINE_bool("tuned", False, "Train each row at the best of its rates of --
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
+#: What the settings of trials need not share with those of runs, which may train on the
+#: validation images.
+_OF_TRIALS = ("tuning_share", "train_examples", "validation_examples")
+
 #: Rounds of `step_time_ratio` before what is measured, and measured.
 WARM_UP_ROUNDS, ROUNDS = 2, 15
 
@@ -107,7 +111,7 @@ def steps_from_flags(published: int, train_examples: int, batch_size: int) -> in
         raise ValueError(
             f"`steps`, `budget` and `epochs` exclude each other. Received: {received}"
         )
-    steps = FLAGS.steps or round(published * (FLAGS.budget or 1))
+    steps = given.get("steps", round(published * given.get("budget", 1)))
     if FLAGS.epochs is not None:
         # Whole chunks of steps, after which state can be saved.
         steps = round(FLAGS.epochs * round(train_examples / batch_size))
@@ -169,6 +173,11 @@ def load_arrays(image_size: int | None = None) -> data.ImageData:
     if image_size and found.image_shape[:2] != (image_size, image_size):
         found = data.resized(found, image_size)
     # Trials are judged on the validation images.
+    if FLAGS.tune and not len(found.validation.images):
+        raise ValueError(
+            "`tune` needs validation images. Received: "
+            f"{FLAGS.data_file or FLAGS.dataset} without any"
+        )
     found = found if FLAGS.hold_out or FLAGS.tune else data.without_validation(found)
     return found.standardized if FLAGS.input == "standardized" else found
 
@@ -267,8 +276,7 @@ def train_and_evaluate(
             model,
             batches,
             trained,
-            # Chunks of another length would end elsewhere.
-            state / f"chunks_of_{len(batches)}",
+            state,
             verbose=FLAGS.verbose,
             on_device=trains_on_device(batches),
             deadline=time_limit.deadline(),
@@ -332,7 +340,7 @@ def make_runs(
         states=runs.states_folder(FLAGS.state_dir, setting),
     )
     if not FLAGS.tune:
-        rates = tuned_rates(folder, titles) if FLAGS.tuned else {}
+        rates = tuned_rates(folder, titles, setting) if FLAGS.tuned else {}
         runs.run_all(
             records,
             runs.every(titles, FLAGS.seeds),
@@ -363,15 +371,25 @@ def tuning_folder(folder: pathlib.Path) -> pathlib.Path:
     )
 
 
-def tuned_rates(folder: pathlib.Path, names: Iterable[str]) -> dict[str, float]:
+def tuned_rates(
+    folder: pathlib.Path, names: Iterable[str], setting: dict
+) -> dict[str, float]:
     """The rate of each row that was best on validation images.
 
     Raises:
-        ValueError: If rows have no trials, or not the same ones.
+        ValueError: If rows have no trials, not the same ones, or those of another setting.
     """
-    trials = runs.RunRecords(tuning_folder(folder)).runs
+    trials = runs.RunRecords(tuning_folder(folder))
+    different = runs.differences(trials.setting or setting, setting)
+    for name in _OF_TRIALS:
+        different.pop(name, None)
+    if different:
+        raise ValueError(
+            "`tuned` needs trials of the same setting: call the command with --tune first. "
+            f"Received: pairs of (trials, here) that are {different}"
+        )
     found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
-    for trial in trials:
+    for trial in trials.runs:
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])
         accuracies.append(trial.get("validation_accuracy", 0.0))

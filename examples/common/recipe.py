@@ -230,8 +230,9 @@ def fit(
         batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
             they take in `epoch`.
         recipe: How long to train.
-        folder: Where state is kept after each chunk. It stays until the caller deletes it;
-            a training that is finished there is not trained again.
+        folder: Where state is kept after each chunk, by the length of chunks: others would
+            end elsewhere. It stays until the caller deletes it; a training that is
+            finished there is not trained again.
         callbacks: Further callbacks of each chunk, on the host.
         verbose: As for `keras.Model.fit`.
         on_device: Whether chunks are one compiled loop: see `device_loop`.
@@ -247,7 +248,9 @@ def fit(
         stopping.OutOfTime: If the deadline comes first.
     """
     epochs = recipe.steps // len(batches)
-    backup = nsl_keras.callbacks.TrainingBackup(folder, batches, delete_at_end=False)
+    backup = nsl_keras.callbacks.TrainingBackup(
+        folder / f"chunks_of_{len(batches)}", batches, delete_at_end=False
+    )
     running = [
         *(callbacks or []),
         Seconds(),

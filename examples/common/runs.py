@@ -1,7 +1,7 @@
 """Finished runs: a folder for a setting, in it a JSON file a run, none made twice.
 
-results/few_shot/omniglot_cnn4_5way_1shot_3200000/setting.json     what its runs share
-results/few_shot/omniglot_cnn4_5way_1shot_3200000/maml_0.json      method and seed
+results/few_shot/omniglot_cnn4_5way_1shot_tuned/setting.json     what its runs share
+results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json      method and seed
 
 The state of a run that is not finished is in a folder of its own, which goes when the
 record is there. Every file is whole at every moment: a run may be killed at any.
@@ -117,16 +117,10 @@ class RunRecords:
                 path.unlink()
         path = folder / _SETTING
         found = read_json(path) if path.exists() else None
-        # As it reads after a round trip: tuples are lists there.
-        self.setting = found if setting is None else json.loads(json.dumps(setting))
+        self.setting = found if setting is None else _as_read(setting)
         if found is None:
             return
-        different = {
-            key: (found.get(key), self.setting.get(key))
-            for key in {*found, *self.setting}
-            if found.get(key) != self.setting.get(key)
-        }
-        if different:
+        if different := differences(found, self.setting):
             raise ValueError(
                 f"{folder} holds runs of another setting: pairs of (there, here) are "
                 f"{different}. Write to another `output_dir`."
@@ -175,6 +169,21 @@ class RunRecords:
         """Deletes the state of a run."""
         if self.states is not None:
             remove_states(self.state(key))
+
+
+def _as_read(setting: dict) -> dict:
+    """A setting as it reads after a round trip: tuples are lists there."""
+    return json.loads(json.dumps(setting))
+
+
+def differences(there: dict, here: dict) -> dict[str, tuple]:
+    """What two settings differ in, by name: pairs of (there, here)."""
+    there, here = _as_read(there), _as_read(here)
+    return {
+        key: (there.get(key), here.get(key))
+        for key in {*there, *here}
+        if there.get(key) != here.get(key)
+    }
 
 
 def _in_order(path: pathlib.Path) -> list:

@@ -272,10 +272,16 @@ def tune(
             {f"linear_{key}": value for key, value in each.items()} for each in dictionaries
         ],
     }
+    for name in FLAGS.model:
+        if name not in trials:
+            raise ValueError(
+                f"`model` must be one of {', '.join(map(repr, trials))} with `tune`. "
+                f"Received: model={name!r}"
+            )
     changes_of = {
         (name, ", ".join(f"{key}={value:g}" for key, value in changes.items())): changes
         for name in FLAGS.model or trials
-        for changes in trials.get(name, [])
+        for changes in trials[name]
     }
 
     def trial(name: str, change: str, seed: int) -> dict:

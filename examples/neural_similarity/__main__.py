@@ -97,7 +97,11 @@ def recipe_from_flags(
 
 def load_data() -> data.ImageData | stream.ImageStream:
     if FLAGS.stream:
-        for name in ("data_file", "write_data_file", "train_size"):
+        # Streamed images have their own range and augmentation, and no validation part.
+        for name in (
+            *("data_file", "write_data_file", "train_size"),
+            *("input", "augmentation", "tune", "tuned"),
+        ):
             if getattr(FLAGS, name):
                 raise ValueError(
                     f"`{name}` and `stream` exclude each other. Received: "

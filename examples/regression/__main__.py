@@ -49,8 +49,8 @@ flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 
-#: Epochs between states: an epoch takes some milliseconds.
-EPOCHS_KEPT = 25
+#: Steps between states, at least: a step takes some milliseconds.
+STEPS_KEPT = 100
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
@@ -152,7 +152,11 @@ def train(
         patience=FLAGS.patience, restore_best_weights=True
     )
     backup = nsl_keras.callbacks.TrainingBackup(
-        state, batches, [early_stopping], EPOCHS_KEPT, delete_at_end=False
+        state,
+        batches,
+        [early_stopping],
+        -(-STEPS_KEPT // len(batches)),
+        delete_at_end=False,
     )
     history = model.fit(
         batches,

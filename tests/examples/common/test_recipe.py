@@ -63,7 +63,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         recipe.fit(first, batches(), TINY, folder, [Interruption(1)])
     # Of the two chunks that were trained, the second was not yet on the disk.
-    assert [path.name for path in folder.iterdir()] == ["epoch_0.state", "epoch_1.state"]
+    (states,) = folder.iterdir()
+    assert sorted(path.name for path in states.iterdir()) == [
+        *("epoch_0.state", "epoch_1.state")
+    ]
     second = tiny_model()
     recipe.fit(second, batches(), TINY, folder)
     assert int(second.optimizer.iterations) == 6
@@ -75,6 +78,16 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
         np.testing.assert_array_equal(ours, other)
         differs |= bool(np.max(np.abs(stopped - other)) > 1e-3)
     assert differs
+
+
+def test_chunks_of_another_length_begin_anew(tmp_path):
+    """The second chunk of two steps is not the second one of three."""
+    pairs, threes = (recipe.Batches(tiny_data(), TINY, 0, chunk) for chunk in (2, 3))
+    with pytest.raises(KeyboardInterrupt):
+        recipe.fit(tiny_model(), pairs, TINY, tmp_path, [Interruption(1)])
+    model = tiny_model()
+    recipe.fit(model, threes, TINY, tmp_path)
+    assert int(model.optimizer.iterations) == TINY.steps
 
 
 def test_a_diverging_run_is_named(tmp_path):

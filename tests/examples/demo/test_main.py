@@ -94,6 +94,7 @@ def test_mirrored_strategy_and_errors(tmp_path):
             # An existing version stops the run before it trains anything.
             (*small, "--version=1"),
             ("--dataset=cifar10", f"--data_dir={tmp_path}/none"),
+            (*small, "--tune", "--model=static"),
         ],
     )
     check_run(tmp_path, result, "digits", ["neighborhoods"])
@@ -101,6 +102,7 @@ def test_mirrored_strategy_and_errors(tmp_path):
     assert result.stdout.count("seed 0\n") == 1
     assert "`data_dir` must hold a prepared copy of 'cifar10'" in result.stdout
     assert "tfds.load('cifar10'" in result.stdout
+    assert "with `tune`. Received: model='static'" in result.stdout
 
 
 @pytest.mark.data

@@ -84,6 +84,8 @@ def test_trials_choose_the_rate(tmp_path, capsys):
     assert not any("test_accuracy" in trial for trial in trials.runs)
     with pytest.raises(ValueError, match=r"another setting.*'tuning_share': \(0.5, 0.25\)"):
         run(tmp_path, *arguments, "--tune", "--tuning_share=0.25", "--method=cnn")
+    with pytest.raises(ValueError, match=r"of the same setting.*'optimizer': 'adam'"):
+        run(tmp_path, *arguments, "--optimizer=adamw", "--tuned")
     run(tmp_path, *arguments, "--tuned")
     records = results(tmp_path, name)
     assert records.setting["predictors"] == "default"
@@ -156,7 +158,13 @@ def test_a_stream_is_trained_on_and_evaluated(tmp_path, monkeypatch):
         (("--method=dynamic_sns",), "`method` must be one of 'cnn', 'cnn_plus'"),
         (("--steps=5", "--budget=0.1"), "`steps`, `budget` and `epochs` exclude"),
         (("--stream", "--train_size=9"), "`train_size` and `stream` exclude each other"),
+        (("--stream", "--input=unit"), "`input` and `stream` exclude each other"),
+        (("--stream", "--augmentation=flip"), "`augmentation` and `stream` exclude"),
+        (("--stream", "--tune"), "`tune` and `stream` exclude each other"),
+        (("--stream", "--tuned"), "`tuned` and `stream` exclude each other"),
         (("--budget=0.000001",), "must leave at least one step"),
+        (("--budget=0",), "must leave at least one step"),
+        (("--steps=0",), "must leave at least one step"),
     ],
     ids=str,
 )

@@ -157,6 +157,35 @@ def test_a_short_run(tmp_path):
     assert table.table([records]) in result.stdout
 
 
+#: Trains two epochs of 150 steps, and prints the states that are left.
+LONG_EPOCHS = """
+import pathlib, sys
+import numpy as np
+from examples.regression import __main__ as command, data
+
+command.FLAGS(["regression", "--epochs=2"])
+part = data.Part(np.ones((19_200, 2), "float32"), np.ones((19_200, 1), "float32"))
+state = pathlib.Path(sys.argv[1])
+choice = {"layers": 2, "units": 2, "decay": 0.0}
+command.train(command.make_vanilla, data.Fold(part, part, part), choice, state)
+print(*sorted(path.name for path in state.iterdir()))
+"""
+
+
+@pytest.mark.long
+def test_long_epochs_are_kept_each(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", LONG_EPOCHS, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.split() == ["epoch_1.state", "epoch_2.state"]
+
+
 def test_section_of_the_results(tmp_path):
     assert "Not run" in table.section(tmp_path)
     setting = {"data": "gom", "examples": 1059, "features": 116, "protocol": {"folds": 3}}
