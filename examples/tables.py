@@ -33,7 +33,7 @@ Every example writes below `runs/`, which git ignores. To renew a result, run th
 beside its table: it has `--output_dir=.`, or add that. A finished run is not made twice, so
 delete its file first. Commit the files that changed, and the tables:
 
-    rm results/few_shot/omniglot_cnn4_5way_1shot_3200000/maml_0.json
+    rm results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
     make results
 

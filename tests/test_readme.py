@@ -1,5 +1,7 @@
 """What README and results say: code that runs, tables that come from the files."""
 
+import dataclasses
+import json
 import pathlib
 import re
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 
 import benchmarks.table
 from examples import tables
+from examples.few_shot.training import Setting
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,6 +42,15 @@ def test_tables_come_from_the_files():
         text = page.read_text()
         assert tables.with_tables(text) == text, f"make results: {page}"
     assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
+
+
+def test_the_file_that_is_renewed_is_there():
+    (named,) = re.findall(r"^ +rm (\S+)$", tables.INTRODUCTION, re.M)
+    path = ROOT / named
+    assert path.is_file()
+    found = json.loads(path.with_name("setting.json").read_text())
+    names = [field.name for field in dataclasses.fields(Setting)]
+    assert Setting(**{name: found[name] for name in names}).name == path.parent.name
 
 
 def test_all_that_was_measured_is_shown():

@@ -11,9 +11,9 @@ networks and numbers of steps, for a GPU; each is named after its data set, but
 --plan=regression, which reads the UCI files of Table 2 of Meta-Neighborhoods in --data_dir.
 A row that is tuned has as many trials as the plan's other such rows, and is trained at the
 rate that was best for it on validation images. Tuned are all rows of --plan=narrow and
---plan=mini_imagenet, and of Neural Similarity Learning on CIFAR those of Tables 1 to 4; all
-others have the rates that the papers give. Rows that were not reached are "not run" in the
-tables.
+--plan=mini_imagenet, and of Neural Similarity Learning on CIFAR those of Tables 1 to 4 and
+"cost" (three rows of Table 4 are there as published, too); all others have the rates that
+the papers give. Rows that were not reached are "not run" in the tables.
 
 Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files of at most
 64 MiB, and read it with --data_file:
@@ -22,7 +22,8 @@ Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files 
         --data_dir=~/tensorflow_datasets --write_data_file=cifar10_pieces
 
 Results are small JSON files in --output_dir/results/: a file a run, and in
-campaign/<plan>.json the seconds of each command that is finished.
+campaign/<plan>.json the seconds of each command that is finished. Such a command is not
+called again: to renew a run, delete its file and the command's line there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Trains Meta-Neighborhoods on scikit-learn's digits with Ray Train, on many workers.
 
-    pip install "nsl_keras[tensorflow,ray]" scikit-learn
+    pip install ".[tensorflow,ray]" scikit-learn                      # in a clone
     python -m examples.distributed.ray_train --workers=2              # on this machine
     python -m examples.distributed.ray_train --workers=8 --gpu \
         --address=auto --storage=/shared/runs                         # on a cluster

@@ -23,7 +23,7 @@ def export_kills() -> str:
             f"{found['kills_inside_a_write']} of them inside a write, while a reader",
             "loaded each version as soon as it saw it:",
             f"{found['versions_written']:,} versions,",
-            f"{found['versions_that_did_not_load']} of which did not load.",
+            f"{found['versions_that_did_not_load'] or 'none'} of which failed to load.",
         ]
     )
 
