@@ -74,10 +74,10 @@ def section(results: pathlib.Path) -> str:
         "Compare along a row, not with the published one: on gom kNN itself, which leaves "
         "nothing open but the data's scaling and the choice of k, is far from the "
         "published error.",
-        "The search on gom is the second one: the first had smaller weight decays, chose "
-        "the largest of them in validation, and was widened after its test errors, which "
-        "showed no significant difference, had been seen. Read the p-value of gom with "
-        "that in mind.",
+        "The searches are second ones: the first had smaller weight decays, chose the "
+        "largest of them in validation, and were widened after their test errors, which "
+        "showed no significant difference, had been seen. Read the p-values with that in "
+        "mind.",
     ]
     if missing:
         parts.append(f"Not run: {', '.join(missing)} (no data at hand).")
