@@ -76,8 +76,8 @@ def section(results: pathlib.Path) -> str:
         "published error.",
         "The searches are second ones: the first had smaller weight decays, chose the "
         "largest of them in validation, and were widened after their test errors, which "
-        "showed no significant difference, had been seen. Read the p-values with that in "
-        "mind.",
+        "showed no significant difference, had been seen. On gom, Meta-Neighborhoods chose "
+        "the largest one again. Read the p-values with that in mind.",
     ]
     if missing:
         parts.append(f"Not run: {', '.join(missing)} (no data at hand).")
