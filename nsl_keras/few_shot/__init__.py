@@ -6,14 +6,10 @@ from nsl_keras.few_shot.classes import (
     select_classes,
     split_classes,
 )
+from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
-from nsl_keras.few_shot.finetuning import (
-    DampenedMomentum,
-    Finetuner,
-    finetune,
-    finetuning_recipe,
-)
+from nsl_keras.few_shot.finetuning import Finetuner, finetune, finetuning_recipe
 from nsl_keras.few_shot.maml import MAML
 from nsl_keras.few_shot.matching import MatchingNet
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner

@@ -20,6 +20,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
+from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, filled_up
 from nsl_keras.few_shot.functional import (
     POLICIES,
@@ -52,93 +53,6 @@ _RECIPES: dict[str, dict[str, Any]] = {
         "batch_normalization": "moving",
     },
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class DampenedMomentum:
-    """One step of gradient descent with momentum, dampening and weight decay.
-
-    For a value `w`, its gradient `g` and a buffer `m` that starts at zero,
-
-        g <- g + weight_decay * w
-        m <- g                                        in the first step
-        m <- momentum * m + (1 - dampening) * g       in all others
-        w <- w - learning_rate * m
-
-    The first buffer is the whole gradient, not dampened. Without momentum there is no
-    buffer and no dampening: `m` is `g` in every step.
-
-    Attributes:
-        learning_rate: float above 0.
-        momentum: float in [0, 1).
-        dampening: float in [0, 1).
-        weight_decay: float of at least 0; it enters the gradient of every value, biases
-            included.
-
-    Raises:
-        ValueError: For numbers outside these ranges.
-
-    Example:
-
-    >>> from keras import ops
-    >>> from nsl_keras import few_shot
-    >>> rule = few_shot.DampenedMomentum(weight_decay=0.0)
-    >>> values = [ops.convert_to_tensor(1.0)]
-    >>> values, buffers = rule.step(values, [2.0], rule.start(values), 0)
-    >>> values, buffers = rule.step(values, [3.0], buffers, 1)
-    >>> round(float(buffers[0]), 4), round(float(values[0]), 4)  # 0.9 * 2 + 0.1 * 3
-    (2.1, 0.959)
-
-    The rule is PyTorch's. No setting of a Keras optimizer equals it: with dampening the
-    first step differs from all others.
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix A: "SGD with
-        lr = 0.01, momentum = 0.9, dampening = 0.9 and weight decay = 0.001", which are
-        the arguments of PyTorch's SGD.
-    """
-
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    dampening: float = 0.9
-    weight_decay: float = 0.001
-
-    def __post_init__(self) -> None:
-        validation.positive_number(self.learning_rate, "learning_rate")
-        validation.fraction(self.momentum, "momentum")
-        validation.fraction(self.dampening, "dampening")
-        validation.non_negative_number(self.weight_decay, "weight_decay")
-
-    def start(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the buffers before the first step."""
-        return [ops.zeros_like(value) for value in values]
-
-    def step(
-        self,
-        values: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        index: int | Tensor,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns values and buffers after step `index`, which counts from 0."""
-        first = ops.equal(index, 0)
-        new_buffers = []
-        for value, gradient, buffer in zip(values, gradients, buffers, strict=True):
-            gradient = gradient + self.weight_decay * value
-            if self.momentum:
-                # In the value's own dtype: a rounded share would be one of float32.
-                share = ops.where(
-                    first,
-                    ops.ones((), value.dtype),
-                    ops.convert_to_tensor(1 - self.dampening, value.dtype),
-                )
-                gradient = self.momentum * buffer + share * gradient
-            new_buffers.append(gradient)
-        new_values = [
-            value - self.learning_rate * buffer
-            for value, buffer in zip(values, new_buffers, strict=True)
-        ]
-        return new_values, new_buffers
 
 
 class Finetuner:
