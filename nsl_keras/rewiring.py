@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -161,21 +162,39 @@ def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             waiting.extend(value)
 
 
+def pass_on_frozen(layer: keras.layers.Layer) -> None:
+    """Freezes the layers that a frozen layer made in `build`.
+
+    To be called at the end of `build`. A layer that is frozen when it is made, as each
+    copy of a frozen one is, has Keras freeze its own variables alone.
+    """
+    if not layer.trainable:
+        for each in sublayers(layer):
+            each.trainable = False
+
+
 @contextlib.contextmanager
 def unfrozen(layer: keras.layers.Layer) -> Iterator[None]:
     """Makes all of a layer trainable while it lasts, then restores each flag.
 
     Then `trainable_variables` are all weights but state: moving statistics and seeds.
     """
-    flags = [(each, each.trainable) for each in (layer, *sublayers(layer))]
-    for each, _ in flags:
+    layers = [(each, each.trainable) for each in (layer, *sublayers(layer))]
+    variables = [(each, each.trainable) for each in layer.variables]
+    # Off and on again: a flag that is on already passes nothing on to variables.
+    for each, _ in layers:
+        each.trainable = False
+    for each, _ in layers:
         each.trainable = True
     try:
         yield
     finally:
         # A layer passes its flag on: those that it holds come after it.
-        for each, trainable in flags:
+        for each, trainable in layers:
             each.trainable = trainable
+        for variable, trainable in variables:
+            if variable.trainable != trainable:
+                variable.trainable = trainable
 
 
 def rebuild(model: keras.Model, replace: Replace, verbose: Any = 0) -> keras.Model:
@@ -222,6 +241,7 @@ class _Rebuilding:
         new_model = self._model(model)
         for source, copy in self._copies:
             copy.set_weights(source.get_weights())
+            _copy_assets(source, copy)
             if isinstance(copy, keras.layers.Normalization):
                 copy.finalize_state()  # It computes with what it derives from its weights.
         self._progress.close()
@@ -315,6 +335,15 @@ class _Rebuilding:
                     self._shared[number] = keras.saving.deserialize_keras_object(value)
                 config[name] = self._shared[number]
         return config
+
+
+def _copy_assets(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Hands on what a layer keeps in files of its own, as a vocabulary it adapted to."""
+    if not hasattr(source, "save_assets"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source.save_assets(folder)
+        copy.load_assets(folder)
 
 
 class _Probe(keras.Operation):

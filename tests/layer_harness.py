@@ -78,6 +78,7 @@ def check_layer(case, folder):
     check_mixed_precision(case)
     check_data_formats(case)
     check_keras_file(case, folder)
+    check_frozen_copy(case)
 
 
 def check_compiled(case, folder):
@@ -230,6 +231,19 @@ def check_keras_file(case, folder):
     model.save(path)
     again = keras.saving.load_model(path)
     np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
+
+
+def check_frozen_copy(case):
+    """A frozen layer stays frozen in a copy, with all that it made in `build`."""
+    model = case.model()
+    layer = model.layers[-1]
+    layer.trainable = False
+    copy = type(layer).from_config(layer.get_config())
+    copy(keras.Input(case.input_shape))
+    assert [variable.path for variable in copy.trainable_variables] == []
+    assert [variable.path for variable in copy.variables if variable.trainable] == []
+    copy.trainable = True
+    assert len(copy.trainable_variables) == case.trainable
 
 
 def save_for_another_process(case, folder):

@@ -113,6 +113,14 @@ def test_unfrozen_restores_each_flag():
     assert len(model.trainable_variables) == 4
 
 
+def test_unfrozen_reaches_variables_that_are_frozen_alone():
+    layer = nsl_keras.layers.NeuralSimilarityDense(3, kernel_trainable=False)
+    layer.build((None, 4))
+    with rewiring.unfrozen(layer):
+        assert len(layer.trainable_variables) == 3
+    assert [variable.name for variable in layer.trainable_variables] == ["similarity"]
+
+
 # Copies.
 
 
@@ -186,6 +194,19 @@ def test_a_copy_keeps_policies_flags_and_derived_state():
     assert not copy.get_layer("frozen").trainable
     assert copy.trainable and len(copy.trainable_variables) == 2
     assert not copy.compiled
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="strings are TensorFlow's alone"
+)
+def test_a_copy_keeps_a_vocabulary():
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["a", "b", "b"])
+    words = keras.Input((2,), dtype="string")
+    model = keras.Model(words, lookup(words))
+    copy = rewiring.rebuild(model, lambda layer: None)
+    given = ops.convert_to_tensor([["a", "b"], ["b", "c"]], dtype="string")
+    np.testing.assert_array_equal(copy(given), model(given))
 
 
 def test_derived_classes_come_back_plain():

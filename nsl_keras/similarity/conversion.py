@@ -155,7 +155,7 @@ def add_similarity(
     found = rewiring.layers(model)
     _refuse_converted(model, found)
     _refuse_subclassed(found)
-    chosen = _choose(found, layers, dynamic=predictor is not None)
+    chosen = _choose(found, layers, similarity, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
     new_layers: dict[int, Layer] = {}
     names = {layer.name for layer in found}
@@ -277,6 +277,7 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
     for call in rewiring.calls(model):
         input_shapes[id(call.layer)] += call.input_shapes[:1]
     found = rewiring.layers(model)
+    names = {layer.name for layer in found}
     _refuse_dynamic(found)
     _refuse_unfoldable(found)
 
@@ -284,7 +285,8 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
         if cells_of(layer):
             return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
         if isinstance(layer, NeuralSimilarity):
-            return _as_shift(layer, input_shapes[id(layer)]) or [layer.fold()]
+            shift = _as_shift(layer, input_shapes[id(layer)], names)
+            return shift or [layer.fold()]
         return [layer.fold()] if _folds_itself(layer) else None
 
     return rewiring.rebuild(model, replace, verbose)
@@ -331,21 +333,29 @@ def _refuse_subclassed(found: list[Layer]) -> None:
 def _choose(
     found: list[Layer],
     layers: Collection[str] | Callable[[Layer], bool] | None,
+    similarity: matrices.Similarity,
     dynamic: bool,
 ) -> list[Layer]:
     """Returns the layers to convert, in their order."""
     convolutions = [layer for layer in found if type(layer) in _CONVERTIBLE]
-    grouped = [
-        layer for layer in convolutions if dynamic and getattr(layer, "groups", 1) > 1
-    ]
-    convertible = [layer for layer in convolutions if layer not in grouped]
+    unsuited = {
+        "grouped convolutions take no predictor": [
+            layer for layer in convolutions if dynamic and getattr(layer, "groups", 1) > 1
+        ],
+        "a depthwise convolution takes no matrix over channels": [
+            layer
+            for layer in convolutions
+            if not similarity.shared_by_channels and hasattr(layer, "depth_multiplier")
+        ],
+    }
+    left = [layer for group in unsuited.values() for layer in group]
+    convertible = [layer for layer in convolutions if layer not in left]
     with_taps = [layer for layer in convertible if _taps(layer) > 1]
-    note = ""
-    if grouped:
-        note = f" (grouped convolutions take no predictor: {_names(grouped)})"
+    reasons = [f"{why}: {_names(group)}" for why, group in unsuited.items() if group]
+    note = f" ({'; '.join(reasons)})" if reasons else ""
     if layers is None:
         chosen = with_taps
-        if chosen and grouped:
+        if chosen and left:
             logging.warning("Left as they are%s", note)
     elif callable(layers):
         chosen = [layer for layer in convertible if layers(layer)]
@@ -364,6 +374,12 @@ def _choose(
             "`layers` must be None, a list of names, or a function of a layer. "
             f"Received: layers={layers!r}"
         )
+    for layer in chosen:
+        if getattr(layer, "lora_enabled", False) or layer.quantization_mode:
+            raise ValueError(
+                "`layers` must choose layers without LoRA and quantization, which are made "
+                f"for the plain product with the kernel. Received: layer {layer.name!r}"
+            )
     if not chosen:
         raise ValueError(
             "`layers` must choose at least one layer; convertible are "
@@ -568,13 +584,14 @@ def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:
 
 
 def _as_shift(
-    layer: NeuralSimilarity, input_shapes: Collection[Shape]
+    layer: NeuralSimilarity, input_shapes: Collection[Shape], names: set[str]
 ) -> list[Layer] | None:
     """Returns zero padding, cropping and a convolution with one tap, each where needed.
 
     Args:
         layer: A static layer, built.
         input_shapes: The shapes of the inputs that it is called on.
+        names: Names that the model's layers have.
 
     Returns:
         The layers to call one after the other; `None` if the layer is no convolution with
@@ -614,9 +631,11 @@ def _as_shift(
     chain = []
     zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
     if np.any(padding):
-        chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
+        name = rewiring.unused_name(f"{layer.name}_padding", names)
+        chain.append(zero_padding(padding, name=name, **options))
     if np.any(cropping):
-        chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))
+        name = rewiring.unused_name(f"{layer.name}_cropping", names)
+        chain.append(crop(cropping, name=name, **options))
     return [*chain, _with_one_tap(layer, tap)]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.similarity.neural_similarity import is_identity
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
@@ -148,9 +149,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _check_similarity_arguments(self) -> None:
-        is_identity = isinstance(self.similarity_initializer, keras.initializers.Identity)
         if self.similarity not in STATIC and not (
-            is_identity and self.similarity_constraint is None
+            is_identity(self.similarity_initializer) and self.similarity_constraint is None
         ):
             raise ValueError(
                 "`similarity_initializer` and `similarity_constraint` apply to a learned "
@@ -178,6 +178,9 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             unused = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": linear}
             given = {name: options.get(name, value) for name, value in unused.items()}
             given["activation"] = keras.activations.get(given["activation"])
+            for name in ("strides", "dilation_rate"):
+                if given[name] in ((1, 1), [1, 1]):
+                    given[name] = 1
             if given != unused or self.kernel_size is not None:
                 given = {"kernel_size": self.kernel_size, **given}
                 raise ValueError(
@@ -223,6 +226,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
         if self.convolution is not None:
             self.convolution.build(shape)
+        rewiring.pass_on_frozen(self)
 
     def _build_learned(self, positions: int) -> None:
         diagonal = self.similarity == "diagonal"
@@ -295,6 +299,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         # All is computed with channels last. `keras.layers.Conv2D` with channels first adds
         # the bias along the width, on TensorFlow, where that equals `filters` (Keras 3.15).
+        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         first = self.data_format == "channels_first"
         features = ops.moveaxis(inputs, 1, -1) if first else inputs
         outputs = self._compare(features)

@@ -17,9 +17,9 @@ from nsl_keras.inheritance import StandsOnKeras
 class FloatKernel(StandsOnKeras):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 
-    The kernel is kept out of Keras's autocast: what is computed from it is computed in
-    float32 and cast once. LoRA and quantization, which are made for the plain product with
-    the kernel, are refused by name.
+    The kernel is kept out of Keras's autocast: what is made of it, an equivalent kernel or
+    norms, is made in float32. LoRA and quantization, which are made for the plain product
+    with the kernel, are refused by name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

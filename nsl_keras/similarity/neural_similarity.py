@@ -7,23 +7,34 @@ blocks besides, for dense layers and recurrent cells.
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import matrices
 from nsl_keras.similarity.kernels import FloatKernel
+
+#: The layers that predictors without a `serve` of their own serve.
+_SERVED: weakref.WeakKeyDictionary[keras.layers.Layer, weakref.ref[Any]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def is_identity(initializer: keras.initializers.Initializer) -> bool:
+    """Whether an initializer is Keras's identity, with ones on its diagonal."""
+    return isinstance(initializer, keras.initializers.Identity) and initializer.gain == 1
 
 
 class NeuralSimilarity(FloatKernel):
     """Private mixin, in front of a Keras layer: `W^T M x` in place of `W^T x`.
 
     A subclass computes with the `equivalent` kernel where `M` is static, and where it is
-    dynamic compares with what `_predict` returns.
+    dynamic compares with the parameters that its predictor returns.
     """
 
     kernel: Any
@@ -72,7 +83,7 @@ class NeuralSimilarity(FloatKernel):
                 f"similarity_regularizer={self.similarity_regularizer}, "
                 f"similarity_constraint={self.similarity_constraint}"
             )
-        if not isinstance(self.similarity_initializer, keras.initializers.Identity):
+        if not is_identity(self.similarity_initializer):
             raise ValueError(
                 "`similarity_initializer` applies to a static similarity and must be "
                 "'identity' with a predictor. Received: "
@@ -103,6 +114,7 @@ class NeuralSimilarity(FloatKernel):
             )
         if self.predictor is not None:
             self._build_predictor(tuple(input_shape))
+        rewiring.pass_on_frozen(self)
         self._apply_kernel_trainable()
 
     def _kernel_grid(
@@ -143,6 +155,8 @@ class NeuralSimilarity(FloatKernel):
         shape = input_shape
         if hasattr(self.predictor, "serve"):
             self.adaptation = self.predictor.serve(self)
+        else:
+            self._serve_alone()
         if self.adaptation is not None:
             self.adaptation.build(shape)
             shape = self.adaptation.compute_output_shape(shape)
@@ -155,6 +169,21 @@ class NeuralSimilarity(FloatKernel):
                 f"`predictor` must map the input shape {input_shape} to the parameters of "
                 f"`M`, of shape {' or '.join(map(str, allowed))}. "
                 f"Received: an output of shape {received}"
+            )
+
+    def _serve_alone(self) -> None:
+        """Raises if a layer of the caller's own serves another layer already.
+
+        It would be saved with each of them, and loaded with neither.
+        """
+        served = _SERVED.setdefault(self.predictor, weakref.ref(self))()
+        if served is None:  # That layer is gone.
+            _SERVED[self.predictor] = weakref.ref(self)
+        elif served is not self:
+            raise ValueError(
+                "`predictor` must serve one layer, unless it is a "
+                "`SharedSimilarityPredictor`. Received: a predictor that serves layer "
+                f"{served.name!r}, for layer {self.name!r}"
             )
 
     def _prediction_shapes(
@@ -337,7 +366,8 @@ class VectorSimilarity(NeuralSimilarity):
         shape = ops.shape(vectors)
         # A static `M` takes the blocks of all vectors in one product.
         each = () if self.predictor is None else shape[:-1]
-        rows = ops.reshape(vectors, (*each, -1, self._matrix_size))
+        blocks = -1 if not each else vectors.shape[-1] // self._matrix_size
+        rows = ops.reshape(vectors, (*each, blocks, self._matrix_size))
         compared = self._structure.compare_rows(
             parameters, rows
         )  # NSL Eq. (3), if dynamic.

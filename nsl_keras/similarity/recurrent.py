@@ -54,9 +54,10 @@ class CellSimilarity(VectorSimilarity):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        if self.predictor is None or not self.predictor.trainable:
+        if self.predictor is None:
             return
-        state = [variable.name for variable in self.predictor.non_trainable_variables]
+        with rewiring.unfrozen(self.predictor):
+            state = [each.name for each in self.predictor.non_trainable_variables]
         if state:
             raise ValueError(
                 "`predictor` of a cell must hold no state of its own, such as that of "
@@ -177,6 +178,7 @@ class SimilarityCell(StandsOnKeras):
             self.input_similarity.build(tuple(input_shape))
         if self.state_similarity is not None:
             self.state_similarity.build((input_shape[0], self.units))
+        rewiring.pass_on_frozen(self)
 
     def _input_products(self, inputs: Tensor, training: bool) -> Tensor:
         """Returns `W^T M x` for all gates, side by side."""

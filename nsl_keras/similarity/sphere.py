@@ -6,6 +6,7 @@ derivatives of every order. Norms and angles are taken in float32.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -63,7 +64,7 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
         return ops.tanh(ops.arcsin(cosine) / (2 * SIGMOID_CURVATURE)) / math.tanh(
             math.pi / (4 * SIGMOID_CURVATURE)
         )
-    k = ops.abs(curvature) + SMALLEST_CURVATURE
+    k = ops.abs(ops.cast(curvature, cosine.dtype)) + SMALLEST_CURVATURE
     return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(math.pi / (4 * k))
 
 
@@ -81,7 +82,9 @@ class Sphere(FloatKernel):
         response: str = "cosine",
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, use_bias=use_bias, **kwargs)
+        # `use_bias`, which has another default here, may be among the positional ones.
+        named = inspect.signature(self.plain).bind_partial(*args).arguments
+        super().__init__(**{"use_bias": use_bias, **named}, **kwargs)
         self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
         self.response = validation.one_of(response, RESPONSES, "response")
         if response != "cosine" and normalize != "both":

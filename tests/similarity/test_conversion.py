@@ -427,6 +427,27 @@ def test_grouped_convolutions():
         add_similarity(plain, predictor="sphere", layers=["two_groups"])
 
 
+def test_depthwise_convolutions_and_a_full_matrix():
+    plain = stack(
+        keras.layers.DepthwiseConv2D(3, name="by_channel"),
+        keras.layers.SeparableConv2D(4, 3, name="separable"),
+        keras.layers.Conv2D(4, 3, name="all_channels"),
+    )
+    assert converted(add_similarity(plain, "full")) == ["all_channels"]
+    message = (
+        r"no matrix over channels: 'by_channel', 'separable'\).*Received: 'by_channel'"
+    )
+    with pytest.raises(ValueError, match=message):
+        add_similarity(plain, "full", layers=["by_channel"])
+
+
+def test_layers_with_low_rank_updates():
+    plain = stack(keras.layers.Conv2D(4, 3, name="low_rank"))
+    plain.layers[-1].enable_lora(2)
+    with pytest.raises(ValueError, match=r"layers without LoRA .*layer 'low_rank'"):
+        add_similarity(plain)
+
+
 def nested():
     """Two inputs, a shared convolution, a nested model called twice, frames."""
     left, right = keras.Input((8, 9, 3), name="left"), keras.Input((8, 9, 3), name="right")
@@ -982,6 +1003,15 @@ def test_small_images_are_shifted_out_of_sight():
     options = {"padding": "same", "dilation_rate": 3, "bias_initializer": "ones"}
     model = shift_model(2, (3, 3), (None, None), (2, 0), **options)
     assert difference(model, fold(model), inputs) <= 1e-6
+
+
+def test_names_of_shifts_are_unused_ones():
+    shifted = shift_model(2, (3, 3), (8, 9), (0, 0), padding="same")
+    outputs = keras.layers.ReLU(name="shifted_padding")(shifted.outputs[0])
+    model = keras.Model(shifted.inputs, outputs)
+    names = [layer.name for layer in fold(model).layers]
+    assert "shifted_padding_1" in names
+    assert len(set(names)) == len(names)
 
 
 def test_a_centre_tap_is_nothing_but_a_one_tap_convolution():

@@ -357,6 +357,14 @@ def test_training_drops_a_tap_and_takes_it_back():
         np.testing.assert_array_equal(equivalent[1, 0], kept)
 
 
+def test_error_of_an_initializer_with_a_predictor():
+    initializer = keras.initializers.Identity(gain=2.0)
+    with pytest.raises(ValueError, match=r"must be 'identity' with a predictor"):
+        FAMILY["conv2d"].make(
+            kernel_size=2, predictor="sphere", similarity_initializer=initializer
+        )
+
+
 def test_errors_of_the_learned_shape():
     member = FAMILY["conv2d"]
     message = r"`learned_shape` needs `learn_shape=True`.*'rigid' with learn_shape=False"

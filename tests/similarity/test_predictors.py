@@ -599,8 +599,24 @@ def test_a_kind_of_ones_own(tmp_path):
         predictors.register("sphere")(deep)
 
 
+def test_a_kind_with_layers_that_keras_names(tmp_path):
+    @predictors.register("test_unnamed")
+    def unnamed(predictor):
+        middle = keras.layers.Conv2D(5, 1, activation="relu")
+        return [*predictor.hidden(), middle, *predictor.output()]
+
+    layer = NeuralSimilarityConv2D(4, 3, predictor="test_unnamed")
+    model = keras.Sequential([keras.Input((9, 8, 3)), layer])
+    randomize(model)
+    model.save(tmp_path / "unnamed.keras")
+    loaded = keras.saving.load_model(tmp_path / "unnamed.keras")
+    images = images_after_relu(9, 8, 3)
+    assert_equal(loaded(images), model(images))
+
+
 def test_get():
-    predictor = predictors.get("cnn", hidden_filters=3)
+    predictor = predictors.get("cnn", hidden_filters=3, name="own")
+    assert predictor.name == "own"
     assert type(predictor) is SimilarityPredictor
     assert (predictor.kind, predictor.hidden_filters) == ("cnn", 3)
     assert predictors.get(predictor) is predictor
@@ -645,6 +661,25 @@ def test_a_predictor_serves_one_layer():
     second = NeuralSimilarityConv2D(4, 3, predictor=predictor)
     with pytest.raises(ValueError, match=r"one `SharedSimilarityPredictor`.*'first'"):
         second.build((None, 8, 8, 4))
+
+
+def test_a_layer_of_ones_own_serves_one_layer():
+    predictor = keras.layers.Conv2D(9, 3, padding="same", name="own")
+    first = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor, name="first")
+    first.build((None, 8, 8, 4))
+    second = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
+    with pytest.raises(ValueError, match=r"`predictor` must serve one layer.*'first'"):
+        second.build((None, 8, 8, 4))
+
+
+def test_a_kind_takes_hidden_and_output_once():
+    @predictors.register("test_twice")
+    def twice(predictor):
+        return [*predictor.hidden(), *predictor.hidden(), *predictor.output()]
+
+    layer = NeuralSimilarityConv2D(16, 3, predictor="test_twice")
+    with pytest.raises(ValueError, match=r"`kind` 'test_twice' must return layers with"):
+        layer.build((None, 8, 8, 8))
 
 
 def test_a_predictor_that_is_refused_may_serve_another_layer():

@@ -339,6 +339,27 @@ def test_integer_inputs(layer, shape):
     np.testing.assert_array_equal(received, ops.convert_to_numpy(expected))
 
 
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_learnable_response_in_half_precision(policy):
+    layer = SphereDense(5, response="learnable_sigmoid", dtype=policy)
+    outputs = layer(vectors())
+    assert keras.backend.standardize_dtype(outputs.dtype) == policy
+    full = SphereDense(5, response="learnable_sigmoid")
+    full.build(vectors().shape)
+    full.set_weights([ops.convert_to_numpy(ops.cast(w, "float32")) for w in layer.weights])
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(ops.cast(outputs, "float32")),
+        ops.convert_to_numpy(full(vectors())),
+        atol=0.02,
+    )
+
+
+def test_arguments_by_position():
+    assert SphereDense(4, None, True).use_bias
+    assert SphereConv2D(4, 3, (1, 1), "valid", None, (1, 1), 1, None, True).use_bias
+    assert not SphereDense(4, None).use_bias
+
+
 # Errors.
 
 

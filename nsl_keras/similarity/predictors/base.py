@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import matrices
@@ -155,7 +156,11 @@ class Predictor(keras.layers.Layer):
         return taken
 
     def _build_network(self, taps: int, kernel_size: tuple[int, ...], shape: Any) -> None:
-        """Makes and builds the layers of the kind, each an attribute under its name."""
+        """Makes and builds the layers of the kind, each an attribute under its name.
+
+        Files know layers by these attributes. A name that Keras gave, which counts all
+        layers of the process, gives way to the layer's place.
+        """
         self.similarity = self.similarity or matrices.get("diagonal")
         if getattr(self, self._width) is None:  # Of a predictor without a layer.
             setattr(self, self._width, self._published_width)
@@ -163,11 +168,21 @@ class Predictor(keras.layers.Layer):
         #: The number of parameters of `M`.
         self.outputs = math.prod(structure.parameter_shape(taps))
         layers = KINDS[self.kind](self)
-        self._network = tuple(layer.name for layer in layers)
-        for layer in layers:
-            setattr(self, layer.name, layer)
+        self._network = tuple(
+            f"layer_{place}" if _is_named_by_keras(layer) else layer.name
+            for place, layer in enumerate(layers)
+        )
+        if len(set(self._network)) < len(layers):
+            raise ValueError(
+                f"`kind` {self.kind!r} must return layers with names of their own, and "
+                "take `hidden` and `output` once each. Received: layers "
+                f"{', '.join(self._network)}"
+            )
+        for name, layer in zip(self._network, layers, strict=True):
+            setattr(self, name, layer)
             layer.build(shape)
             shape = tuple(layer.compute_output_shape(shape))
+        rewiring.pass_on_frozen(self)
 
     def hidden(
         self, normalize: str | None = None, batch_normalized: bool = False
@@ -275,6 +290,12 @@ class Predictor(keras.layers.Layer):
             "start": self.start,
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
         }
+
+
+def _is_named_by_keras(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's name is that of its class, as `conv2d_3` is."""
+    name = re.sub(r"_\d+$", "", layer.name).replace("_", "")
+    return name == type(layer).__name__.lower()
 
 
 class Scale(keras.layers.Layer):

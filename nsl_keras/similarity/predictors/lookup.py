@@ -20,7 +20,7 @@ def get(
         identifier: `None`, the name of a kind, a dictionary from
             `keras.saving.serialize_keras_object`, or a layer.
         predictor: The class that a name makes, `None` for `SimilarityPredictor`.
-        **kwargs: Arguments of that class besides `kind`.
+        **kwargs: Arguments of that class besides `kind`, for a name; a layer has its own.
 
     Returns:
         A layer, or `None`.
@@ -43,7 +43,9 @@ def get(
             f"`predictor` must be None, one of {', '.join(map(repr, KINDS))}, or a layer. "
             f"Received: predictor={identifier!r}"
         )
-    return (predictor or SimilarityPredictor)(kind=identifier, name="predictor", **kwargs)
+    return (predictor or SimilarityPredictor)(
+        kind=identifier, **{"name": "predictor", **kwargs}
+    )
 
 
 def published(

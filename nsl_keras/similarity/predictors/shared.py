@@ -26,8 +26,9 @@ class SharedSimilarityPredictor(SimilarityPredictor):
 
         M = I + shared(adaptation(x))
 
-    With 32 adapted filters the predictors of CNN-9 hold half the parameters of disjoint
-    ones. The layers' kernels must have the same number of taps.
+    With 32 adapted filters and hidden layers of the published width, the predictors of
+    CNN-9 hold half the parameters of disjoint ones. The layers' kernels must have the same
+    number of taps.
 
     There is no batch norm unless it is asked for: one set of moving statistics does not
     fit the inputs of several layers, and inference falls far below training.
