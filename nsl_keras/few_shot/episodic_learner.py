@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, is_known, variable_scope
 from nsl_keras.data import is_array
 from nsl_keras.few_shot.functional import effective_policy
@@ -37,6 +37,13 @@ class EpisodicLearner(CheckedModel):
     ways: int
     batch_normalization: str
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.compute_dtype != self.variable_dtype:
+            # In a scope of half precision every variable that is read here would be
+            # rounded. The layers of the model that is held open scopes of their own.
+            self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
+
     @property
     def effective_batch_normalization(self) -> str | None:
         """The policy that batch norms follow as their `trainable` flags are now.
@@ -45,19 +52,42 @@ class EpisodicLearner(CheckedModel):
         """
         return effective_policy(self, self.batch_normalization)
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configures training, as `keras.Model.compile` does.
 
+        Layers that compute in float16 have the loss scaled, whatever the learner's own
+        policy, unless `auto_scale_loss=False`.
+
         Args:
-            optimizer: Optimizer, or its name.
-            loss: Loss of the logits: one that takes logits, not probabilities.
-            **options: Further arguments of `keras.Model.compile`.
+            *args: Arguments of `keras.Model.compile`. The loss is one that takes logits,
+                not probabilities.
+            **kwargs: As `args`, by name.
 
         Raises:
             ValueError: If the loss takes probabilities (`from_logits=False`).
         """
-        loss_of_logits(loss)
-        super().compile(optimizer=optimizer, loss=loss, **options)
+        arguments = arguments_by_name(keras.Model.compile, args, kwargs)
+        loss_of_logits(arguments.get("loss"))
+        optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
+        if (
+            arguments.get("auto_scale_loss", True)
+            and optimizer is not None
+            and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            and any(each.compute_dtype == "float16" for each in rewiring.sublayers(self))
+        ):
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        super().compile(**{**arguments, "optimizer": optimizer})
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_by_name(keras.Model.fit, args, kwargs)
+        if arguments.get("class_weight") is not None:
+            raise ValueError(
+                "`class_weight` must be None: classes are numbered anew in each episode. "
+                "Weigh queries by `sample_weight`. "
+                f"Received: class_weight={arguments['class_weight']}"
+            )
+        return super().fit(**arguments)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:

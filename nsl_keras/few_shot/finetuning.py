@@ -125,7 +125,8 @@ class Finetuner:
             `None`: `learning_rate`.
 
     Call arguments:
-        episodes: `Episode` with a leading axis of episodes on each array.
+        episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
+            its first three, where the queries' labels are not known.
 
     Returns:
         NumPy array of the queries' logits, of shape `(episodes, queries, ways)`.
@@ -287,10 +288,14 @@ class Finetuner:
                 f"batch_normalization={policy!r}, and batch_size={self.batch_size}"
             )
 
-    def __call__(self, episodes: Episode) -> np.ndarray:
+    def __call__(self, episodes: Any) -> np.ndarray:
+        if type(episodes) in (tuple, list) and len(episodes) == 3:
+            arrays = [*episodes, np.empty(0, "int32")]
+            episodes = Episode(*arrays)
         if not isinstance(episodes, Episode):
             raise ValueError(
-                "`episodes` must be an `Episode`, as `EpisodeSampler.episodes` returns it. "
+                "`episodes` must be an `Episode`, as `EpisodeSampler.episodes` returns it, "
+                "or (support_images, support_labels, query_images). "
                 f"Received: a {type(episodes).__name__}"
             )
         self._check_labels(episodes.support_labels)

@@ -77,10 +77,10 @@ class MAML(EpisodicLearner):
     of all inner steps of all episodes of a batch, so memory grows linearly with the number
     of steps and with the batch; `first_order=True` drops what the second differentiation
     needs of each step, not the activations that the query pass needs. Where memory is
-    short, a batch of one episode and an optimizer with `gradient_accumulation_steps` give
-    the same update as the batch they stand for. Outside training nothing of a step
-    outlives it. Episodes of a batch are computed one after the other in a loop of the
-    graph, so tracing time does not depend on the batch.
+    short, a batch of one episode and an optimizer with `gradient_accumulation_steps` (on
+    one device) give the same update as the batch they stand for. Outside training nothing
+    of a step outlives it. Episodes of a batch are computed one after the other in a loop
+    of the graph, so tracing time does not depend on the batch.
 
     Losses that layers add (activity regularizers, `add_loss`) do not count, neither in
     the inner steps nor in training. Weight regularizers count in training, as in any
@@ -220,8 +220,7 @@ class MAML(EpisodicLearner):
         if not isinstance(model, keras.Model):
             raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
         kwargs.setdefault("dtype", model.dtype_policy)
-        # The inner steps read and change the variables in their own dtype.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(**kwargs)
         self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.inner_learning_rate = validation.positive_number(
             inner_learning_rate, "inner_learning_rate"
@@ -277,7 +276,7 @@ class MAML(EpisodicLearner):
             # On a symbolic batch: a `call` of the model's own may have no `build`.
             self.model(keras.KerasTensor(images, keras.config.floatx()))
             self._select()
-        outputs = self._model_output_shape(images)
+        outputs = tuple(self._model_outputs(images).shape)
         if len(outputs) != 2 or outputs[1] is None:
             raise ValueError(
                 "`model` must return logits of shape (batch, ways). "
@@ -298,11 +297,9 @@ class MAML(EpisodicLearner):
             require_second_derivatives(self.model, remedy=", or pass first_order=True")
         self.built = True
 
-    def _model_output_shape(
-        self, image_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def _model_outputs(self, image_shape: tuple[int | None, ...]) -> keras.KerasTensor:
         images = keras.KerasTensor(image_shape, keras.config.floatx())
-        return tuple(self.model.compute_output_spec(images).shape)
+        return self.model.compute_output_spec(images)
 
     @property
     def inner_learning_rates(self) -> dict[str, Tensor]:
@@ -332,7 +329,8 @@ class MAML(EpisodicLearner):
         support_images, membership, valid = self._checked(
             support_images, support_labels, query_images
         )
-        dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        logits_dtype = self._model_outputs((None, *query_images.shape[2:])).dtype
+        dtype = keras.backend.result_type(logits_dtype, "float32")
         outputs = [keras.KerasTensor((query_images.shape[1], self.ways), dtype)]
         updates = bool(training) and self.batch_normalization == "moving"
         if updates:
@@ -408,7 +406,7 @@ class MAML(EpisodicLearner):
         self, input_shape: Sequence[Sequence[int | None]]
     ) -> tuple[int | None, ...]:
         support, _, query = _episode_shapes(input_shape)
-        ways = self._model_output_shape((None, *support[2:]))[-1]
+        ways = self._model_outputs((None, *support[2:])).shape[-1]
         return (support[0], query[1], ways)
 
     def get_config(self) -> dict[str, Any]:

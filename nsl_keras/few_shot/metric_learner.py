@@ -251,7 +251,7 @@ class Temperature(keras.layers.Layer):
     """Divides by a number above 0. A learned one is kept as its logarithm."""
 
     def __init__(self, initial: float, learned: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         self.initial = validation.positive_number(initial, "temperature")
         self.learned = validation.boolean(learned, "learn_temperature")
 

@@ -688,6 +688,11 @@ def test_cosines_have_no_start_at_zero():
     Finetuner(model, WAYS, "classifier", classifier_initializer="glorot_uniform")
 
 
+def test_queries_without_labels(plain):
+    finetuner, episodes = Finetuner(plain, WAYS, steps=2), make_episodes()
+    np.testing.assert_array_equal(finetuner(episodes[:3]), finetuner(episodes))
+
+
 def test_bad_labels(plain):
     episodes = make_episodes()
     with pytest.raises(ValueError, match=r"classes 0 to ways - 1 = 1.*between 0 and 2"):

@@ -42,6 +42,9 @@ LEARNERS = {
 }
 
 
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
 def make(name, **options):
     return LEARNERS[name](data.convolutional(), data.WAYS, **options)
 
@@ -231,6 +234,49 @@ def test_mixed_precision():
     assert keras.backend.standardize_dtype(found.dtype) == "float32"
     error = np.abs(as_numpy(found) - expected).max()
     assert error < 0.02 * np.abs(expected).max()
+
+
+def test_loss_scaling_follows_the_layers():
+    keras.config.set_dtype_policy("mixed_float16")
+    learner = make("proto")
+    keras.config.set_dtype_policy("float32")
+    scaled = keras.optimizers.LossScaleOptimizer
+    for options, expected in (({}, True), ({"auto_scale_loss": False}, False)):
+        learner.compile("sgd", LOSS, None, ["accuracy"], **options)
+        assert isinstance(learner.optimizer, scaled) == expected
+    plain = make("proto")
+    plain.compile("sgd", LOSS)
+    assert not isinstance(plain.optimizer, scaled)
+
+
+def test_layers_in_full_precision_keep_their_weights():
+    """In a mixed network, whatever batch norms normalize by."""
+    inputs, _ = data.episodes(shape=IMAGE)
+    learner = few_shot.ProtoNet(
+        keras.Sequential(
+            [
+                keras.Input(IMAGE),
+                keras.layers.Flatten(),
+                keras.layers.BatchNormalization(dtype="mixed_bfloat16"),
+                keras.layers.Dense(3, dtype="float32"),
+            ]
+        ),
+        data.WAYS,
+        batch_normalization="support",
+        dtype="mixed_bfloat16",
+    )
+    whole = as_numpy(learner(inputs))
+    kernel = learner.backbone.layers[-1].kernel
+    kernel.assign(ops.cast(ops.cast(kernel.value, "bfloat16"), "float32"))
+    assert np.abs(as_numpy(learner(inputs)) - whole).max() > 0
+
+
+def test_class_weights_are_refused():
+    inputs, labels = data.episodes(shape=IMAGE)
+    learner = make("proto")
+    learner.compile("sgd", LOSS)
+    with pytest.raises(ValueError, match=r"`class_weight` must be None.*\{0: 2.0\}"):
+        learner.fit(inputs, labels, class_weight={0: 2.0}, verbose=0)
 
 
 def test_labels_that_are_not_the_classes():

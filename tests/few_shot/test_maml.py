@@ -503,6 +503,39 @@ def test_mixed_precision():
     assert found.dtype == "float32"
     np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
     compiled(mixed, run_eagerly=True).fit(inputs, labels, verbose=0)
+    # The steps are those of full precision: none is lost to rounding.
+    small = built(network(), inner_steps=1, inner_learning_rate=1e-6)
+    support = ops.convert_to_tensor(inputs[0][0], "float32")
+    targets = ops.one_hot(ops.convert_to_tensor(inputs[1][0], "int32"), small.ways)
+    start = small.classifier.values()
+    values = small._adapted(support, targets, ops.zeros((), "int32"), False)
+    assert {keras.backend.standardize_dtype(each.dtype) for each in values} == {"float32"}
+    assert any(
+        np.any(numbers(one) != numbers(two)) for one, two in zip(start, values, strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_learned_rates_in_mixed_precision(policy):
+    inputs, labels = episodes(2)
+    keras.config.set_dtype_policy(policy)
+    model = MAML(network(), inner_steps=1, learning_rate_form="learned")
+    compiled(model, run_eagerly=True).fit(inputs, labels, verbose=0)
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+    assert np.isfinite(model.predict(inputs, verbose=0)).all()
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX has no float64 unless it is told to"
+)
+def test_networks_in_double_precision():
+    inputs, _ = episodes(2)
+    keras.config.set_dtype_policy("float64")
+    model = network()
+    keras.config.set_dtype_policy("float32")
+    found = MAML(model, inner_steps=1)(inputs)
+    assert keras.backend.standardize_dtype(found.dtype) == "float64"
 
 
 @tensorflow_only
