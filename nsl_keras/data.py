@@ -23,21 +23,19 @@ BATCH_SIZE = 128
 
 
 def is_array(data: Any) -> bool:
-    """Whether `data` is a NumPy array or a tensor, and no data set."""
-    return isinstance(data, np.ndarray) or ops.is_tensor(data)
+    """Whether `data` is an array, a tensor or a table of pandas, and no data set."""
+    return hasattr(data, "__array__") or ops.is_tensor(data)
 
 
 def is_in_memory(x: Any) -> bool:
     """Whether `x` is an array or a structure of arrays, and no data set."""
-    if is_array(x) or hasattr(x, "__array__"):
+    if is_array(x):
         return True
     if not isinstance(x, (list, tuple, dict)):
         return False
     leaves = tree.flatten(x)
     # Numbers in a list are an array in the making.
-    return bool(leaves) and all(
-        is_array(leaf) or hasattr(leaf, "__array__") or np.isscalar(leaf) for leaf in leaves
-    )
+    return bool(leaves) and all(is_array(leaf) or np.isscalar(leaf) for leaf in leaves)
 
 
 def arrays_of(x: Any) -> Any:

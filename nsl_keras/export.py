@@ -111,6 +111,7 @@ def save_model(
     ...     (path / "saved_model.pb").exists(), path.name
     (True, '1')
     """
+    _require_tensorflow()
     version = validation.positive_integer(version, "version")
     path = pathlib.Path(folder) / str(version)
     if path.exists():
@@ -139,6 +140,16 @@ def save_model(
         if path.exists():  # Another process was faster.
             raise _taken(path)
     return path
+
+
+def _require_tensorflow() -> None:
+    try:
+        import tensorflow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "`save_model` writes TensorFlow's SavedModel, and needs TensorFlow on either "
+            'backend: pip install "nsl_keras[tensorflow-cpu]".'
+        ) from error
 
 
 def _taken(path: pathlib.Path) -> ValueError:

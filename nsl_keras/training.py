@@ -62,8 +62,9 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
         if loss is not None and not math.isfinite(float(loss)):
             raise NonFiniteLossError(
                 f"The loss became {float(loss)} in batch {batch + 1} of epoch "
-                f"{self.epoch + 1}. Check the inputs for NaN and infinities, and the "
-                "labels for numbers outside the classes, or lower the learning rate."
+                f"{self.epoch + 1}. Check inputs and sample weights for NaN and "
+                "infinities, and the labels for numbers outside the classes, or lower the "
+                "learning rate."
             )
 
 

@@ -168,12 +168,19 @@ for reduction in ("sum", "mean_with_sample_weight"):
             method(x, y, verbose=0)
         except ValueError as error:
             found.append(str(error))
+with strategy.scope():
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+try:
+    model.fit(x, y, verbose=0)
+except ValueError as error:
+    accumulating = str(error)
 before = model.get_weights()
 with strategy.scope():
     model.compile("sgd", "mse", metrics=["mae"])
 model.train_on_batch(x, y)
 print(json.dumps({
     "errors": found,
+    "accumulating": accumulating,
     "moved": float(np.abs(before[0] - model.get_weights()[0]).max()),
     "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True),
     "predicted": [
@@ -183,11 +190,12 @@ print(json.dumps({
 
 
 @pytest.mark.long
-def test_losses_that_do_not_add_up_are_refused():
+def test_what_does_not_add_up_over_replicas_is_refused():
     (found,) = last_lines([start("-c", REFUSED)])
     assert len(found["errors"]) == 4
     for error in found["errors"]:
         assert error.startswith("`loss` must be the mean over the examples on several")
+    assert "`gradient_accumulation_steps` must be None" in found["accumulating"]
     assert found["moved"] > 0
     assert found["on_batch"]["loss"] > 0
     assert found["predicted"] == [[1, 2], [3, 2]]

@@ -255,6 +255,13 @@ def test_nothing_is_overwritten(tmp_path):
     assert [p.name for p in (tmp_path / "1").iterdir()] == ["mine"]
 
 
+def test_tensorflow_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    model = small_model()
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match=r"`save_model` writes TensorFlow's SavedModel"):
+        export.save_model(model, tmp_path)
+
+
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="`version` must be a positive integer"):
         export.save_model(small_model(), tmp_path, version=0)

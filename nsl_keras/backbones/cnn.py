@@ -12,6 +12,7 @@ from nsl_keras.backbones.units import (
     Convolution,
     Normalization,
     Units,
+    check_classes,
     check_images,
     height_and_width,
 )
@@ -202,6 +203,7 @@ def cnn9(
         default if filters is None else filters, 3, "filters"
     )
     check_images(input_shape, 8, known=True)
+    check_classes(classes)
     layers = Units(
         convolution,
         batch_normalization,
@@ -299,6 +301,7 @@ def cnn10(
         default if filters is None else filters, 3, "filters"
     )
     check_images(input_shape, 32, known=True)
+    check_classes(classes)
     layers = Units(
         convolution,
         batch_normalization,
@@ -378,6 +381,7 @@ def cnn4(
     default = 55 if validation.boolean(plus, "plus") else 32
     width = validation.positive_integer(default if filters is None else filters, "filters")
     check_images(input_shape, 16, known=True)
+    check_classes(classes)
     layers = Units(
         convolution,
         batch_normalization,

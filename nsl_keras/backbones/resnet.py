@@ -8,7 +8,13 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.backbones.units import Convolution, Normalization, Units
+from nsl_keras.backbones.units import (
+    Convolution,
+    Normalization,
+    Units,
+    check_classes,
+    check_images,
+)
 from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
 
@@ -309,6 +315,8 @@ def _resnet_v1(
     name: str,
 ) -> keras.Model:
     widths = validation.positive_integers(filters, 4, "filters")
+    check_classes(classes)
+    check_images(input_shape, 1)
     inputs = keras.Input(input_shape)
     outputs = _unit(layers, inputs, widths[0], 7, stride=2, name="root")
     # Zeros are as good as -inf after a ReLU.

@@ -11,6 +11,7 @@ from nsl_keras.backbones.units import (
     Convolution,
     Normalization,
     Units,
+    check_classes,
     check_images,
     he_normal,
     height_and_width,
@@ -103,6 +104,7 @@ def self_attention_spherenet(
     validation.non_negative_number(orthogonality, "orthogonality")
     validation.non_negative_number(l2, "l2")
     check_images(input_shape, 8, known=True)
+    check_classes(classes)
 
     decay = keras.regularizers.L2(l2) if l2 else None
     apart = OrthogonalityRegularizer(orthogonality) if orthogonality else None
@@ -136,7 +138,7 @@ def self_attention_spherenet(
     outputs = keras.layers.Flatten(name="flatten")(outputs)
     if classes is not None:
         outputs = keras.layers.Dense(
-            validation.positive_integer(classes, "classes"),
+            classes,
             use_bias=False,
             kernel_initializer=he_normal(),
             kernel_regularizer=decay,

@@ -40,6 +40,11 @@ def check_images(
     input_shape: tuple[int | None, ...], least: int, known: bool = False
 ) -> None:
     """Raises unless height and width are at least so large and, if asked, known."""
+    if len(input_shape) != 3:
+        raise ValueError(
+            "`input_shape` must have three axes, (height, width, channels) or, channels "
+            f"first, (channels, height, width). Received: input_shape={input_shape}"
+        )
     sizes = height_and_width(input_shape)
     if any(known if size is None else size < least for size in sizes):
         demand = "of known size, at least" if known else "at least"
@@ -47,6 +52,12 @@ def check_images(
             f"`input_shape` must be {demand} {least}x{least} pixels. "
             f"Received: input_shape={tuple(input_shape)}"
         )
+
+
+def check_classes(classes: int | None) -> None:
+    """Raises unless it is a number of classes, or `None` for features."""
+    if classes is not None:
+        validation.positive_integer(classes, "classes")
 
 
 @dataclasses.dataclass(frozen=True)

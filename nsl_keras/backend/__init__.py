@@ -114,11 +114,13 @@ Tensor: TypeAlias = keras.KerasTensor | BackendTensor
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Returns a floating-point tensor in float32, or unchanged if it is wider."""
+    """Returns a tensor in float32, or a wider float; integers as floats."""
     tensor = keras.ops.convert_to_tensor(tensor)
-    if keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16"):
-        return keras.ops.cast(tensor, "float32")
-    return tensor
+    if keras.backend.is_float_dtype(tensor.dtype):
+        dtype = keras.backend.result_type(tensor.dtype, "float32")
+    else:
+        dtype = keras.backend.result_type(keras.config.floatx(), "float32")
+    return keras.ops.cast(tensor, dtype)
 
 
 def begin_fit_at(model: keras.Model, epoch: int) -> None:

@@ -130,6 +130,8 @@ class ReplicatedSteps(keras.Model):
 
     def descend(self, gradients: Sequence[Any]) -> None:
         """Takes the optimizer's step down a replica's gradients of a `weighed` loss."""
+        if not self.trainable_variables:
+            return  # Everything is frozen: `fit` goes on, as Keras's does.
         self.optimizer.apply_gradients(
             zip(
                 _for_optimizer(self.optimizer, gradients),
@@ -153,6 +155,7 @@ class ReplicatedSteps(keras.Model):
             super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
             return
         _require_mean_losses(self)
+        _require_no_accumulation(self.optimizer)
         if iterator is not None:
             _, _, batches = next(iter(iterator))
             data_batch = _mapped(
@@ -372,6 +375,16 @@ def _mapped(function: Callable[[Any], Any], tensors: Any) -> Any:
         return None if isinstance(each, tf.experimental.Optional) else function(each)
 
     return keras.tree.map_structure(mapped, tensors, none_is_leaf=False)
+
+
+def _require_no_accumulation(optimizer: Any) -> None:
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps:
+        raise ValueError(
+            "`gradient_accumulation_steps` must be None on several replicas: Keras's "
+            "optimizers accumulate on one alone. Take larger batches. "
+            f"Received: gradient_accumulation_steps={steps}"
+        )
 
 
 def _require_mean_losses(model: Any) -> None:

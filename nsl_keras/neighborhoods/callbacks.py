@@ -123,7 +123,9 @@ class DictionaryInitializer(keras.callbacks.Callback):
 
     Keys become features of examples, at the features' own scale, and values their labels:
     `MetaNeighborhoodModel.initialize_from`, at the moment when the backbone's features mean
-    something. Entries and inner rates are trained from there.
+    something. Entries and inner rates are trained from there. An optimizer that averages
+    weights (`use_ema=True`) averages the entries before with those after: train some
+    hundred steps from here, or its average holds little of the examples.
 
     Args:
         x: Inputs, of at least as many examples as there are entries: an array, several as

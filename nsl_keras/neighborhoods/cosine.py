@@ -84,6 +84,7 @@ class CosineDense(keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
+        self.supports_masking = True
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
@@ -200,7 +200,8 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def num_dropped(self) -> int:
         """Number of entries left out of a training step's softmax."""
-        return math.floor(self.num_neighbors * self.dropout)
+        # 100 * 0.29 is a little less than 29.
+        return math.floor(round(self.num_neighbors * self.dropout, 6))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
@@ -420,18 +421,19 @@ class NeighborDictionary(keras.layers.Layer):
         Entries that a whole batch leaves out are not among them.
 
         Args:
-            queries: Tensor of shape `(batch, features)`, in float32 or wider.
+            queries: Tensor of shape `(batch, features)`.
             training: bool, whether to leave entries out.
             kept: Boolean tensor, as in `attention`, instead of a draw.
 
         Returns:
-            `(entries, attention)` in the dtype of the queries: keys and values, and
-            weights of shape `(batch, entries)`.
+            `(entries, attention)` in the dtype of the queries, or float32 if that is
+            wider: keys and values, and weights of shape `(batch, entries)`.
 
         Raises:
             ValueError: If the dictionary is not built yet.
         """
         validation.built(self, "look_up")
+        queries = at_least_float32(queries)
         keys, values = (
             ops.cast(ops.convert_to_tensor(rows), queries.dtype)
             for rows in (self.keys, self.values)

@@ -81,7 +81,7 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
 
     Args:
         head: `Dense`, `CosineDense`, or a `keras.Sequential` of these and of
-            `Activation` and `ReLU` layers.
+            `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers.
 
     Raises:
         NoDualFormError: If the head holds anything else; the message names the layer.
@@ -98,11 +98,11 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
                 raise NoDualFormError(
                     f"layer {layer.name!r} is quantized or has a low-rank update"
                 )
-            stages.append(DenseStage(layer.kernel, layer.bias, layer.activation))
+            stages.append(DenseStage(layer.kernel, layer.bias, _activation_of(layer)))
         elif stages and type(layer) is keras.layers.Activation:
-            stages[-1] = _followed_by(stages[-1], layer.activation)
-        elif stages and type(layer) is keras.layers.ReLU:
-            stages[-1] = _followed_by(stages[-1], layer)
+            stages[-1] = _followed_by(stages[-1], _activation_of(layer))
+        elif stages and type(layer) in _ACTIVATION_LAYERS:
+            stages[-1] = _followed_by(stages[-1], layer.call)
         else:
             raise NoDualFormError(
                 f"layer {layer.name!r} is a {type(layer).__name__}, not a Dense or "
@@ -111,6 +111,22 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     if not stages:
         raise NoDualFormError(f"head {head.name!r} has no layers")
     return stages
+
+
+#: Layers without weights, which compute in the dtype that they are given.
+_ACTIVATION_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
+
+
+def _activation_of(layer: keras.layers.Layer) -> Callable[..., Tensor]:
+    """Returns the activation of a layer, which may be a layer itself, as a function."""
+    activation = layer.activation
+    if not isinstance(activation, keras.layers.Layer):
+        return activation
+    if type(activation) not in _ACTIVATION_LAYERS:
+        raise NoDualFormError(
+            f"layer {layer.name!r} has a {type(activation).__name__} as its activation"
+        )
+    return activation.call
 
 
 def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseStage:

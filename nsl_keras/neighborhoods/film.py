@@ -119,6 +119,8 @@ class InstanceFiLM(keras.layers.Layer):
         rank = len(inputs.shape)
         channel_axis = self.axis if self.axis > 0 else rank - 1
         space = tuple(axis for axis in range(1, rank) if axis != channel_axis)
+        if not keras.backend.is_float_dtype(inputs.dtype):
+            inputs = ops.cast(inputs, self.compute_dtype)
         queries = at_least_float32(inputs)
         if space:
             queries = _mean(queries, space, mask if self.axis < 0 else None)

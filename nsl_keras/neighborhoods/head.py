@@ -10,7 +10,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32, largest
+from nsl_keras.backend import Tensor, largest
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
@@ -196,9 +196,17 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 "`head` must have weights to adapt. "
                 f"Received: head {self.head.name!r} without any"
             )
+        for variable in variables:
+            if _wide(variable.dtype) != _wide(self.variable_dtype):
+                raise ValueError(
+                    "`head` must have weights of the layer's own dtype, "
+                    f"{self.variable_dtype}. Received: {variable.path!r} of dtype "
+                    f"{variable.dtype}"
+                )
         self.rate.build_for([tuple(variable.shape) for variable in variables])
         if not self.dictionary.built:
             self.dictionary.build((None, features))
+        rewiring.pass_on_frozen(self)
 
     def _dual_form(self) -> DualForm | None:
         """Returns the dual form, if it is asked for and the head allows it."""
@@ -254,7 +262,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     ) -> Tensor:
         if not validation.boolean(adapt, "adapt"):
             return ops.cast(self.head(inputs), self.compute_dtype)
-        queries = at_least_float32(inputs)
+        queries = self._queries(inputs)
         entries, attention = self.dictionary.look_up(queries, training)
         outputs = self._finetuning.outputs(entries, attention, queries)
         return ops.cast(outputs, self.compute_dtype)
@@ -271,9 +279,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
         validation.built(self, "adapted_logits")
-        features = at_least_float32(features)
-        entries, attention = self.dictionary.look_up(features, kept=kept)
-        return self._finetuning.outputs(entries, attention, features)
+        queries = self._queries(features)
+        entries, attention = self.dictionary.look_up(queries, kept=kept)
+        return self._finetuning.outputs(entries, attention, queries)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned head weights.
@@ -287,8 +295,12 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             shape `(batch, *variable_shape)`.
         """
         validation.built(self, "adapted_weights")
-        entries, attention = self.dictionary.look_up(at_least_float32(features), kept=kept)
+        entries, attention = self.dictionary.look_up(self._queries(features), kept=kept)
         return self._finetuning.weights(entries, attention)
+
+    def _queries(self, features: Tensor) -> Tensor:
+        """Returns features in the dtype that head and dictionary compute in."""
+        return ops.cast(features, _wide(self.variable_dtype))
 
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the dictionary's entries to examples drawn at random.
@@ -320,7 +332,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         changes = output_changes(
             lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
             attention,
-            ops.cast(features, self.variable_dtype),
+            self._queries(features),
             nearest.indices,
         )
         return Neighbors(*nearest, changes)
@@ -350,8 +362,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"`k` must be at most `num_neighbors`. Received: k={k}, "
                 f"num_neighbors={self.dictionary.num_neighbors}"
             )
-        features = ops.cast(features, self.variable_dtype)
-        entries, attention = self.dictionary.look_up(features)
+        entries, attention = self.dictionary.look_up(self._queries(features))
         weights, indices = largest(attention, k)
         values = ops.take(entries.values, indices, axis=0)
         return entries, attention, Nearest(indices, weights, values)
@@ -383,6 +394,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             "chunk_size": self.chunk_size,
             "task": self.task,
             "inner_loop": self.inner_loop,
+            # Of a layer that no other config holds; older files have none.
+            "rate_trainable": self.rate.trainable,
         }
 
     @classmethod
@@ -390,7 +403,10 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         config = with_dictionary(config)
         for part in ("head", "dictionary"):
             config[part] = keras.saving.deserialize_keras_object(config[part])
-        return cls(**config)
+        rate_trainable = config.pop("rate_trainable", True)
+        made = cls(**config)
+        made.rate.trainable = rate_trainable
+        return made
 
 
 #: What a config held before it held a dictionary, by the dictionary's own names.
@@ -417,11 +433,16 @@ def with_dictionary(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _wide(dtype: str) -> str:
+    """Returns float32, or a dtype that is wider."""
+    return keras.backend.result_type(dtype, "float32")
+
+
 def _require_logits(head: keras.layers.Layer, output_shape: tuple[int | None, ...]) -> None:
     if len(output_shape) != 2 or output_shape[-1] is None or output_shape[-1] < 2:
         raise ValueError(
             "`head` must map features to logits of at least two classes, of shape "
-            '(batch, classes), or be given task="regression". '
+            '(batch, classes); a regression needs task="regression". '
             f"Received: output shape {tuple(output_shape)}"
         )
     require_logits(head, "head")

@@ -62,8 +62,9 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
     the plain model under the same recipe.
 
     The published weight decay spares dictionary, head and rates: tell the optimizer with
-    `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`. The
-    authors subtract `d * w` a step, Keras's AdamW `learning_rate * weight_decay * w`: the
+    `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`. Keras
+    saves no such list: to train a loaded model further, compile it again. The authors
+    subtract `d * w` a step, Keras's AdamW `learning_rate * weight_decay * w`: the
     published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075`.
 
     Args:
@@ -288,6 +289,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
                 f"Received: features of shape {features}"
             )
         self.neighborhood.build(features)
+        rewiring.pass_on_frozen(self)
 
     def _feature_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """The shape of the features, of a backbone that is built on the way."""
@@ -309,6 +311,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     def _symbolic_inputs(self, input_shape: Any) -> Any:
         """Symbolic tensors of these shapes, of the dtypes that the backbone declares."""
+        if isinstance(input_shape, dict) and rewiring.is_graph(self.backbone):
+            input_shape = self._shapes_by_name(input_shape)
         inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
         declared = getattr(self.backbone, "inputs", None) or []
         found = tree.flatten(inputs)
@@ -319,6 +323,19 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             for each, its in zip(found, declared, strict=True)
         ]
         return tree.pack_sequence_as(inputs, typed)
+
+    def _shapes_by_name(self, shapes: dict[str, Any]) -> Any:
+        """The shapes that a functional backbone takes, in its own structure, as it does."""
+        own = getattr(self.backbone, "input", None)
+        if isinstance(own, dict):
+            return {name: shapes[name] for name in own if name in shapes}
+        names = [tensor.name for tensor in tree.flatten(own)]
+        if not set(names) <= set(shapes):
+            return shapes
+        return tree.pack_sequence_as(own, [shapes[name] for name in names])
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        return self.neighborhood.compute_output_shape(self._feature_shape(input_shape))
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Tensor:
         features = self.features(inputs, training=training)
@@ -510,22 +527,23 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Args:
-            optimizer: Optimizer, or its name.
-            loss: Loss of the adapted outputs; in classification one that takes logits.
-            **options: Further arguments of `keras.Model.compile`.
+            *args: Arguments of `keras.Model.compile`. The loss is of the adapted outputs;
+                in classification it is one that takes logits.
+            **kwargs: As `args`, by name.
 
         Raises:
             ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
+        arguments = arguments_by_name(keras.Model.compile, args, kwargs)
         if self.task == "classification":
-            loss_of_logits(loss)
-        super().compile(optimizer=optimizer, loss=loss, **options)
+            loss_of_logits(arguments.get("loss"))
+        super().compile(**arguments)
         self._unadapted_metrics = UnadaptedMetrics(
-            options.get("metrics"), options.get("weighted_metrics")
+            arguments.get("metrics"), arguments.get("weighted_metrics")
         )
 
     @property
@@ -719,7 +737,10 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
                 config[part] = keras.saving.deserialize_keras_object(
                     config[part], custom_objects=custom_objects
                 )
-        return cls(**config)
+        rate_trainable = config.pop("rate_trainable", True)
+        made = cls(**config)
+        made.neighborhood.rate.trainable = rate_trainable
+        return made
 
 
 class UnadaptedMetrics:
@@ -773,7 +794,8 @@ class UnadaptedMetrics:
 
 def _resolved(metric: Any, targets: Any) -> tuple[str, Any]:
     """Returns the name of a compiled metric, and the metric or function that it means."""
-    if metric in ("accuracy", "acc"):
+    kind_of_metric = metric.lower() if isinstance(metric, str) else None
+    if kind_of_metric in ("accuracy", "acc"):
         sparse = len(targets.shape) < 2 or targets.shape[-1] == 1
         kind = (
             keras.metrics.SparseCategoricalAccuracy
@@ -781,7 +803,7 @@ def _resolved(metric: Any, targets: Any) -> tuple[str, Any]:
             else keras.metrics.CategoricalAccuracy
         )
         return metric, kind()
-    if metric in ("crossentropy", "ce"):
+    if kind_of_metric in ("crossentropy", "ce"):
         raise ValueError(
             "`metrics` must not hold 'crossentropy', which expects probabilities where "
             "the model gives logits. Pass "

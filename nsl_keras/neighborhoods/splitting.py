@@ -44,7 +44,7 @@ def split_classifier(model: Any) -> tuple[keras.Model, keras.layers.Layer]:
         found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
         raise ValueError(
             "`model` must end in a Dense or CosineDense layer, with or without a softmax "
-            f"after it. Received: model {model.name!r}, which ends in {found}"
+            f"layer after it. Received: model {model.name!r}, which ends in {found}"
         )
     activation = getattr(last, "activation", keras.activations.linear)
     if activation not in (keras.activations.linear, keras.activations.softmax):

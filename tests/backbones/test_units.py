@@ -240,3 +240,18 @@ def small_images(height, width):
 def test_errors(build, options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize("backbone", [backbones.cnn4, backbones.cnn9, backbones.resnet18])
+@pytest.mark.parametrize("classes", [0, -1, True, "10"])
+def test_error_of_the_number_of_classes(backbone, classes):
+    with pytest.raises(ValueError, match="`classes` must be a positive integer"):
+        backbone((32, 32, 3), classes=classes)
+
+
+@pytest.mark.parametrize(
+    "backbone", [backbones.cnn9, backbones.convnet4, backbones.resnet18]
+)
+def test_error_of_images_without_channels(backbone):
+    with pytest.raises(ValueError, match=r"`input_shape` must have three axes.*\(32, 32\)"):
+        backbone((32, 32))

@@ -123,6 +123,7 @@ def test_saved_model_in_chunks(tmp_path):
         ([keras.layers.Dense(4), keras.layers.LayerNormalization()], "LayerNormalization"),
         ([keras.layers.Activation("tanh"), keras.layers.Dense(3)], "an activation after"),
         ([keras.layers.Dense(3, activity_regularizer="l2")], "an activity regularizer"),
+        ([keras.layers.Dense(3, keras.layers.PReLU())], "a PReLU as its activation"),
     ],
 )
 def test_heads_without_a_dual_form(layers, message):
@@ -146,6 +147,17 @@ def test_activations_belong_to_the_layer_before():
     np.testing.assert_allclose(first.activate(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0])
     assert last.is_cosine
     assert [len(stage.variables) for stage in (first, last)] == [2, 1]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_layers_as_activations_compute_in_full_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    slope = keras.layers.LeakyReLU(negative_slope=0.3)
+    head = keras.Sequential([keras.layers.Dense(4, slope), keras.layers.ReLU()])
+    head.build((None, 5))
+    (stage,) = dual_form.stages_of(head)
+    outputs = ops.array([1 + 2.0**-20, -2.0])
+    np.testing.assert_array_equal(stage.activate(outputs), [1 + 2.0**-20, 0.0])
 
 
 def products_in_graph(layer, batch):

@@ -144,3 +144,45 @@ def test_what_needs_a_built_layer(method):
 def test_the_active_loop_is_known_once_built():
     with pytest.raises(ValueError, match="known once the layer is built"):
         _ = MetaNeighborhoodHead(CosineDense(3), 4).active_inner_loop
+
+
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_integer_features(inner_loop, metric):
+    features = np.arange(24).reshape(4, 6)
+    dictionary = NeighborDictionary(20, metric=metric)
+    layer = MetaNeighborhoodHead(CosineDense(3), dictionary, inner_loop=inner_loop)
+    expected = layer(features.astype("float32"))
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(layer(features)), ops.convert_to_numpy(expected)
+    )
+
+
+def test_a_frozen_rate_stays_frozen_in_a_copy():
+    layer = MetaNeighborhoodHead(keras.layers.Dense(3), 5)
+    layer.build((None, 4))
+    layer.rate.trainable = False
+    copy = MetaNeighborhoodHead.from_config(layer.get_config())
+    copy.build((None, 4))
+    assert len(layer.trainable_variables) == len(copy.trainable_variables) == 4
+    config = layer.get_config()
+    del config["rate_trainable"]  # As older files have it.
+    old = MetaNeighborhoodHead.from_config(config)
+    old.build((None, 4))
+    assert len(old.trainable_variables) == 5
+
+
+def test_neighbors_in_half_precision():
+    layer = MetaNeighborhoodHead(keras.layers.Dense(3), 5, dtype="bfloat16")
+    layer.build((None, 4))
+    found = layer.neighbors(ops.ones((2, 4), dtype="bfloat16"), k=2)
+    assert tuple(found.output_changes.shape) == (2, 2, 3)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX has no float64 unless it is told to"
+)
+def test_error_of_a_head_of_another_dtype():
+    layer = MetaNeighborhoodHead(keras.layers.Dense(3), 5, dtype="float64")
+    with pytest.raises(ValueError, match=r"`head` must have weights of .*float64.*float32"):
+        layer.build((None, 4))

@@ -181,7 +181,7 @@ class TopTwo:
 
 def test_metrics_before_adaptation_have_the_names_of_keras():
     given = {
-        "metrics": ["accuracy", "acc", "accuracy", lambda y, outputs: outputs[:, 0]],
+        "metrics": ["accuracy", "acc", "Accuracy", lambda y, outputs: outputs[:, 0]],
         "weighted_metrics": ["accuracy", TopTwo(), "accuracy"],
     }
     weights = np.linspace(0, 2, 48).astype("float32")
@@ -467,6 +467,52 @@ def test_frozen_models_adapt_and_load(inner_loop, head, tmp_path):
     assert not again.trainable_variables
 
 
+def test_a_frozen_rate_goes_through_a_file(tmp_path):
+    model = make_model()
+    model.build((None, 6))
+    model.neighborhood.rate.trainable = False
+    model.compile("adam", LOSS)
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    again.fit(X, Y, verbose=0)
+    np.testing.assert_array_equal(again.inner_rates[0], model.inner_rates[0])
+
+
+def test_nothing_is_trained_where_all_is_frozen():
+    model = make_model()
+    model.build((None, 6))
+    model.trainable = False
+    model.compile("sgd", LOSS, None, ["accuracy"])
+    before = model.get_weights()
+    assert {"loss", "accuracy"} < set(model.fit(X, Y, verbose=0).history)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_output_shape_without_a_call():
+    assert make_model().compute_output_shape((None, 6)) == (None, 3)
+
+
+def test_labels_in_other_arrays_are_checked():
+    class Series:
+        """As a column of pandas: an array to NumPy, and to nothing else."""
+
+        def __init__(self, values):
+            self.values, self.shape = values, values.shape
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(self.values, dtype=dtype, copy=copy)
+
+        def __len__(self):
+            return len(self.values)
+
+    model = make_model()
+    model.compile("sgd", LOSS)
+    with pytest.raises(ValueError, match=r"`y` must hold classes 0 to 2"):
+        model.fit(X, Series(Y + 1), verbose=0)
+
+
 def test_what_needs_a_built_model():
     model = make_model(name="early")
     with pytest.raises(ValueError, match=r"`inner_rates` needs a built layer.*'early'"):
@@ -518,6 +564,18 @@ class Subclassed(keras.Model):
 
     def call(self, inputs):
         return self.dense(inputs)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_inputs_by_name(kind):
+    x = np.random.default_rng(3).normal(size=(24, 6)).astype("float32")
+    inputs = as_two("dict", x) | {"unused": x}
+    if kind == "dict":
+        del inputs["unused"]  # Keras's own models of a dict take no other keys either.
+    model = nsl_keras.MetaNeighborhoodModel(two_inputs(kind), CosineDense(3), 6)
+    model.compile("sgd", LOSS)
+    model.fit(inputs, np.arange(24) % 3, verbose=0)
+    assert model.predict(inputs, verbose=0).shape == (24, 3)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("list", marks=pytest.mark.long), "dict"])

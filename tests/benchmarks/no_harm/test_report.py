@@ -43,6 +43,21 @@ def test_a_low_mean_fails():
     assert mean.startswith("FAIL") and mean.endswith("-0.50")
 
 
+def test_differences_beyond_chance():
+    plain = [0.5, 0.6, 0.7]
+    found = several("plain", plain) + several("static_dns", [0.49, 0.589, 0.691])
+    found += several("dynamic_dns", [0.52, 0.621, 0.719])
+    found += several("static_uns", [0.4, 0.7, 0.65])
+    last, mean = report.clear_differences(comparison.compare(found)).splitlines()
+    assert last == (
+        "* After the last epoch: 1 above, 1 below zero. "
+        "Below: static DNS, digits narrow CNN -1.00 ± 0.25."
+    )
+    assert mean.startswith("* Mean of the last 3 epochs: ")
+    (none, _) = report.clear_differences([]).splitlines()
+    assert none.endswith("0 above, 0 below zero. Below: none.")
+
+
 def test_scattered_seeds_need_more():
     found = several("plain", [0.5, 0.6]) + several("static_dns", [0.5, 0.7])
     worst, *_ = lines_of("static DNS", found)
