@@ -66,13 +66,18 @@ class Comparison:
         return statistics.mean(self.differences)
 
     @property
-    def difference_of_last_epochs(self) -> float:
-        """The mean difference of the mean accuracies after the last epochs."""
+    def differences_of_last_epochs(self) -> list[float]:
+        """Mean test accuracy of the last epochs above the baseline's, by seed."""
         pairs = zip(self.found, self.baseline, strict=True)
-        return statistics.mean(
+        return [
             test_accuracy(run, LAST_EPOCHS) - test_accuracy(other, LAST_EPOCHS)
             for run, other in pairs
-        )
+        ]
+
+    @property
+    def difference_of_last_epochs(self) -> float:
+        """The mean difference of the mean accuracies after the last epochs."""
+        return statistics.mean(self.differences_of_last_epochs)
 
     @property
     def half_width(self) -> float:

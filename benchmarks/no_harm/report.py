@@ -69,6 +69,30 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
     yield _gap_verdict(counted, cells)
 
 
+def clear_differences(comparisons: list[Comparison]) -> str:
+    """Markdown: how many intervals lie to one side of zero, and all of those below it."""
+    parts = []
+    for title, differences_of in (
+        ("After the last epoch", lambda each: each.differences),
+        (f"Mean of the last {LAST_EPOCHS} epochs", _of_last_epochs),
+    ):
+        above, below = 0, []
+        for each in comparisons:
+            differences = differences_of(each)
+            mean, width = statistics.mean(differences), half_width(differences)
+            above += mean - width > 0
+            if mean + width < 0:
+                method = COMPARED[each.method].title
+                below.append((mean, f"{method}, {each.title} {_interval(differences, 2)}"))
+        named = "; ".join(line for _, line in sorted(below)) or "none"
+        parts.append(f"* {title}: {above} above, {len(below)} below zero. Below: {named}.")
+    return "\n".join(parts)
+
+
+def _of_last_epochs(cell: Comparison) -> list[float]:
+    return cell.differences_of_last_epochs
+
+
 def _gap_verdict(counted: str, cells: list[Comparison], inference: str = MOVING) -> str:
     gaps = [each for each in cells if each.has_large_gap(inference)]
     return _verdict(
@@ -371,6 +395,13 @@ the 95 % interval.
 ```
 {lines}
 ```
+
+## Beyond chance
+
+Differences whose 95 % interval does not hold zero. Of {len(comparisons)} differences
+chance alone would put about {0.025 * len(comparisons):.0f} above and as many below.
+
+{clear_differences(comparisons)}
 
 ## Methods
 

@@ -31,13 +31,13 @@ FILES = "https://github.com/nsl-keras/nsl_keras/tree/main/results"
 #: What the table of costs shows of the benchmarks: what it is, group, case and candidate.
 COSTS = (
     (
-        "static similarity, training step of CNN-9",
+        "static unconstrained similarity, training step of CNN-9",
         "static",
         "CNN-9, training step",
         "static UNS",
     ),
     (
-        "static similarity folded, inference of CNN-9",
+        "static unconstrained similarity folded, inference of CNN-9",
         "static",
         "CNN-9, inference",
         "folded UNS",
@@ -177,7 +177,9 @@ def _converged() -> str:
                 if chosen
                 else [network, method.title, "not run"]
             )
-    command = "`python -m examples.campaign --plan=narrow --output_dir=.`"
+    command = (
+        "`python -m examples.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
+    )
     places = [place for _, place, _, _ in parts]
     return _with_source(tables.markdown(columns, rows), command, *places)
 
