@@ -74,7 +74,8 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     for `t = 1, 2, ...`: the first step replaces the start values whole, the weight of a
     batch grows with the eighth power of its step, and from step `9 / (1 - momentum) - 8` on
-    the average is Keras's. In training the outputs are those of
+    the average is Keras's. Batches count alike, whatever their size: leave out a last one
+    of a few examples. In training the outputs are those of
     `keras.layers.BatchNormalization` from the start. `nsl_keras.convert.fold` makes a plain
     `keras.layers.BatchNormalization` of it.
 
@@ -143,22 +144,15 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
         statistics = (self.moving_mean, self.moving_variance)
-        before = [ops.convert_to_tensor(each) for each in statistics]
         # Keras goes a part `1 - momentum` of the way to the batch's statistics: from zero,
         # where that tells them exactly. From 1 a small variance would be rounded away.
         state = [(each, ops.convert_to_tensor(each)) for each in self.variables]
-        state += [
-            (each, ops.zeros_like(old))
-            for each, old in zip(statistics, before, strict=True)
-        ]
+        zeros = [ops.zeros_like(ops.convert_to_tensor(each)) for each in statistics]
+        state += zip(statistics, zeros, strict=True)
         with keras.StatelessScope(state, initialize_variables=False) as scope:
             outputs = super().call(inputs, training=True, mask=mask)
-        rate = ops.maximum(1 - self.momentum, WARMUP / (self.steps + WARMUP))
-        for each, old in zip(statistics, before, strict=True):
-            of_batch = scope.get_current_value(each) / (1 - self.momentum)
-            weight = ops.cast(rate, old.dtype)
-            each.assign((1 - weight) * old + weight * of_batch)
-        self.steps.assign(self.steps + 1)
+        of_batch = [scope.get_current_value(each) for each in statistics]
+        move_statistics(self, *(each / (1 - self.momentum) for each in of_batch))
         return outputs
 
     def load_own_variables(self, store: Any) -> None:
@@ -187,6 +181,27 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         # Copies: on JAX the two would share buffers, which a training step donates.
         plain.set_weights(self.get_weights()[: len(plain.weights)])
         return plain
+
+
+def moving_rate(layer: keras.layers.BatchNormalization) -> Any:
+    """Returns the weight that the next batch gets in a layer's moving statistics."""
+    rate = 1 - layer.momentum
+    if isinstance(layer, BatchNormalization) and layer.momentum_warmup:
+        return ops.maximum(rate, WARMUP / (layer.steps + WARMUP))
+    return rate
+
+
+def move_statistics(
+    layer: keras.layers.BatchNormalization, mean: Tensor, variance: Tensor
+) -> None:
+    """Moves a layer's moving statistics towards those of a batch, as training does."""
+    rate = moving_rate(layer)
+    for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        old = ops.convert_to_tensor(stored)
+        weight = ops.cast(rate, old.dtype)
+        stored.assign((1 - weight) * old + weight * ops.cast(new, old.dtype))
+    if isinstance(layer, BatchNormalization) and layer.momentum_warmup:
+        layer.steps.assign(layer.steps + 1)
 
 
 class NormalizationByBatch(keras.layers.Layer):

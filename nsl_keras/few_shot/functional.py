@@ -19,6 +19,8 @@ from nsl_keras.normalization import (
     BatchNormalization,
     NormalizationByBatch,
     called_twice,
+    move_statistics,
+    moving_rate,
     normalizing_by_batch,
 )
 from nsl_keras.training import require_logits
@@ -271,9 +273,6 @@ class FunctionalClassifier:
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
 
-    def _momenta(self) -> list[float]:
-        return [layer.momentum for layer in self._trainable() for _ in range(2)]
-
     def _trainable(self) -> list[keras.layers.BatchNormalization]:
         return [layer for layer in self.normalizations if layer.trainable]
 
@@ -322,11 +321,10 @@ class FunctionalClassifier:
         if not self._out_of_reach():
             return self._run(values, images, by_batch=True)[1]
         _, moved = self._run(values, images, training=True)
+        rates = [moving_rate(layer) for layer in self._trainable() for _ in range(2)]
         return [
-            (new - momentum * ops.convert_to_tensor(old)) / max(1 - momentum, 1e-6)
-            for new, old, momentum in zip(
-                moved, self.moving_statistics, self._momenta(), strict=True
-            )
+            (new - (1 - rate) * ops.convert_to_tensor(old)) / ops.maximum(rate, 1e-6)
+            for new, old, rate in zip(moved, self.moving_statistics, rates, strict=True)
         ]
 
     def update_moving_statistics(self, statistics: Sequence[Tensor]) -> None:
@@ -336,11 +334,9 @@ class FunctionalClassifier:
             statistics: Mean and variance of each trainable batch norm, as `outputs` lists
                 them.
         """
-        for stored, new, momentum in zip(
-            self.moving_statistics, statistics, self._momenta(), strict=True
-        ):
-            old = ops.convert_to_tensor(stored)
-            stored.assign(old * momentum + ops.cast(new, old.dtype) * (1 - momentum))
+        pairs = zip(statistics[::2], statistics[1::2], strict=True)
+        for layer, (mean, variance) in zip(self._trainable(), pairs, strict=True):
+            move_statistics(layer, mean, variance)
 
     def _run(
         self,

@@ -89,8 +89,6 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     layers = head.layers if isinstance(head, keras.Sequential) else [head]
     stages: list[DenseStage] = []
     for layer in layers:
-        if layer.activity_regularizer is not None:
-            raise NoDualFormError(f"layer {layer.name!r} has an activity regularizer")
         if type(layer) is CosineDense:
             stages.append(DenseStage(layer.kernel, scale=layer.learned_scale))
         elif type(layer) is keras.layers.Dense:

@@ -90,11 +90,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     Raises:
         ValueError: For arguments outside the ranges above; at build, if a classifier's
             head ends in a softmax or sigmoid or has fewer than two outputs; if the head
-            holds state, computes in half precision on the tape, or cannot be treated by
-            `inner_loop="dual"` (the error names the layer); if TensorFlow has no exact
-            second derivative of a layer on the tape (layer and group normalization,
-            bilinear resizing); and if `chunk_size` is given for the tape; and if the
-            dictionary has another `num_values` or `task`.
+            holds state, has an activity regularizer or weights of another dtype, computes
+            in half precision on the tape, or cannot be treated by `inner_loop="dual"` (the
+            error names the layer); if TensorFlow has no exact second derivative of a layer
+            on the tape (layer and group normalization, bilinear resizing); if `chunk_size`
+            is given for the tape; and if the dictionary has another `num_values` or `task`.
 
     Example:
 
@@ -178,6 +178,12 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
+        for each in (self.head, *rewiring.sublayers(self.head)):
+            if getattr(each, "activity_regularizer", None) is not None:
+                raise ValueError(
+                    "`head` must not have an activity regularizer: it would penalize the "
+                    f"outputs before adaptation. Received: layer {each.name!r} with one"
+                )
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))

@@ -13,7 +13,7 @@ from nsl_keras.few_shot.functional import FunctionalClassifier, select_variables
 from nsl_keras.layers import NeuralSimilarityConv2D
 
 
-def network(*after_norm, similarity=False, **norm_options):
+def network(*after_norm, similarity=False, norm=layers.BatchNormalization, **norm_options):
     convolution = (
         NeuralSimilarityConv2D(3, 3, name="convolution")
         if similarity
@@ -23,7 +23,7 @@ def network(*after_norm, similarity=False, **norm_options):
         [
             keras.Input((5, 5, 2)),
             convolution,
-            layers.BatchNormalization(name="norm", **norm_options),
+            norm(name="norm", **norm_options),
             *after_norm,
             layers.Flatten(),
             layers.Dense(4, name="head"),
@@ -142,8 +142,11 @@ def test_policies(policy):
         np.testing.assert_array_equal(weight, old)
 
 
-def test_update_of_the_moving_statistics_is_that_of_training():
-    model, twin = network(), network()
+@pytest.mark.parametrize(
+    "norm", [layers.BatchNormalization, nsl_keras.layers.BatchNormalization]
+)
+def test_update_of_the_moving_statistics_is_that_of_training(norm):
+    model, twin = network(norm=norm), network(norm=norm)
     functional = FunctionalClassifier(model, "all", "moving")
     twin.set_weights(model.get_weights())
     statistics = functional.batch_statistics(functional.values(), images())
@@ -266,6 +269,23 @@ def test_statistics_of_norms_out_of_reach():
     np.testing.assert_allclose(mean, np.mean(inputs, axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, np.var(inputs, axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(model.norm.norm.moving_mean, np.zeros(4))
+
+
+def test_statistics_beside_norms_out_of_reach():
+    """Those of unbiased batch norms, which count the first batch whole."""
+    model = keras.Sequential(
+        [
+            keras.Input((5, 5, 2)),
+            nsl_keras.layers.BatchNormalization(name="unbiased"),
+            Hidden(),
+            layers.Flatten(),
+            layers.Dense(4),
+        ]
+    )
+    functional = FunctionalClassifier(model, None, "moving")
+    mean, variance, *_ = functional.batch_statistics([], images())
+    np.testing.assert_allclose(mean, images().mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, images().var((0, 1, 2)), rtol=1e-4, atol=1e-5)
 
 
 def test_norms_of_predictors_and_of_nested_models_are_within_reach():

@@ -122,7 +122,6 @@ def test_saved_model_in_chunks(tmp_path):
     [
         ([keras.layers.Dense(4), keras.layers.LayerNormalization()], "LayerNormalization"),
         ([keras.layers.Activation("tanh"), keras.layers.Dense(3)], "an activation after"),
-        ([keras.layers.Dense(3, activity_regularizer="l2")], "an activity regularizer"),
         ([keras.layers.Dense(3, keras.layers.PReLU())], "a PReLU as its activation"),
     ],
 )

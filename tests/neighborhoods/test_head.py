@@ -146,6 +146,12 @@ def test_the_active_loop_is_known_once_built():
         _ = MetaNeighborhoodHead(CosineDense(3), 4).active_inner_loop
 
 
+def test_error_of_a_penalty_on_outputs():
+    head = keras.Sequential([keras.layers.Dense(3, activity_regularizer="l2", name="own")])
+    with pytest.raises(ValueError, match=r"not have an activity regularizer.*'own' with"):
+        MetaNeighborhoodHead(head, 5).build((None, 4))
+
+
 @pytest.mark.parametrize("inner_loop", ["dual", "tape"])
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_integer_features(inner_loop, metric):
