@@ -249,6 +249,7 @@ class MAML(EpisodicLearner):
         self.extra_variables = extra_variables
         self.model = model
         self.ways = 0
+        self._logits_dtype = "float32"
         self._rates: list[Any] = []
         if model.built:
             self._select()
@@ -276,13 +277,15 @@ class MAML(EpisodicLearner):
             # On a symbolic batch: a `call` of the model's own may have no `build`.
             self.model(keras.KerasTensor(images, keras.config.floatx()))
             self._select()
-        outputs = tuple(self._model_outputs(images).shape)
+        found = self._model_outputs(images)
+        outputs = tuple(found.shape)
         if len(outputs) != 2 or outputs[1] is None:
             raise ValueError(
                 "`model` must return logits of shape (batch, ways). "
                 f"Received: model {self.model.name!r} with outputs of shape {outputs}"
             )
         self.ways = outputs[1]
+        self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [
                 self.add_weight(
@@ -329,9 +332,8 @@ class MAML(EpisodicLearner):
         support_images, membership, valid = self._checked(
             support_images, support_labels, query_images
         )
-        logits_dtype = self._model_outputs((None, *query_images.shape[2:])).dtype
-        dtype = keras.backend.result_type(logits_dtype, "float32")
-        outputs = [keras.KerasTensor((query_images.shape[1], self.ways), dtype)]
+        shape = (query_images.shape[1], self.ways)
+        outputs = [keras.KerasTensor(shape, self._logits_dtype)]
         updates = bool(training) and self.batch_normalization == "moving"
         if updates:
             outputs += [
