@@ -333,9 +333,7 @@ def section(results: pathlib.Path) -> str:
         f"image set, {setting['epochs']} epochs of Adam. Validation accuracy less the "
         "plain network's in points, paired by seed; time (median, and middle half of the "
         "rounds) and multiply-adds of a step over those of the plain network, on one core "
-        "without XLA. The runs of DNS are older than today's default momentum of "
-        "predictors' batch norms, 0.9: it was 0.99, which changes no training, but what "
-        "inference scores early in it."
+        "without XLA."
         f"\n\n{table(rows)}\n\n{_not_run(rows)}"
         "![Gain in accuracy against the time of a step](figures/predictor_cost.png)"
     )
