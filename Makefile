@@ -19,6 +19,8 @@ PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 # trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
 JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
+	tests/similarity/test_dense.py::test_an_empty_batch \
+	tests/neighborhoods/test_head.py::test_integer_features \
 	tests/neighborhoods/test_golden.py
 # The folder of tensorflow-datasets' prepared copies, for the tests on real images.
 DATA := $(NSL_KERAS_DATA_DIR)

@@ -95,6 +95,7 @@ def save_model(
             Keras model, is not built or has weights that are not finite, its input shape
             is unknown, `examples` are not such inputs, or `k` is larger than the
             dictionary or given without one.
+        ImportError: If TensorFlow is not installed.
         RuntimeError: If the written model does not predict what `model` predicts, or that
             is not finite.
 

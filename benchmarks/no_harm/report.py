@@ -72,13 +72,13 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
 def clear_differences(comparisons: list[Comparison]) -> str:
     """Markdown: how many intervals lie to one side of zero, and all of those below it."""
     parts = []
-    for title, differences_of in (
-        ("After the last epoch", lambda each: each.differences),
-        (f"Mean of the last {LAST_EPOCHS} epochs", _of_last_epochs),
+    for title, name in (
+        ("After the last epoch", "differences"),
+        (f"Mean of the last {LAST_EPOCHS} epochs", "differences_of_last_epochs"),
     ):
         above, below = 0, []
         for each in comparisons:
-            differences = differences_of(each)
+            differences = getattr(each, name)
             mean, width = statistics.mean(differences), half_width(differences)
             above += mean - width > 0
             if mean + width < 0:
@@ -87,10 +87,6 @@ def clear_differences(comparisons: list[Comparison]) -> str:
         named = "; ".join(line for _, line in sorted(below)) or "none"
         parts.append(f"* {title}: {above} above, {len(below)} below zero. Below: {named}.")
     return "\n".join(parts)
-
-
-def _of_last_epochs(cell: Comparison) -> list[float]:
-    return cell.differences_of_last_epochs
 
 
 def _gap_verdict(counted: str, cells: list[Comparison], inference: str = MOVING) -> str:

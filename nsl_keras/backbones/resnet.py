@@ -85,6 +85,7 @@ def resnet_v2(
     blocks, rest = divmod(validation.positive_integer(depth, "depth") - 2, 9)
     if rest or blocks < 1:
         raise ValueError(f"`depth` must be of the form 9n + 2. Received: depth={depth}")
+    check_images(input_shape, 1)
     layers = Units(
         convolution,
         batch_normalization,

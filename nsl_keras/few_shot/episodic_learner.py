@@ -52,23 +52,27 @@ class EpisodicLearner(CheckedModel):
         """
         return effective_policy(self, self.batch_normalization)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Layers that compute in float16 have the loss scaled, whatever the learner's own
         policy, unless `auto_scale_loss=False`.
 
         Args:
-            *args: Arguments of `keras.Model.compile`. The loss is one that takes logits,
-                not probabilities.
-            **kwargs: As `args`, by name.
+            optimizer: Optimizer, or its name.
+            loss: Loss of the logits: one that takes logits, not probabilities.
+            *args: Further arguments of `keras.Model.compile`, in its order.
+            **kwargs: Those by name.
 
         Raises:
             ValueError: If the loss takes probabilities (`from_logits=False`).
         """
-        arguments = arguments_by_name(keras.Model.compile, args, kwargs)
-        loss_of_logits(arguments.get("loss"))
-        optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
+        loss_of_logits(loss)
+        optimizer = keras.optimizers.get(optimizer)
+        given = (optimizer, loss, *args)
+        arguments = arguments_by_name(keras.Model.compile, given, kwargs)
         if (
             arguments.get("auto_scale_loss", True)
             and optimizer is not None

@@ -527,20 +527,24 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Args:
-            *args: Arguments of `keras.Model.compile`. The loss is of the adapted outputs;
-                in classification it is one that takes logits.
-            **kwargs: As `args`, by name.
+            optimizer: Optimizer, or its name.
+            loss: Loss of the adapted outputs; in classification one that takes logits.
+            *args: Further arguments of `keras.Model.compile`, in its order.
+            **kwargs: Those by name.
 
         Raises:
             ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
-        arguments = arguments_by_name(keras.Model.compile, args, kwargs)
+        given = (optimizer, loss, *args)
+        arguments = arguments_by_name(keras.Model.compile, given, kwargs)
         if self.task == "classification":
-            loss_of_logits(arguments.get("loss"))
+            loss_of_logits(loss)
         super().compile(**arguments)
         self._unadapted_metrics = UnadaptedMetrics(
             arguments.get("metrics"), arguments.get("weighted_metrics")

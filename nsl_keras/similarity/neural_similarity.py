@@ -155,8 +155,6 @@ class NeuralSimilarity(FloatKernel):
         shape = input_shape
         if hasattr(self.predictor, "serve"):
             self.adaptation = self.predictor.serve(self)
-        else:
-            self._serve_alone()
         if self.adaptation is not None:
             self.adaptation.build(shape)
             shape = self.adaptation.compute_output_shape(shape)
@@ -170,6 +168,8 @@ class NeuralSimilarity(FloatKernel):
                 f"`M`, of shape {' or '.join(map(str, allowed))}. "
                 f"Received: an output of shape {received}"
             )
+        if not hasattr(self.predictor, "serve"):
+            self._serve_alone()
 
     def _serve_alone(self) -> None:
         """Raises if a layer of the caller's own serves another layer already.

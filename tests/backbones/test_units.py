@@ -250,8 +250,15 @@ def test_error_of_the_number_of_classes(backbone, classes):
 
 
 @pytest.mark.parametrize(
-    "backbone", [backbones.cnn9, backbones.convnet4, backbones.resnet18]
+    "backbone",
+    [
+        backbones.cnn9,
+        backbones.convnet4,
+        backbones.resnet18,
+        functools.partial(backbones.resnet_v2, 29),
+        functools.partial(backbones.densenet_bc, 40),
+    ],
 )
 def test_error_of_images_without_channels(backbone):
     with pytest.raises(ValueError, match=r"`input_shape` must have three axes.*\(32, 32\)"):
-        backbone((32, 32))
+        backbone(input_shape=(32, 32))

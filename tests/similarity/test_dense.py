@@ -121,6 +121,11 @@ def test_starts_as_dense(shape):
     assert layer.compute_output_shape(shape) == tuple(outputs.shape)
 
 
+def test_an_empty_batch():
+    layer = NeuralSimilarityDense(3, predictor="sphere")
+    assert tuple(layer(np.zeros((0, 6), "float32")).shape) == (0, 3)
+
+
 def test_integers_are_taken_as_numbers():
     layer = made("unconstrained")
     integers = np.arange(2 * FEATURES).reshape(2, FEATURES)

@@ -142,9 +142,10 @@ def test_convolution_follows(data_format):
 
 def test_config_without_a_convolution_may_name_its_defaults():
     config = GlobalNeuralSimilarity2D().get_config()
-    defaults = {"strides": 1, "activation": "linear", "use_bias": True}
-    layer = GlobalNeuralSimilarity2D.from_config(config | defaults)
-    assert layer.convolution is None and layer.get_config() == config
+    for strides in (1, (1, 1), [1, 1]):
+        defaults = {"strides": strides, "activation": "linear", "use_bias": True}
+        layer = GlobalNeuralSimilarity2D.from_config(config | defaults)
+        assert layer.convolution is None and layer.get_config() == config
 
 
 @pytest.mark.parametrize(

@@ -670,6 +670,11 @@ def test_a_layer_of_ones_own_serves_one_layer():
     second = NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
     with pytest.raises(ValueError, match=r"`predictor` must serve one layer.*'first'"):
         second.build((None, 8, 8, 4))
+    predictor = keras.layers.Conv2D(9, 3, padding="same")
+    refused = NeuralSimilarityConv2D(4, 3, predictor=predictor)
+    with pytest.raises(ValueError, match="`predictor` must map the input shape"):
+        refused.build((None, 8, 8, 4))
+    NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor).build((None, 8, 8, 4))
 
 
 def test_a_kind_takes_hidden_and_output_once():
