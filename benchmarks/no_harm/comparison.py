@@ -6,7 +6,9 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 from scipy import stats  # Comes with scikit-learn.
 
 from benchmarks.no_harm.data import DATASETS
@@ -24,6 +26,8 @@ MOVING, ESTIMATED = "inference", "estimated"
 WIDEST = 2.0
 #: Epochs at the end whose mean hides what a single epoch does to moving statistics.
 LAST_EPOCHS = 3
+#: How often seeds are drawn to see what chance does.
+DRAWS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +95,20 @@ class Comparison:
 
     def has_large_gap(self, inference: str = MOVING) -> bool:
         """Whether the gap after an epoch is larger than what passes."""
-        baseline = mean_gap(self.baseline, inference=inference)
-        largest = max(LARGEST_GAP, baseline + GAP_ABOVE_PLAIN)
-        return mean_gap(self.found, inference=inference) > largest
+        own, baseline = (
+            mean_gap(each, inference=inference) for each in (self.found, self.baseline)
+        )
+        return bool(_is_large(own, baseline))
+
+    @property
+    def chance_of_a_large_gap(self) -> float:
+        """How often the baseline's gap would be too large beside that of other seeds.
+
+        Both are means of as many of its seeds, drawn with replacement.
+        """
+        gaps = [mean_gap([run]) for run in self.baseline]
+        draws = np.random.default_rng(0).choice(gaps, (2, DRAWS, len(gaps)))
+        return float(_is_large(*draws.mean(-1)).mean())
 
     def gap_differences(self, inference: str = MOVING) -> list[float]:
         """The gap after an epoch above the baseline's, in points, by seed."""
@@ -136,6 +151,10 @@ def mean_gap(
 ) -> float:
     """Accuracy in training mode above that in inference mode, in points."""
     return mean_accuracy(found, "training", epoch) - mean_accuracy(found, inference, epoch)
+
+
+def _is_large(gap: Any, baseline: Any) -> Any:
+    return gap > np.maximum(LARGEST_GAP, baseline + GAP_ABOVE_PLAIN)
 
 
 def compare(found: list[dict]) -> list[Comparison]:

@@ -89,6 +89,24 @@ def clear_differences(comparisons: list[Comparison]) -> str:
     return "\n".join(parts)
 
 
+def clear_gaps(comparisons: list[Comparison]) -> str:
+    """Markdown: how many gaps are too large, by chance too, and all that clearly are."""
+    failed = [each for each in comparisons if each.has_large_gap()]
+    clear = [
+        f"{COMPARED[each.method].title}, {each.title} {_interval(differences, 1)}"
+        for each in failed
+        for differences in (each.gap_differences(),)
+        if statistics.mean(differences) - half_width(differences) > GAP_ABOVE_PLAIN
+    ]
+    chance = sum(each.chance_of_a_large_gap for each in comparisons)
+    return (
+        f"* Gap after one epoch: too large in {len(failed)} of {len(comparisons)} cells; "
+        f"baselines beside themselves, with other seeds: in about {chance:.0f}. Clearly "
+        f"more than {GAP_ABOVE_PLAIN:.0f} above the baseline's: "
+        f"{'; '.join(clear) or 'none'}."
+    )
+
+
 def _gap_verdict(counted: str, cells: list[Comparison], inference: str = MOVING) -> str:
     gaps = [each for each in cells if each.has_large_gap(inference)]
     return _verdict(
@@ -398,6 +416,11 @@ Differences whose 95 % interval does not hold zero. Of {len(comparisons)} differ
 chance alone would put about {0.025 * len(comparisons):.0f} above and as many below.
 
 {clear_differences(comparisons)}
+
+{clear_gaps(comparisons)}
+
+What baselines have beside themselves is found by drawing the seeds of both sides from the
+baseline's own runs in each cell, with replacement.
 
 ## Methods
 

@@ -47,3 +47,15 @@ def test_conversions_are_compared_with_the_longer_training():
     found += several("converted_static_dns", [0.7])
     (cell,) = comparison.compare(found)
     assert cell.difference == pytest.approx(-10.0)
+
+
+def test_chance_of_a_large_gap():
+    gaps = (0.0, 0.1)
+    found = several("static_dns", [0.5, 0.5])
+    found += [record("plain", seed, 0.5, gap=gap) for seed, gap in enumerate(gaps)]
+    (cell,) = comparison.compare(found)
+    # Means of two draws are 0, 5 and 10 points, one in four, two and four: the first is
+    # larger by more than a point in 5 of 16 pairs.
+    assert cell.chance_of_a_large_gap == pytest.approx(5 / 16, abs=0.02)
+    (cell,) = comparison.compare(several("plain", [0.5]) + several("static_dns", [0.5]))
+    assert cell.chance_of_a_large_gap == 0

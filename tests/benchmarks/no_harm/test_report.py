@@ -58,6 +58,20 @@ def test_differences_beyond_chance():
     assert none.endswith("0 above, 0 below zero. Below: none.")
 
 
+def test_gaps_beyond_chance():
+    found = several("plain", [0.5] * 3, gap=0.1) + several("static_dns", [0.5] * 3, gap=0.2)
+    found += several("dynamic_dns", [0.5] * 3, gap=0.105)
+    # Of these three on average 0.12 above plain's, one is below it.
+    for seed, gap in enumerate((0.05, 0.3, 0.31)):
+        found.append(record("static_uns", seed, 0.5, gap=gap))
+    assert report.clear_gaps(comparison.compare(found)) == (
+        "* Gap after one epoch: too large in 2 of 3 cells; baselines beside themselves, "
+        "with other seeds: in about 0. Clearly more than 1 above the baseline's: "
+        "static DNS, digits narrow CNN +10.0 ± 0.0."
+    )
+    assert "0 of 0 cells" in report.clear_gaps([])
+
+
 def test_scattered_seeds_need_more():
     found = several("plain", [0.5, 0.6]) + several("static_dns", [0.5, 0.7])
     worst, *_ = lines_of("static DNS", found)
