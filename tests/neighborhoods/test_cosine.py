@@ -1,5 +1,6 @@
 """The cosine classifier."""
 
+import keras
 import numpy as np
 import pytest
 from golden_files import gradients
@@ -34,3 +35,16 @@ def test_bad_arguments():
         CosineDense(3, scale=0.0)
     with pytest.raises(ValueError, match="last axis of the input must be known"):
         CosineDense(3).build((None, None))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_integers_are_taken_in_full_precision(dtype):
+    if keras.backend.backend() == "jax" and dtype == "float64":
+        pytest.skip("JAX computes in float32 unless its switch for float64 is on")
+    keras.config.set_floatx(dtype)
+    layer = CosineDense(3)
+    integers = np.arange(8).reshape(2, 4)
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(layer(integers)),
+        ops.convert_to_numpy(layer(integers.astype(dtype))),
+    )
