@@ -543,7 +543,9 @@ def two_inputs(kind):
     image = keras.Input((2, 3), name="image")
     kinds = keras.Input((1,), dtype="int32", name="kind")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(3, 4)(kinds))
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(image), embedded])
+    # A layer that heeds the rank of what it gets.
+    row = keras.layers.Conv1D(4, 2)(image)
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(row), embedded])
     inputs = [image, kinds] if kind == "list" else {"image": image, "kind": kinds}
     return keras.Model(inputs, keras.layers.Dense(5)(joined))
 
@@ -569,9 +571,9 @@ class Subclassed(keras.Model):
 @pytest.mark.parametrize("kind", ["list", "dict"])
 def test_inputs_by_name(kind):
     x = np.random.default_rng(3).normal(size=(24, 6)).astype("float32")
-    inputs = as_two("dict", x) | {"unused": x}
+    inputs = as_two("dict", x) | {"also": x}
     if kind == "dict":
-        del inputs["unused"]  # Keras's own models of a dict take no other keys either.
+        del inputs["also"]  # Keras's own models of a dict take no other keys either.
     model = nsl_keras.MetaNeighborhoodModel(two_inputs(kind), CosineDense(3), 6)
     model.compile("sgd", LOSS)
     model.fit(inputs, np.arange(24) % 3, verbose=0)
