@@ -236,6 +236,16 @@ def test_mixed_precision():
     assert error < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("name", ["proto", "matching"])
+def test_double_precision(name):
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX computes in float32 unless its switch for float64 is on")
+    keras.config.set_floatx("float64")
+    (support, labels, queries), _ = data.episodes(shape=IMAGE)
+    found = make(name)((support.astype("float64"), labels, queries.astype("float64")))
+    assert keras.backend.standardize_dtype(found.dtype) == "float64"
+
+
 def test_loss_scaling_follows_the_layers():
     keras.config.set_dtype_policy("mixed_float16")
     learner = make("proto")
@@ -244,6 +254,8 @@ def test_loss_scaling_follows_the_layers():
     for options, expected in (({}, True), ({"auto_scale_loss": False}, False)):
         learner.compile("sgd", LOSS, None, ["accuracy"], **options)
         assert isinstance(learner.optimizer, scaled) == expected
+    found = learner.evaluate(*data.episodes(shape=IMAGE), verbose=0, return_dict=True)
+    assert "accuracy" in found  # Of the metrics, which are given by position.
     plain = make("proto")
     plain.compile("sgd", LOSS)
     assert not isinstance(plain.optimizer, scaled)

@@ -41,6 +41,12 @@ def test_dropout_leaves_out_exactly_so_many(entries, scope):
     assert np.all(ops.convert_to_numpy(layer(X[:16], training=False)) > 0)
 
 
+def test_dropout_of_a_share_that_binary_numbers_miss():
+    # 100 * 0.29 is a little less than 29.
+    assert NeighborDictionary(100, 3, dropout=0.29).num_dropped == 29
+    assert NeighborDictionary(7, 3, dropout=0.5).num_dropped == 3
+
+
 def test_dropout_is_uniform_and_nearly_independent():
     """Every entry, and every pair of entries, stays as often as chance says."""
     entries, rows = 20, 4000
