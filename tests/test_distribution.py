@@ -178,10 +178,15 @@ before = model.get_weights()
 with strategy.scope():
     model.compile("sgd", "mse", metrics=["mae"])
 model.train_on_batch(x, y)
+moved = float(np.abs(before[0] - model.get_weights()[0]).max())
+model.trainable = False
+with strategy.scope():
+    model.compile("sgd", "mse")
 print(json.dumps({
     "errors": found,
     "accumulating": accumulating,
-    "moved": float(np.abs(before[0] - model.get_weights()[0]).max()),
+    "moved": moved,
+    "frozen": model.fit(x, y, verbose=0).history["loss"][0],
     "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True),
     "predicted": [
         model.predict(x[:1], verbose=0).shape, model.predict_on_batch(x[:3]).shape],
@@ -197,6 +202,7 @@ def test_what_does_not_add_up_over_replicas_is_refused():
         assert error.startswith("`loss` must be the mean over the examples on several")
     assert "`gradient_accumulation_steps` must be None" in found["accumulating"]
     assert found["moved"] > 0
+    assert found["frozen"] > 0  # With nothing left to train, `fit` goes on.
     assert found["on_batch"]["loss"] > 0
     assert found["predicted"] == [[1, 2], [3, 2]]
 
