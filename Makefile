@@ -68,7 +68,7 @@ bench: $(INSTALLED)
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA))) \
-		--batch_norm=unbiased --epochs=1 --most_seeds=3
+		--batch_norm=unbiased --epochs=1
 	$(PY) -m benchmarks.no_harm --report
 
 # Ten thousand requests to a server on this machine; needs the extra `serving`.

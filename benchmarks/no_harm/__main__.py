@@ -14,7 +14,7 @@ points to either side, the method gets further seeds there, up to --most_seeds.
 With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's;
 one epoch shows what they do to the gap between training and inference:
 
-    python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1 --most_seeds=3
+    python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1
 
 Each run is a file in --output_dir/results/no_harm/runs, or runs_unbiased, and is not made
 twice: an interrupted matrix goes on where it stopped. Processes that share a matrix need

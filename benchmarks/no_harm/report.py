@@ -89,7 +89,7 @@ def clear_differences(comparisons: list[Comparison]) -> str:
     return "\n".join(parts)
 
 
-def clear_gaps(comparisons: list[Comparison]) -> str:
+def clear_gaps(title: str, comparisons: list[Comparison]) -> str:
     """Markdown: how many gaps are too large, by chance too, and all that clearly are."""
     failed = [each for each in comparisons if each.has_large_gap()]
     clear = [
@@ -100,10 +100,9 @@ def clear_gaps(comparisons: list[Comparison]) -> str:
     ]
     chance = sum(each.chance_of_a_large_gap for each in comparisons)
     return (
-        f"* Gap after one epoch: too large in {len(failed)} of {len(comparisons)} cells; "
-        f"baselines beside themselves, with other seeds: in about {chance:.0f}. Clearly "
-        f"more than {GAP_ABOVE_PLAIN:.0f} above the baseline's: "
-        f"{'; '.join(clear) or 'none'}."
+        f"* {title}: too large in {len(failed)} of {len(comparisons)} cells; baselines "
+        f"beside themselves: in about {chance:.0f}. Clearly more than "
+        f"{GAP_ABOVE_PLAIN:.0f} above the baseline's: {'; '.join(clear) or 'none'}."
     )
 
 
@@ -373,7 +372,8 @@ def page(records: runs.RunRecords, unbiased: runs.RunRecords) -> str:
     """Markdown of the whole report."""
     found, setting = records.runs, records.setting
     comparisons = compare(found)
-    gaps = gap_section(comparisons, compare(unbiased.runs))
+    others = compare(unbiased.runs)
+    gaps = gap_section(comparisons, others)
     epochs = (unbiased.setting or setting)["epochs"]
     lines = "\n".join(verdicts(comparisons))
     return f"""# Do no harm
@@ -417,10 +417,12 @@ chance alone would put about {0.025 * len(comparisons):.0f} above and as many be
 
 {clear_differences(comparisons)}
 
-{clear_gaps(comparisons)}
-
-What baselines have beside themselves is found by drawing the seeds of both sides from the
+Gaps after one epoch, with Keras's batch norms and with this package's (see below). What
+baselines have beside themselves is found by drawing the seeds of both sides from the
 baseline's own runs in each cell, with replacement.
+
+{clear_gaps("Keras's", comparisons)}
+{clear_gaps("This package's", others)}
 
 ## Methods
 
@@ -431,7 +433,7 @@ Differences are means ± standard deviations over the cells; gaps are means over
 ## The gap, by the batch norms of the network
 
 The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Keras's
-(`python -m benchmarks.no_harm --batch_norm=unbiased --epochs={epochs} --most_seeds=3`, in
+(`python -m benchmarks.no_harm --batch_norm=unbiased --epochs={epochs}`, in
 `{PLACES["unbiased"]}/`). Mean gaps after one epoch over the cells that have both, in
 brackets those of the baselines; seeds are those of a cell. Networks that are converted
 were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
