@@ -30,8 +30,8 @@ it. What the runs of a folder share is in its `setting.json`. `make results` mak
 tables below from these files.
 
 Every example writes below `runs/`, which git ignores. To renew a result, run the command
-beside its table: it has `--output_dir=.`, or add that. A finished run is not made twice, so
-delete its file first. Commit the files that changed, and the tables:
+beside its table with `--output_dir=.`, in place of any other. A finished run is not made
+twice, so delete its file first. Commit the files that changed, and the tables:
 
     rm results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.

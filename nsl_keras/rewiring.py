@@ -78,7 +78,7 @@ class WithBackbone:
         raise NotImplementedError
 
     def count_head_multiply_adds(self) -> int | None:
-        """Returns those of what follows the backbone; `None` if they are not known."""
+        """Returns the multiply-adds after the backbone; `None` if they are not known."""
         raise NotImplementedError
 
 

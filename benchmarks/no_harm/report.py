@@ -27,7 +27,7 @@ from benchmarks.no_harm.comparison import (
 )
 from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
 from benchmarks.no_harm.methods import COMPARED, METHODS
-from benchmarks.no_harm.networks import NETWORKS
+from benchmarks.no_harm.networks import MOMENTUM, NETWORKS
 from examples.common import runs, tables
 from nsl_keras import files
 
@@ -58,7 +58,7 @@ def _verdicts_of(name: str, comparisons: list[Comparison]) -> Iterator[str]:
     named = [f"{each.title} {_with_interval(each)}" for each in losses]
     wide = [f"{each.title} (seeds: {len(each.seeds)})" for each in cells if each.is_wide]
     if wide:
-        named.append(f"half-width above {WIDEST:.1f}: {', '.join(wide)}")
+        named.append(f"undecided, half-width above {WIDEST:.1f}: {', '.join(wide)}")
     yield _verdict(not losses, f"{counted}: no cell below {WORST_CELL:.1f} points", *named)
     mean = statistics.mean(each.difference for each in cells)
     yield _verdict(
@@ -380,7 +380,7 @@ def page(records: runs.RunRecords, unbiased: runs.RunRecords) -> str:
 
 Does a method of this package, used naively and with every default, make a first training
 worse than that of the plain network? Written by `python -m benchmarks.no_harm --report`
-from the files in `runs/`.
+from the files in `{PLACES["keras"]}/` and `{PLACES["unbiased"]}/`.
 
 Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
 {setting["batch_size"]}, images in [0, 1], no augmentation. Accuracies are those on test
@@ -394,8 +394,8 @@ the plain network that it is compared with.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same {setting["compared_images"]} training images. In training mode batch norms normalize
-by batches; dictionaries are complete in both modes. Step times are ratios to the plain
-network's.
+by batches; dictionaries are complete in both modes. The batch norms of the networks have a
+momentum of {MOMENTUM:g}. Step times are ratios to the plain network's.
 
 ![Differences to the plain network]({PICTURE})
 
@@ -417,9 +417,9 @@ chance alone would put about {0.025 * len(comparisons):.0f} above and as many be
 
 {clear_differences(comparisons)}
 
-Gaps after one epoch, with Keras's batch norms and with this package's (see below). What
-baselines have beside themselves is found by drawing the seeds of both sides from the
-baseline's own runs in each cell, with replacement.
+Gaps after one epoch, with Keras's batch norms and with this package's (see below). How
+often a baseline would be too large beside itself is found by drawing the seeds of both
+sides from the baseline's own runs in each cell, with replacement.
 
 {clear_gaps("Keras's", comparisons)}
 {clear_gaps("This package's", others)}
@@ -437,11 +437,11 @@ The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Ke
 `{PLACES["unbiased"]}/`). Mean gaps after one epoch over the cells that have both, in
 brackets those of the baselines; seeds are those of a cell. Networks that are converted
 were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
-others for {epochs}: of these three rows, compare each gap with its baseline's alone.
+others for {epochs}: in these three rows compare each gap only with that of its baseline.
 
-Estimated anew means that the same trained networks get the statistics of these images, as
-the last weights give them, in place of the moving averages: the means of those of the
-batches. What is then left of a gap is not a matter of moving averages.
+"Estimated anew" means that the moving averages are replaced by the means of the statistics
+that the final weights give on the batches of these images. What is then left of a gap is
+not a matter of moving averages.
 
 {gaps}
 

@@ -68,7 +68,7 @@ METHODS = {
         finetuning=few_shot.finetuning_recipe("closer_look"),
     ),
     "finetuning_glorot": Method(
-        "finetuning of the classifier, full batches from Glorot's draw",
+        "finetuning of the classifier, full batches from a Glorot initialization",
         "plain",
         False,
         "moving",
@@ -137,14 +137,14 @@ METHODS = {
         learner="nearest_centroid",
     ),
     "same_cost": Method(
-        "plain network at the dynamic one's cost",
+        "plain network with the dynamic one's multiply-adds",
         "same_cost",
         False,
         "moving",
         finetuning=_CLASSIFIER,
     ),
     "same_cost_centroid": Method(
-        "plain network at the dynamic one's cost, nearest centroid",
+        "plain network with the dynamic one's multiply-adds, nearest centroid",
         "same_cost",
         False,
         "moving",

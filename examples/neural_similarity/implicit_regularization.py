@@ -223,7 +223,8 @@ def section(results: pathlib.Path) -> str:
     return (
         f"{title}\n\n{tables.commands(found)}: linear regression by gradient descent on "
         "`W`, or on the factors `W'` and `M` of `W = M^T W'`, from the same small `W`; "
-        f"{found[0]['steps'][-1]:,} steps, means over {seeds} problem(s).\n\n"
+        f"{found[0]['steps'][-1]:,} steps; number of problems that means are taken over: "
+        f"{seeds}.\n\n"
         f"{table(found)}\n\n"
         "![Nuclear norm and effective rank in training]"
         "(figures/implicit_regularization.png)"

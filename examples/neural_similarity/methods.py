@@ -49,10 +49,10 @@ METHODS = {
         "dynamic NSN, DNS, one shared predictor", _DNS | {"predictor": "shared"}
     ),
     "cnn_parameters": Method(
-        "CNN as large as dynamic DNS", alike=("dynamic_dns", "parameters")
+        "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
     ),
     "cnn_cost": Method(
-        "CNN as costly as dynamic DNS", alike=("dynamic_dns", "multiply_adds")
+        "CNN with the multiply-adds of dynamic DNS", alike=("dynamic_dns", "multiply_adds")
     ),
 }
 
@@ -164,7 +164,8 @@ TABLES = {
         },
     ),
     "cost": Table(
-        "Beside plain networks as large and as costly; not in the paper",
+        "Plain networks with the parameters and the multiply-adds of a dynamic one; not in "
+        "the paper",
         "cnn9",
         "paper",
         "cnn",

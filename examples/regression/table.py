@@ -74,10 +74,11 @@ def section(results: pathlib.Path) -> str:
         "Compare along a row, not with the published one: on gom kNN itself, which leaves "
         "nothing open but the data's scaling and the choice of k, is far from the "
         "published error.",
-        "The searches are second ones: the first had smaller weight decays, chose the "
-        "largest of them in validation, and were widened after their test errors, which "
-        "showed no significant difference, had been seen. On gom, Meta-Neighborhoods chose "
-        "the largest one again. Read the p-values with that in mind.",
+        "The searches are second ones. The first searches had smaller weight decays and "
+        "chose the largest of them in validation. They were widened after their test "
+        "errors had been seen, which showed no significant difference. On gom, "
+        "Meta-Neighborhoods chose the largest decay again. Read the p-values with that in "
+        "mind.",
     ]
     if missing:
         parts.append(f"Not run: {', '.join(missing)} (no data at hand).")

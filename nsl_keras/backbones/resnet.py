@@ -217,7 +217,7 @@ def resnet50(
     kernel_regularizer: Any = None,
     name: str = "resnet50",
 ) -> keras.Model:
-    """Returns the post-activation ResNet-50 for ImageNet, with a neural similarity.
+    """Returns the post-activation ResNet-50 for ImageNet.
 
     As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks: 1x1, 3x3 and, to four times as
     many filters, 1x1 convolutions. The first 1x1 has the stride, as in the paper and in

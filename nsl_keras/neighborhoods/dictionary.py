@@ -310,8 +310,8 @@ class NeighborDictionary(keras.layers.Layer):
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the entries to examples, drawn at random without replacement.
 
-        Keys become the features; values become the labels, with 1 % of all classes alike
-        mixed in so that they can still learn, or a regression's targets. The classes come
+        Keys become the features; values become the labels, smoothed by 1 % towards uniform
+        so that they can still learn, or a regression's targets. The classes come
         in equal shares (where one has too few examples, the others fill up), or as fixed
         one-hot values have them.
 

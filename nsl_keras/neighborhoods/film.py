@@ -71,8 +71,8 @@ class InstanceFiLM(keras.layers.Layer):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The paper
-        scales by `w G` with a fixed temperature; the residual form, the learned
-        temperature and its start at 5 are those of the authors' code.
+        scales by `w G` with a fixed temperature; the residual form, the learned factor
+        `sharpness` and its start at 5 are those of the authors' code.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns those of attention, scales and shifts, for one example."""
+        """Returns the multiply-adds of attention, scales and shifts, for one example."""
         channels = input_shape[self.axis]
         return None if channels is None else 3 * self.dictionary_size * channels
 

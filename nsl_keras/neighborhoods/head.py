@@ -379,7 +379,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns those of attention, finetuning and finetuned head, for one example.
+        """Returns the multiply-adds of attention, finetuning and head, for one example.
 
         The first step's pass over the dictionary, which a batch makes once, is not among
         them. `None` on the nested tape, where they are not known.

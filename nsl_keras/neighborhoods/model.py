@@ -271,7 +271,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         return made
 
     def count_head_multiply_adds(self) -> int | None:
-        """Returns those of attention, finetuning and finetuned head, for one example.
+        """Returns the multiply-adds of attention, finetuning and head, for one example.
 
         Raises:
             ValueError: If the model is not built yet.

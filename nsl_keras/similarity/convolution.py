@@ -98,7 +98,7 @@ class SimilarityConvolution(NeuralSimilarity):
         return add_bias_and_activate(self, outputs)
 
     def _predicted_parameters(self, inputs: Tensor, training: bool | None) -> Tensor:
-        """Returns those of `M` at every position, the channel axis of the output last."""
+        """Returns the parameters of `M` at every position, on the last axis."""
         adapted = inputs if self.adaptation is None else self.adaptation(inputs)
         prediction = self.predictor(adapted, training=training)
         if len(prediction.shape) == 2:

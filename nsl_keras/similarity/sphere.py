@@ -181,8 +181,8 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
             patch that reaches over the border is that of its padded form; each group has
             its own.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
-            first need `normalize="both"`. Within 1e-6 of -1 and 1 a cosine counts as
-            that far from them, with a gradient of zero.
+            first need `normalize="both"`. A cosine within 1e-6 of -1 or 1 is clipped to
+            that distance from it, with a gradient of zero.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,

@@ -216,7 +216,7 @@ def test_older_runs_keep_their_table(tmp_path):
     }
     records.add(("finetuning", 0), record)
     rows = [line for line in lines_of(records) if line.startswith("| finetuning")]
-    assert len(rows) == 1 and "full batches from Glorot's draw |" in rows[0]
+    assert len(rows) == 1 and "full batches from a Glorot initialization |" in rows[0]
 
 
 @pytest.mark.parametrize("name", list(methods.METHODS))

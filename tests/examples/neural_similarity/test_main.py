@@ -98,7 +98,7 @@ def test_trials_choose_the_rate(tmp_path, capsys):
         assert 0 < time["low"] <= time["median"] <= time["high"]
     output = capsys.readouterr().out
     assert "of 4-4-8 filters on digits" in output
-    assert "| CNN as costly as dynamic DNS | not run |" in output
+    assert "| CNN with the multiply-adds of dynamic DNS | not run |" in output
     assert "step time / plain (quartiles)" in output
     assert table.tables_of(records) == ["cost"]
 
