@@ -8,6 +8,7 @@ own `keras.distribution` does it for all models.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -100,6 +101,10 @@ class DistributedModel(ReplicatedSteps):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self.model.compute_output_shape(input_shape)
+
+    @functools.wraps(keras.Model.export)
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.export(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.model)

@@ -47,11 +47,13 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
         self.epoch = 0
 
     @classmethod
-    def added_to(cls, callbacks: Any) -> Any:
+    def added_to(cls, callbacks: Any, model: keras.Model) -> Any:
         """Returns the callbacks given to `fit`, in any form it takes, and this one."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(cls())
-            return callbacks
+            # A new one: the given one may serve another `fit`.
+            return keras.callbacks.CallbackList(
+                [*callbacks.callbacks, cls()], model=model, **callbacks.params
+            )
         return [*keras.tree.flatten(callbacks or []), cls()]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -92,7 +94,9 @@ class CheckedModel(ReplicatedSteps):
         validation_data = arguments.get("validation_data")
         if isinstance(validation_data, (tuple, list)):
             self._check_data(*validation_data[:2])
-        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(arguments.get("callbacks"))
+        arguments["callbacks"] = StopAtNonFiniteLoss.added_to(
+            arguments.get("callbacks"), self
+        )
         return super().fit(**arguments)
 
     @functools.wraps(keras.Model.evaluate)
@@ -140,6 +144,57 @@ def check_finite(tensor: Tensor, name: str) -> Tensor:
     if not keras.backend.is_float_dtype(tensor.dtype):
         return tensor
     return check(tensor, ops.all(ops.isfinite(tensor)), f"`{name}` must be finite.")
+
+
+def valid_labels(y: Tensor, num_classes: int, axes: int = 1) -> tuple[Tensor, str]:
+    """Returns which labels are classes, or rows of probabilities, and what they must be.
+
+    Args:
+        y: Tensor of class numbers, with `axes` axes or one more of size 1; or with one
+            more of size `num_classes`, of probabilities.
+        num_classes: Number of classes.
+        axes: Number of axes before that of the classes.
+
+    Returns:
+        A boolean tensor of `axes` axes, and the demand as a sentence of an error.
+    """
+    if not keras.backend.is_float_dtype(y.dtype):
+        y = ops.cast(y, "int32")  # Booleans have no order on TensorFlow.
+    if len(y.shape) == axes + 1 and y.shape[-1] == num_classes > 1:
+        sums = ops.sum(ops.cast(y, "float32"), axis=-1)
+        return ops.all(y >= 0, axis=-1) & (ops.abs(sums - 1) <= 1e-3), (
+            "Each row of `y` must be a probability distribution over the "
+            f"{num_classes} classes; multi-label targets are not supported."
+        )
+    valid = (y >= 0) & (y < num_classes)
+    if keras.backend.is_float_dtype(y.dtype):
+        valid &= ops.equal(y, ops.floor(y))  # A loss would take 0.5 for class 0.
+    if len(y.shape) > axes:
+        valid = ops.all(valid, axis=-1)
+    return valid, f"`y` must hold classes 0 to {num_classes - 1}."
+
+
+def with_checked_labels(logits: Tensor, y: Any) -> Tensor:
+    """Returns logits that wait for a check of the labels, and are NaN where it cannot run.
+
+    So a compiled step has a loss of NaN for labels outside the classes, to which Keras's
+    losses give 0 on JAX.
+
+    Args:
+        logits: Tensor of shape `(..., classes)`.
+        y: Labels as of `valid_labels`, or `None`.
+    """
+    axes = len(logits.shape) - 1
+    # No labels, those of a graph that saw several ranks, or of a rank that losses refuse.
+    if (
+        y is None
+        or getattr(y.shape, "rank", 0) is None
+        or len(y.shape) - axes not in (0, 1)
+    ):
+        return logits
+    valid, demand = valid_labels(y, logits.shape[-1], axes)
+    logits = check(logits, ops.all(valid), demand)
+    return ops.where(valid[..., None], logits, float("nan"))
 
 
 def finite_examples(inputs: Any) -> Tensor | None:

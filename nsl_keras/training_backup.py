@@ -159,6 +159,12 @@ class TrainingBackup(keras.callbacks.Callback):
         self.epoch = self._found.records["epoch"] if self._found else 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if not self.model.built:
+            raise ValueError(
+                "`TrainingBackup` needs a built model: start it with a `keras.Input`, or "
+                "call its `build(input_shape)`, before `fit`. "
+                f"Received: unbuilt model {self.model.name!r}"
+            )
         self._writes = is_first_process(self.model)
         found, self._found = self._found or self._newest(), None
         self.epoch, self.history, self._epochs = 0, {}, []

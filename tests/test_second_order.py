@@ -7,10 +7,33 @@ from keras import layers, ops
 
 from nsl_keras.second_order import INTERPOLATIONS, require_second_derivatives
 
+
+def graph(operation, shape):
+    """A functional model of an operation, which is nested in another one."""
+    inputs = keras.Input(shape)
+    inner = keras.Model(inputs, operation(inputs))
+    return keras.Model(inputs, inner(inputs))
+
+
 INEXACT = {
     "layer_normalization": (layers.LayerNormalization, (5,)),
     "group_normalization": (lambda: layers.GroupNormalization(2), (4, 4, 4)),
     "resizing": (lambda: layers.Resizing(7, 5), (4, 4, 2)),
+    "softsign": (lambda: layers.Dense(3, "softsign"), (5,)),
+    "activation_softsign": (lambda: layers.Activation("softsign"), (5,)),
+    "operation_softsign": (lambda: graph(ops.softsign, (5,)), (5,)),
+    "operation_layer_normalization": (
+        lambda: graph(lambda x: ops.layer_normalization(x, axis=-1), (5,)),
+        (5,),
+    ),
+    "operation_moments": (
+        lambda: graph(lambda x: ops.moments(x, axes=[1])[1], (5,)),
+        (5,),
+    ),
+    "operation_resizing": (
+        lambda: graph(lambda x: ops.image.resize(x, (7, 5)), (4, 4, 2)),
+        (4, 4, 2),
+    ),
     "resizing_nearest": (lambda: layers.Resizing(7, 5, "nearest"), (4, 4, 2)),
     **{
         f"up_sampling_{name}": (

@@ -142,7 +142,7 @@ def sum_over_chunks(
     shared: Sequence[Tensor],
     entries: Sequence[Tensor],
     axes: Sequence[int],
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> list[Tensor]:
     """Sums what a function returns for chunks of entries, a chunk at a time.
 
@@ -154,15 +154,15 @@ def sum_over_chunks(
             list of what is to be summed. Its shapes do not depend on the chunk's size.
             Derivatives are taken with respect to `shared` and `entries` alone.
         shared: Tensors that all entries have in common.
-        entries: Tensors with an axis over the entries, of a known size.
+        entries: Tensors with an axis over the entries, of a known size if there are chunks.
         axes: The axis of each of `entries` that runs over the entries.
-        chunk_size: Largest number of entries in a chunk.
+        chunk_size: Largest number of entries in a chunk; `None` for all at once.
 
     Returns:
         The sums, in a list.
     """
     size = entries[0].shape[axes[0]]
-    if chunk_size >= size:
+    if chunk_size is None or chunk_size >= size:
         return terms(list(shared), list(entries))
     # Even chunks: a smaller last one is computed beside the loop, which takes longer.
     even = math.ceil(size / math.ceil(size / chunk_size))

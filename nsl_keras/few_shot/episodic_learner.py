@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from nsl_keras.training import (
     check_finite,
     checking_data,
     loss_of_logits,
+    with_checked_labels,
 )
 
 
@@ -100,7 +102,6 @@ class EpisodicLearner(CheckedModel):
         return super().predict(**arguments)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        del y
         if isinstance(x, keras.utils.PyDataset):
             x = x[0][0]
         if not isinstance(x, (tuple, list)) or not all(map(is_array, x)):
@@ -117,6 +118,18 @@ class EpisodicLearner(CheckedModel):
             with variable_scope(self):
                 self.build([(None, *np.shape(each)[1:]) for each in x])
         self._check_labels(ops.convert_to_numpy(labels))
+        if is_array(y):
+            self._check_targets(ops.convert_to_numpy(y))
+
+    def _check_targets(self, y: np.ndarray) -> None:
+        """Raises unless query labels are classes, or rows of probabilities."""
+        if y.ndim not in (2, 3):
+            raise ValueError(
+                "`y` must have shape (batch, queries), (batch, queries, 1) or (batch, "
+                f"queries, {self.ways}). Received: y.shape={y.shape}"
+            )
+        flat = y.reshape(-1, *y.shape[2:])
+        validation.class_labels(flat, self.ways)
 
     def _check_labels(self, labels: np.ndarray) -> None:
         for episode, row in enumerate(labels):
@@ -189,8 +202,12 @@ class EpisodicLearner(CheckedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss; `sample_weight` may have one weight an episode, or a query."""
+        """Returns the loss; `sample_weight` may have one weight an episode, or a query.
+
+        It is NaN for query labels that are no classes, where they cannot be checked.
+        """
         weights = _weights_of_queries(sample_weight, y_pred)
+        y_pred = with_checked_labels(y_pred, y)
         return super().compute_loss(x, y, y_pred, weights, training=training)
 
     def compute_metrics(
@@ -208,3 +225,40 @@ def _weights_of_queries(weights: Any, logits: Tensor) -> Any:
     episodes, queries, _ = ops.shape(logits)
     # Of any rank, which TensorFlow does not always know.
     return ops.broadcast_to(ops.reshape(weights, (episodes, -1)), (episodes, queries))
+
+
+def episode_shapes(
+    input_shape: Sequence[Sequence[int | None]],
+) -> tuple[tuple[int | None, ...], ...]:
+    """Returns the shapes of an episode's inputs as tuples; raises for other inputs."""
+    # A `tf.TensorShape` is iterable too.
+    shapes = tuple(
+        tuple(each) if isinstance(each, Iterable) else (each,) for each in input_shape
+    )
+    if len(shapes) != 3:
+        raise ValueError(
+            "Inputs must be (support_images, support_labels, query_images). "
+            f"Received: input_shape={input_shape}"
+        )
+    support, labels, query = shapes
+    if len(support) < 3 or len(query) != len(support) or support[2:] != query[2:]:
+        raise ValueError(
+            "Support and query images must have shape (batch, images, ...), with "
+            "images of one shape. "
+            f"Received: support_images.shape={support}, query_images.shape={query}"
+        )
+    if len(labels) != 2 or any(
+        None not in pair and pair[0] != pair[1]
+        for pair in zip(labels, support[:2], strict=True)
+    ):
+        raise ValueError(
+            "`support_labels` must have shape (batch, support images), one label an "
+            f"image. Received: support_labels.shape={labels}, "
+            f"support_images.shape={support}"
+        )
+    if None not in (support[0], query[0]) and support[0] != query[0]:
+        raise ValueError(
+            "There must be as many support sets as query sets. "
+            f"Received: support_images.shape={support}, query_images.shape={query}"
+        )
+    return shapes

@@ -222,16 +222,14 @@ class Finetuner:
             self._drawn = self._variables_to_draw(variables)
         self._similarity_rule = self._rule_of_similarities(variables)
         self._run: Callable[..., tuple[Tensor, Tensor]]
-        if _is_linear(self._classifier) and after.layers[1:] == [self._classifier]:
+        # `after.layers` would leave out operations such as a factor after the classifier.
+        called = [call.layer for call in rewiring.calls(after)]
+        if _is_linear(self._classifier) and called == [self._classifier]:
             self._run = self._together
         else:
             self._check_batches(after)
-            chosen = {id(variable) for variable in self._adapted}
             self._after = FunctionalClassifier(
-                after,
-                lambda variable: id(variable) in chosen,
-                batch_normalization,
-                second_order=False,
+                after, self._adapted, batch_normalization, second_order=False
             )
             self._run = self._separately
         self._variables = copy.variables

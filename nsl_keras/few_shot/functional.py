@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import keras
 from keras import ops
@@ -96,6 +96,18 @@ def _select(model: keras.Model, selection: Selection, argument: str) -> list[Any
     return chosen
 
 
+def _variables(
+    model: keras.Model, selection: Selection | list[keras.Variable] | None, argument: str
+) -> list[Any]:
+    """Returns the variables that a selection stands for, in an order of the model's."""
+    if selection is None:
+        return []
+    if isinstance(selection, list) and isinstance(selection[0], keras.Variable):
+        chosen = {id(variable) for variable in selection}
+        return [variable for variable in model.variables if id(variable) in chosen]
+    return select_variables(model, cast("Selection", selection), argument)
+
+
 def _require_match(
     chosen: Sequence[Any],
     part: str,
@@ -171,8 +183,8 @@ class FunctionalClassifier:
 
     Args:
         model: A built Keras model from images to logits.
-        selection: The variables that get other values; see `select_variables`; or `None`
-            for none.
+        selection: The variables that get other values: a list of them, or what
+            `select_variables` takes; or `None` for none.
         batch_normalization: `"support"`: batch norms normalize the support set by its own
             statistics, and queries by those of the support set; `"transductive"`: each
             batch by its own, the queries included; `"moving"`: all by the moving
@@ -200,7 +212,7 @@ class FunctionalClassifier:
     def __init__(
         self,
         model: keras.Model,
-        selection: Selection | None = "all",
+        selection: Selection | list[keras.Variable] | None = "all",
         batch_normalization: str = "support",
         argument: str = "inner_variables",
         second_order: bool = True,
@@ -218,9 +230,7 @@ class FunctionalClassifier:
         if logits:
             require_logits(model, "model")
         self.model = model
-        self.variables = (
-            [] if selection is None else select_variables(model, selection, argument)
-        )
+        self.variables = _variables(model, selection, argument)
         self.normalizations = batch_normalizations(model)
         self._reached = {
             id(each) for each in self.normalizations if isinstance(each, BatchNormalization)

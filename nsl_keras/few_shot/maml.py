@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, assert_in_graph, gradients_of, is_known, map_elements
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalClassifier,
@@ -251,40 +251,52 @@ class MAML(EpisodicLearner):
         self.ways = 0
         self._logits_dtype = "float32"
         self._rates: list[Any] = []
+        #: Places of the selected variables among the model's, of inner and extra steps.
+        self._selected: list[list[int]] | None = None
         if model.built:
             self._select()
 
     def _select(self) -> None:
-        """Finds the variables that are adapted, and in which of the steps."""
-        inner = select_variables(self.model, self.inner_variables, "inner_variables")
-        extra = []
-        if self.extra_steps or self.test_extra_steps:
-            extra = select_variables(self.model, self.extra_variables, "extra_variables")
-        chosen = {id(variable) for variable in [*inner, *extra]}
+        """Finds the variables that are adapted, and in which of the steps.
+
+        Once and for all: what is frozen or trained later adapts as it did, also after the
+        model is loaded.
+        """
+        variables = self.model.variables
+        if self._selected is None:
+            chosen = [
+                select_variables(self.model, self.inner_variables, "inner_variables"),
+                select_variables(self.model, self.extra_variables, "extra_variables")
+                if self.extra_steps or self.test_extra_steps
+                else [],
+            ]
+            number = {id(variable): i for i, variable in enumerate(variables)}
+            self._selected = [[number[id(each)] for each in group] for group in chosen]
+        inner, extra = ([variables[i] for i in group] for group in self._selected)
         self.classifier = FunctionalClassifier(
-            self.model,
-            lambda variable: id(variable) in chosen,
-            self.batch_normalization,
+            self.model, [*inner, *extra], self.batch_normalization
         )
         place = {id(each): i for i, each in enumerate(self.classifier.variables)}
         self._inner = [place[id(variable)] for variable in inner]
         self._extra = [place[id(variable)] for variable in extra]
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
-        support, _, _ = _episode_shapes(input_shape)
+        if self.built:
+            return
+        support, _, _ = episode_shapes(input_shape)
         images = (None, *support[2:])
         if not self.model.built:
             # On a symbolic batch: a `call` of the model's own may have no `build`.
             self.model(keras.KerasTensor(images, keras.config.floatx()))
             self._select()
         found = self._model_outputs(images)
-        outputs = tuple(found.shape)
-        if len(outputs) != 2 or outputs[1] is None:
+        shape: tuple[int | None, ...] = tuple(getattr(found, "shape", ()))
+        if len(shape) != 2 or shape[1] is None:
             raise ValueError(
                 "`model` must return logits of shape (batch, ways). "
-                f"Received: model {self.model.name!r} with outputs of shape {outputs}"
+                f"Received: model {self.model.name!r} with outputs {found!r}"
             )
-        self.ways = outputs[1]
+        self.ways = shape[1]
         self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [
@@ -298,7 +310,6 @@ class MAML(EpisodicLearner):
             ]
         if not self.first_order:
             require_second_derivatives(self.model, remedy=", or pass first_order=True")
-        self.built = True
 
     def _model_outputs(self, image_shape: tuple[int | None, ...]) -> keras.KerasTensor:
         images = keras.KerasTensor(image_shape, keras.config.floatx())
@@ -407,7 +418,7 @@ class MAML(EpisodicLearner):
     def compute_output_shape(
         self, input_shape: Sequence[Sequence[int | None]]
     ) -> tuple[int | None, ...]:
-        support, _, query = _episode_shapes(input_shape)
+        support, _, query = episode_shapes(input_shape)
         ways = self._model_outputs((None, *support[2:])).shape[-1]
         return (support[0], query[1], ways)
 
@@ -425,17 +436,24 @@ class MAML(EpisodicLearner):
             "test_inner_steps": self.test_inner_steps,
             "test_extra_steps": self.test_extra_steps,
             "batch_normalization": self.batch_normalization,
+            # Flags may have changed since; older files have none.
+            "selected": self._selected,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MAML:
         config = dict(config)
+        selected = config.pop("selected", None)
         for part in ("model", "inner_variables", "extra_variables"):
             if isinstance(config[part], dict):
                 config[part] = keras.saving.deserialize_keras_object(
                     config[part], custom_objects=custom_objects
                 )
-        return cls(**config)
+        made = cls(**config)
+        made._selected = selected
+        if selected is not None and made.model.built:
+            made._select()
+        return made
 
 
 def _serialized(selection: Any) -> Any:
@@ -468,24 +486,3 @@ def _pooled(statistics: Sequence[Tensor]) -> list[Tensor]:
         pooled.append(ops.mean(means, axis=0))
         pooled.append(ops.mean(variances, axis=0) + ops.var(means, axis=0))
     return pooled
-
-
-def _episode_shapes(
-    input_shape: Sequence[Sequence[int | None]],
-) -> tuple[tuple[int | None, ...], ...]:
-    # A `tf.TensorShape` is iterable too.
-    shapes = tuple(
-        tuple(each) if isinstance(each, Iterable) else (each,) for each in input_shape
-    )
-    if (
-        len(shapes) != 3
-        or len(shapes[0]) < 3
-        or len(shapes[1]) != 2
-        or len(shapes[2]) != len(shapes[0])
-    ):
-        raise ValueError(
-            "Inputs must be (support_images, support_labels, query_images) of shapes "
-            "(batch, support, ...), (batch, support) and (batch, queries, ...). "
-            f"Received: input_shape={input_shape}"
-        )
-    return shapes

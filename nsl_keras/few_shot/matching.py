@@ -83,6 +83,8 @@ class MatchingNet(MetricLearner):
         Model for Few-Shot Learning, Ravi & Larochelle, ICLR 2017).
     """
 
+    own_layers = ("scale_down", "support_context", "reader")
+
     def __init__(
         self,
         backbone: keras.Model,

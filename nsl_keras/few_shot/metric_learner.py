@@ -12,7 +12,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalClassifier,
@@ -32,7 +32,8 @@ class EpisodicModel:
 
     With the last two layers other than batch norms run in inference mode (no dropout),
     and in training the moving statistics follow the mean of the episodes' statistics.
-    A model without trainable batch norms is always called on one batch.
+    A model without trainable batch norms is always called on one batch, and under the last
+    two policies in inference mode.
 
     Args:
         model: A built model.
@@ -68,7 +69,9 @@ class EpisodicModel:
             A list of tensors of shape `(batch, images, ...)`.
         """
         if not self.by_episode:
-            return self._in_one_batch(sets, training)
+            return self._in_one_batch(
+                sets, training and self.batch_normalization == "moving"
+            )
 
         def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
             support, *others = sets
@@ -116,6 +119,9 @@ class MetricLearner(EpisodicLearner):
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
     """
 
+    #: Attributes that are layers of the learner's own, which no other config holds.
+    own_layers: tuple[str, ...] = ()
+
     def __init__(
         self,
         backbone: keras.Model,
@@ -124,6 +130,7 @@ class MetricLearner(EpisodicLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._frozen: list[str] = []
         if not isinstance(backbone, keras.Model):
             raise ValueError(
                 "`backbone` must be a Keras model from images to features. "
@@ -136,8 +143,9 @@ class MetricLearner(EpisodicLearner):
         )
 
     def build(self, input_shape: Any) -> None:
-        support, _, _ = shapes = [tuple(shape) for shape in input_shape]
-        self._check_shapes(*shapes)
+        if self.built:
+            return
+        support, _, _ = episode_shapes(input_shape)
         features = self.backbone(keras.KerasTensor((None, *support[2:])))
         if not isinstance(features, keras.KerasTensor) or len(features.shape) < 2:
             raise ValueError(
@@ -153,33 +161,8 @@ class MetricLearner(EpisodicLearner):
             )
         self.images_to_features = EpisodicModel(self.backbone, self.batch_normalization)
         self.build_scores(shape, support[1])
-
-    def _check_shapes(
-        self,
-        support: tuple[int | None, ...],
-        labels: tuple[int | None, ...],
-        query: tuple[int | None, ...],
-    ) -> None:
-        if len(support) < 3 or len(query) != len(support) or support[2:] != query[2:]:
-            raise ValueError(
-                "Support and query images must have shape (batch, images, ...), with "
-                "images of one shape. "
-                f"Received: support_images.shape={support}, query_images.shape={query}"
-            )
-        if len(labels) != 2 or any(
-            None not in pair and pair[0] != pair[1]
-            for pair in zip(labels, support[:2], strict=True)
-        ):
-            raise ValueError(
-                "`support_labels` must have shape (batch, support images), one label an "
-                f"image. Received: support_labels.shape={labels}, "
-                f"support_images.shape={support}"
-            )
-        if None not in (support[0], query[0]) and support[0] != query[0]:
-            raise ValueError(
-                "There must be as many support sets as query sets. "
-                f"Received: support_images.shape={support}, query_images.shape={query}"
-            )
+        for name in self._frozen:
+            getattr(self, name).trainable = False
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
         """Creates what `scores` needs.
@@ -193,9 +176,7 @@ class MetricLearner(EpisodicLearner):
         self, inputs: tuple[Tensor, Tensor, Tensor], training: bool | None = None
     ) -> Tensor:
         support_images, support_labels, query_images = inputs
-        self._check_shapes(
-            *(tuple(each.shape) for each in (support_images, support_labels, query_images))
-        )
+        episode_shapes([each.shape for each in inputs])
         support_images, membership, valid = self._checked(
             support_images, support_labels, query_images
         )
@@ -237,14 +218,23 @@ class MetricLearner(EpisodicLearner):
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "ways": self.ways,
             "batch_normalization": self.batch_normalization,
+            "frozen": [
+                name
+                for name in self.own_layers
+                if hasattr(self, name) and not getattr(self, name).trainable
+            ],
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        backbone = keras.saving.deserialize_keras_object(
+        config = dict(config)
+        frozen = config.pop("frozen", [])  # Older files have none.
+        config["backbone"] = keras.saving.deserialize_keras_object(
             config["backbone"], custom_objects=custom_objects
         )
-        return cls(**{**config, "backbone": backbone})
+        made = cls(**config)
+        made._frozen = list(frozen)
+        return made
 
 
 class Temperature(keras.layers.Layer):

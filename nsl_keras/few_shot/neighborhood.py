@@ -97,6 +97,8 @@ class NeighborhoodLearner(MetricLearner):
         support set as dictionary, and the heads' starts, are this package's.
     """
 
+    own_layers = ("rate",)
+
     def __init__(
         self,
         backbone: keras.Model,
@@ -165,12 +167,9 @@ class NeighborhoodLearner(MetricLearner):
                 if self.head == "cosine"
                 else DenseStage(ops.zeros_like(kernel), bias=ops.zeros_like(kernel[0]))
             )
-            inner_loop = DualForm(
-                [stage],
-                self.rate,
-                self.inner_steps,
-                chunk_size=keys.shape[0],  # A support set is small.
-            )
+            # In one chunk: a support set is small, and on TensorFlow of unknown size once
+            # there were several.
+            inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)
             entries = Entries(keys, values)
             return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
 

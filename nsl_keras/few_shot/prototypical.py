@@ -94,6 +94,8 @@ class ProtoNet(MetricLearner):
         code has the statistics of `"moving"`.
     """
 
+    own_layers = ("scale_down",)
+
     def __init__(
         self,
         backbone: keras.Model,

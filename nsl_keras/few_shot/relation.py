@@ -196,7 +196,8 @@ class RelationNet(MetricLearner):
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
     def get_config(self) -> dict[str, Any]:
-        relation = self.relation
+        # Once it is there the default one, too: parts of it may be frozen.
+        relation = self.comparison if self.built else self.relation
         if relation is not None:
             relation = keras.saving.serialize_keras_object(relation)
         return {**super().get_config(), "relation": relation}

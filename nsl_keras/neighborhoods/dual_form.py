@@ -92,10 +92,6 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
         if type(layer) is CosineDense:
             stages.append(DenseStage(layer.kernel, scale=layer.learned_scale))
         elif type(layer) is keras.layers.Dense:
-            if getattr(layer, "lora_enabled", False) or layer.quantization_mode:
-                raise NoDualFormError(
-                    f"layer {layer.name!r} is quantized or has a low-rank update"
-                )
             stages.append(DenseStage(layer.kernel, layer.bias, _activation_of(layer)))
         elif stages and type(layer) is keras.layers.Activation:
             stages[-1] = _followed_by(stages[-1], _activation_of(layer))
@@ -160,7 +156,7 @@ class DualForm(InnerLoop):
         steps: int, the number of steps, at least 1.
         loss: Inner loss.
         chunk_size: int, the number of entries whose terms for all examples are held at
-            once, in the forward pass and, made anew, in the backward pass.
+            once, in the forward pass and, made anew, in the backward pass; `None` for all.
     """
 
     def __init__(
@@ -169,7 +165,7 @@ class DualForm(InnerLoop):
         learning_rate: InnerLearningRate,
         steps: int = 1,
         loss: InnerLoss = cross_entropy,
-        chunk_size: int = CACHED_ENTRIES,
+        chunk_size: int | None = CACHED_ENTRIES,
     ) -> None:
         super().__init__(learning_rate, steps, loss)
         self.stages = tuple(stages)
@@ -305,8 +301,9 @@ class DualForm(InnerLoop):
             return ops.sum(self.loss(entries.values, outputs)), seen
 
         batch = ops.shape(weights[0][0])[:-2]
+        count = ops.shape(entries.keys)[0]
         zeros = [
-            ops.zeros((*batch, entries.keys.shape[0], own[0].shape[-2]), entries.keys.dtype)
+            ops.zeros((*batch, count, own[0].shape[-2]), entries.keys.dtype)
             for own in weights
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
@@ -329,9 +326,10 @@ def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
     if trace.inputs.ndim == 3:
         products = ops.matmul(weighted, trace.inputs)
     else:
-        outputs, entries = weighted.shape[1:]
+        entries = ops.shape(weighted)[2]
         products = ops.matmul(ops.reshape(weighted, (-1, entries)), trace.inputs)
-        products = ops.reshape(products, (-1, outputs, trace.inputs.shape[-1]))
+        shape = (-1, weighted.shape[1], trace.inputs.shape[-1])
+        products = ops.reshape(products, shape)
     return [products, ops.sum(weighted, axis=-1)]
 
 

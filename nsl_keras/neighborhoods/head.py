@@ -176,6 +176,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        if self.built:
+            return  # New rates would take the place of learned ones.
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         for each in (self.head, *rewiring.sublayers(self.head)):
@@ -184,6 +186,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                     "`head` must not have an activity regularizer: it would penalize the "
                     f"outputs before adaptation. Received: layer {each.name!r} with one"
                 )
+        _require_plain_weights(self.head)
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
@@ -195,6 +198,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"Received: output shape {tuple(outputs)}"
             )
         self.dictionary.set_outputs(outputs[-1], self.task)
+        require_second_derivatives(self.head, argument="head")
         self._finetuning = self._dual_form() or self._nested_tape(features)
         variables = self._finetuning.variables
         if not variables:
@@ -260,7 +264,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 'layers dtype="float32". Received: a head that returns '
                 f"{self.head(symbolic).dtype}"
             )
-        require_second_derivatives(self.head, argument="head")
         return NestedTape(self.head, self.rate, self.inner_steps, LOSSES[self.task])
 
     def call(
@@ -268,6 +271,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     ) -> Tensor:
         if not validation.boolean(adapt, "adapt"):
             return ops.cast(self.head(inputs), self.compute_dtype)
+        _require_plain_weights(self.head)  # Both may come to a layer that is built.
         queries = self._queries(inputs)
         entries, attention = self.dictionary.look_up(queries, training)
         outputs = self._finetuning.outputs(entries, attention, queries)
@@ -413,6 +417,18 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         made = cls(**config)
         made.rate.trainable = rate_trainable
         return made
+
+
+def _require_plain_weights(head: keras.layers.Layer) -> None:
+    """Raises for LoRA and quantization, with which a step would adapt something else."""
+    for layer in (head, *rewiring.sublayers(head)):
+        low_rank = getattr(layer, "lora_enabled", False)
+        if low_rank or getattr(layer, "quantization_mode", None):
+            raise ValueError(
+                "`head` must have neither LoRA nor quantized weights: it is finetuned for "
+                "each example as it stands. Both may be in the backbone. Received: layer "
+                f"{layer.name!r} {'with LoRA' if low_rank else 'with quantized weights'}"
+            )
 
 
 #: What a config held before it held a dictionary, by the dictionary's own names.

@@ -29,6 +29,8 @@ from nsl_keras.training import (
     finite_examples,
     loss_of_logits,
     mark_non_finite,
+    valid_labels,
+    with_checked_labels,
 )
 
 UNADAPTED = "unadapted_"
@@ -280,6 +282,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
 
     def build(self, input_shape: Any) -> None:
+        if self.built:
+            return
         features = self._feature_shape(input_shape)
         if len(features) != 2:
             origin = "inputs" if self.backbone is None else "`backbone`"
@@ -311,6 +315,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     def _symbolic_inputs(self, input_shape: Any) -> Any:
         """Symbolic tensors of these shapes, of the dtypes that the backbone declares."""
+        if self.backbone is None:
+            return keras.KerasTensor(input_shape, self.compute_dtype)
         if isinstance(input_shape, dict) and rewiring.is_graph(self.backbone):
             input_shape = self._shapes_by_name(input_shape)
         inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
@@ -341,8 +347,21 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         features = self.features(inputs, training=training)
         return self.neighborhood(features, training=training, adapt=adapt)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "call" in vars(cls) and "predictions" not in vars(cls):
+            raise ValueError(
+                "A subclass of `MetaNeighborhoodModel` with a `call` of its own must have "
+                "`predictions` of its own too, which `fit` and `evaluate` use. "
+                f"Received: class {cls.__name__!r}"
+            )
+
     def predictions(self, inputs: Any, training: bool | None = None) -> Predictions:
-        """Returns the predictions of a batch after and before adaptation."""
+        """Returns the predictions of a batch after and before adaptation.
+
+        `fit` and `evaluate` use them, `predict` and a call the same by way of `call`: a
+        subclass that computes something else overrides both.
+        """
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         return Predictions(
             self.neighborhood(features, training=training),
@@ -657,6 +676,19 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         ]
         return scaled_loss, (loss, predictions, *updated)
 
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Returns the loss of the adapted outputs: NaN for labels that are no classes."""
+        if self.task == "classification":
+            y_pred = with_checked_labels(y_pred, y)
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
@@ -691,21 +723,9 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             validation.target_shape(y.shape, outputs)
             return check_finite(y, "y")
         if keras.backend.standardize_dtype(y.dtype) == "bool":
-            y = ops.cast(y, "int32")  # Booleans have no order on TensorFlow.
-        if len(y.shape) == 2 and y.shape[-1] == outputs:
-            sums = ops.sum(ops.cast(y, "float32"), axis=-1)
-            valid = ops.all(y >= 0) & ops.all(ops.abs(sums - 1) <= 1e-3)
-            message = (
-                "Each row of `y` must be a probability distribution over the "
-                f"{outputs} classes; multi-label targets are not supported."
-            )
-        else:
-            valid = ops.all(y >= 0) & ops.all(y < outputs)
-            if keras.backend.is_float_dtype(y.dtype):
-                # A loss would take 0.5 for class 0.
-                valid &= ops.all(ops.equal(y, ops.floor(y)))
-            message = f"`y` must hold classes 0 to {outputs - 1}."
-        return check(y, valid, message)
+            y = ops.cast(y, "int32")
+        valid, demand = valid_labels(y, outputs)
+        return check(y, ops.all(valid), demand)
 
     @functools.wraps(keras.Model.export)
     def export(self, *args: Any, **kwargs: Any) -> Any:
@@ -719,7 +739,20 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
                 f'Received: format="onnx", inner_steps={self.inner_steps}, '
                 f"active_inner_loop={self.neighborhood.active_inner_loop!r}"
             )
+        # Keras exports what was called, and the steps call the parts of the model.
+        self(self._symbolic_inputs(self.get_build_config()["input_shape"]))
         return super().export(*args, **kwargs)
+
+    @functools.wraps(keras.Model.quantize)
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Quantizes the backbone; the head stays as it is, since it is finetuned."""
+        if self.backbone is None:
+            raise ValueError(
+                "`quantize` needs a backbone to quantize: a head must not be quantized. "
+                f"Received: model {self.name!r} without a backbone"
+            )
+        self.backbone.quantize(*args, **kwargs)
+        self.train_function = self.test_function = self.predict_function = None
 
     def get_config(self) -> dict[str, Any]:
         neighborhood = self.neighborhood.get_config()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from nsl_keras.visualize.figures import GREY, MARKERS, Axes, Figure, colors_of, new_figure
@@ -17,7 +18,7 @@ _NO_METRICS = ("learning_rate",)
 
 
 def plot_training_curves(
-    histories: Mapping[str, Any],
+    histories: Mapping[str, Any] | keras.callbacks.History,
     metrics: Sequence[str] | None = None,
     x_label: str = "epoch",
 ) -> Figure:
@@ -29,7 +30,8 @@ def plot_training_curves(
 
     Args:
         histories: What `fit` returned (`keras.callbacks.History`, or its `history` dict)
-            by the model's name; a list of them, one a seed, for a spread.
+            by the model's name; a list of them, one a seed, for a spread. A single
+            `History` stands for itself, by the name of its model.
         metrics: Names of the metrics, without `val_`; `None` takes all that the models
             have in common.
         x_label: What an entry of a history is.
@@ -38,8 +40,9 @@ def plot_training_curves(
         A matplotlib figure, one panel a metric.
 
     Raises:
-        ValueError: If there is no history, a metric is missing in one, the runs of a model
-            are of different lengths, or the models have no metric in common.
+        ValueError: If `histories` is something else or empty, a metric is missing in one,
+            the runs of a model are of different lengths, or the models have no metric in
+            common.
 
     Example:
 
@@ -51,6 +54,13 @@ def plot_training_curves(
     >>> [axis.get_title() for axis in figure.axes]
     ['loss']
     """
+    if isinstance(histories, keras.callbacks.History):
+        histories = {histories.model.name: histories}
+    if not isinstance(histories, Mapping):
+        raise ValueError(
+            "`histories` must be a History, or histories by the names of models. "
+            f"Received: histories={histories!r}"
+        )
     runs = {name: _runs_of(name, given) for name, given in histories.items()}
     if not runs:
         raise ValueError(

@@ -600,7 +600,7 @@ def test_models_and_inputs_of_another_kind():
     with pytest.raises(ValueError, match="`model` must be a Keras model"):
         MAML(layers.Dense(2))
     maps = keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(2, 3)])
-    with pytest.raises(ValueError, match=r"outputs of shape \(None, 4, 4, 2\)"):
+    with pytest.raises(ValueError, match=r"shape=\(None, 4, 4, 2\)"):
         built(maps)
     inputs, _ = episodes()
     with pytest.raises(ValueError, match="Inputs must be"):
