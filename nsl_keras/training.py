@@ -174,27 +174,25 @@ def valid_labels(y: Tensor, num_classes: int, axes: int = 1) -> tuple[Tensor, st
     return valid, f"`y` must hold classes 0 to {num_classes - 1}."
 
 
-def with_checked_labels(logits: Tensor, y: Any) -> Tensor:
-    """Returns logits that wait for a check of the labels, and are NaN where it cannot run.
+def checked_labels(logits: Tensor, y: Any) -> tuple[Tensor, Tensor]:
+    """Returns logits that wait for a check of the labels, and what to add to their loss.
 
-    So a compiled step has a loss of NaN for labels outside the classes, to which Keras's
-    losses give 0 on JAX.
+    That is 0, or NaN for labels outside the classes: what a compiled step, in which no
+    check can run, shows them by. Some losses would give them 0.
 
     Args:
         logits: Tensor of shape `(..., classes)`.
         y: Labels as of `valid_labels`, or `None`.
     """
+    added = ops.zeros((), logits.dtype)
+    if y is None or getattr(y.shape, "rank", 0) is None:  # Of a graph that saw several.
+        return logits, added
     axes = len(logits.shape) - 1
-    # No labels, those of a graph that saw several ranks, or of a rank that losses refuse.
-    if (
-        y is None
-        or getattr(y.shape, "rank", 0) is None
-        or len(y.shape) - axes not in (0, 1)
-    ):
-        return logits
+    if len(y.shape) - axes not in (0, 1):  # Losses refuse it.
+        return logits, added
     valid, demand = valid_labels(y, logits.shape[-1], axes)
-    logits = check(logits, ops.all(valid), demand)
-    return ops.where(valid[..., None], logits, float("nan"))
+    all_valid = ops.all(valid)
+    return check(logits, all_valid, demand), ops.where(all_valid, added, float("nan"))
 
 
 def finite_examples(inputs: Any) -> Tensor | None:

@@ -365,6 +365,17 @@ def test_distribute_shares_the_layers():
     assert distribute(model) is model
 
 
+def test_distributed_models_are_exported(tmp_path):
+    import tensorflow as tf
+
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = distribute(network)
+    model.export(str(tmp_path / "served"), verbose=False)
+    x = np.ones((4, 3), "float32")
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served.serve(x), network.predict(x, verbose=0), atol=1e-6)
+
+
 def test_distribute_subclassed_models():
     model = distribute(Untouched())
     model.compile("sgd", "mse")

@@ -387,3 +387,15 @@ def test_under_jax(tmp_path):
     script.write_text(UNDER_JAX)
     (tmp_path / "neighborhoods").mkdir()
     run_script_under_jax(script, str(tmp_path))
+
+
+def test_a_model_that_is_not_built(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    backup = TrainingBackup(tmp_path / "states")
+    if keras.backend.backend() == "tensorflow":  # Keras on JAX builds it in `fit`.
+        with pytest.raises(ValueError, match=r"needs a built model.*Received: unbuilt"):
+            model.fit(np.ones((4, 2)), np.ones((4, 3)), callbacks=[backup], verbose=0)
+        assert not (tmp_path / "states").exists()
+    model.build((None, 2))
+    model.fit(np.ones((4, 2)), np.ones((4, 3)), callbacks=[backup], verbose=0)

@@ -142,7 +142,7 @@ class MAML(EpisodicLearner):
             renormalize, (with `"support"`) are called more than once, or (unless
             `"moving"`) are inside a layer or model with a `call` of its own; without
             `first_order` on TensorFlow, for a layer that has no second derivative
-            (bilinear resizing) or an inexact one (layer and group normalization), which
+            (resizing, softsign) or an inexact one (layer and group normalization), which
             is named; at `compile`, for a loss of probabilities; at `fit`, `evaluate` and
             `predict` with arrays or a `keras.utils.PyDataset` (its first batch), for
             support labels that are not the model's `ways` classes, and for images that are

@@ -66,11 +66,12 @@ class ProtoNet(MetricLearner):
         ValueError: For arguments outside the ranges above; at build, for shapes that do
             not fit each other, and a backbone with several outputs or of unknown feature
             shape; at `compile`, for a loss of probabilities; at a call, and for arrays at
-            `fit`, `evaluate` and `predict`, for labels outside the classes, a class
-            without an image, and images that are not finite. From data sets these are
-            found inside the step, as `tf.errors.InvalidArgumentError`; XLA and JAX cannot
-            look: there the logits of an episode with wrong labels are NaN, and `fit`
-            raises `NonFiniteLossError` after the step.
+            `fit`, `evaluate` and `predict`, for labels outside the classes (those of the
+            queries too), a class without an image, and images that are not finite. From
+            data sets these are found inside the step, as `tf.errors.InvalidArgumentError`;
+            XLA and JAX cannot look: there the logits of an episode with wrong support
+            labels and the loss of wrong query labels are NaN, and `fit` raises
+            `NonFiniteLossError` after the step.
 
     Example:
 

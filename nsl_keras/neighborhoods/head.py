@@ -93,8 +93,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             holds state, has an activity regularizer or weights of another dtype, computes
             in half precision on the tape, or cannot be treated by `inner_loop="dual"` (the
             error names the layer); if TensorFlow has no exact second derivative of a layer
-            on the tape (layer and group normalization, bilinear resizing); if `chunk_size`
-            is given for the tape; and if the dictionary has another `num_values` or `task`.
+            (layer and group normalization, resizing, softsign); if `chunk_size` is given
+            for the tape; and if the dictionary has another `num_values` or `task`. At
+            build and at a call, if the head has LoRA or quantized weights.
 
     Example:
 

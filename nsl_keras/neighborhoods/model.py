@@ -25,12 +25,12 @@ from nsl_keras.training import (
     arguments_by_name,
     check,
     check_finite,
+    checked_labels,
     checking_data,
     finite_examples,
     loss_of_logits,
     mark_non_finite,
     valid_labels,
-    with_checked_labels,
 )
 
 UNADAPTED = "unadapted_"
@@ -685,9 +685,11 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss of the adapted outputs: NaN for labels that are no classes."""
-        if self.task == "classification":
-            y_pred = with_checked_labels(y_pred, y)
-        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        if self.task == "regression":
+            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        y_pred, added = checked_labels(y_pred, y)
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        return loss + ops.cast(added, loss.dtype)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None

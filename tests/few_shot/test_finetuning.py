@@ -717,3 +717,23 @@ def test_models_it_cannot_take():
         Finetuner(convolutional, WAYS, "classifier")
     own = Finetuner(convolutional, WAYS, "classifier", steps=1, new_classifier=False)
     assert own(make_episodes(2, "float32")).shape == (2, WAYS * QUERIES, WAYS)
+
+
+@pytest.mark.parametrize("new_classifier", [True, False])
+def test_operations_after_the_classifier_count(new_classifier):
+    """`keras.ops` in a graph are no layers, and are part of the model all the same."""
+    random = np.random.default_rng(0)
+    support, queries = random.normal(size=(2, 1, 6, 5)).astype("float32")
+    labels = np.tile(np.arange(6) % WAYS, (1, 1))
+
+    def logits(scaled):
+        inputs = keras.Input((5,))
+        outputs = keras.layers.Dense(WAYS, kernel_initializer="ones")(inputs)
+        model = keras.Model(inputs, scaled(outputs))
+        run = Finetuner(model, WAYS, "classifier", steps=5, new_classifier=new_classifier)
+        return run((support, labels, queries))
+
+    by_operation = logits(lambda outputs: outputs * 20.0)
+    by_layer = logits(keras.layers.Rescaling(20.0))
+    np.testing.assert_allclose(by_operation, by_layer, rtol=1e-5)
+    assert np.abs(by_operation - logits(lambda outputs: outputs)).max() > 1

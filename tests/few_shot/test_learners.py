@@ -562,3 +562,135 @@ def test_euclidean_distances_far_from_zero():
 def test_bad_arguments(learner, options, message):
     with pytest.raises(ValueError, match=message):
         learner(data.identity(), **options)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.full((2, data.QUERIES), data.WAYS),
+        np.full((2, data.QUERIES), -1),
+        np.full((2, data.QUERIES), 0.7),
+        np.full((2, data.QUERIES, 1), 9),
+        np.full((2, data.QUERIES, data.WAYS), 0.5),
+    ],
+)
+def test_query_labels_that_are_no_classes(labels):
+    inputs, _ = data.episodes()
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile("sgd", few_shot.RelationLoss())
+    with pytest.raises(ValueError, match=r"`y` must .*Received"):
+        model.fit(inputs, labels, verbose=0)
+    with pytest.raises(ValueError, match=r"`y` must .*Received"):
+        model.evaluate(inputs, labels, verbose=0)
+
+
+def test_query_labels_of_another_rank():
+    inputs, _ = data.episodes()
+    model = few_shot.ProtoNet(data.identity(), data.WAYS)
+    model.compile("sgd", LOSS)
+    with pytest.raises(ValueError, match=r"`y` must have shape .*y.shape=\(2,\)"):
+        model.fit(inputs, np.zeros(2), verbose=0)
+
+
+class OneBatch(keras.utils.PyDataset):
+    """Episodes whose query labels nobody sees before the step."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+@pytest.mark.parametrize("bad", [data.WAYS, -1, 0.7])
+def test_query_labels_of_a_data_set(bad):
+    """`RelationLoss` alone would take what is no class for none of the classes."""
+    inputs, labels = data.episodes(shape=IMAGE)
+    labels = labels.astype("float32")
+    labels[1, 2] = bad
+    model = few_shot.ProtoNet(data.convolutional(), data.WAYS)
+    model.compile("sgd", few_shot.RelationLoss(), jit_compile=True)
+    with pytest.raises(nsl_keras.NonFiniteLossError):
+        model.fit(OneBatch((inputs, labels)), verbose=0)
+    if IS_TENSORFLOW:
+        model.compile("sgd", few_shot.RelationLoss(), jit_compile=False)
+        with pytest.raises(Exception, match="`y` must hold classes 0 to 2"):
+            model.evaluate(OneBatch((inputs, labels)), verbose=0)
+
+
+def test_one_hot_query_labels_train_as_numbers_do():
+    inputs, labels = data.episodes()
+    losses = []
+    for loss, given in (
+        (LOSS, labels),
+        (LOSS, labels[..., None]),
+        (keras.losses.CategoricalCrossentropy(from_logits=True), np.eye(3)[labels]),
+    ):
+        model = few_shot.ProtoNet(data.identity(), data.WAYS)
+        model.compile("sgd", loss)
+        losses.append(model.evaluate(inputs, given, verbose=0))
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("proto", "scale_down"),
+        ("matching_context", "reader"),
+        ("matching_context", "support_context"),
+        ("neighborhood_cosine", "rate"),
+        ("relation", "comparison"),
+    ],
+)
+def test_frozen_parts_stay_frozen_in_files(name, part, tmp_path):
+    inputs, _ = data.episodes(shape=IMAGE)
+    model = make(name, batch_normalization="support")
+    model(inputs)
+    before = len(model.trainable_variables)
+    getattr(model, part).trainable = False
+    expected = as_numpy(model(inputs))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(again.trainable_variables) == len(model.trainable_variables) < before
+    np.testing.assert_allclose(as_numpy(again(inputs)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["support", "transductive"])
+def test_dropout_is_off_without_batch_norms_too(policy):
+    inputs, _ = data.episodes()
+    backbone = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dropout(0.5)])
+    model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
+    np.testing.assert_array_equal(
+        as_numpy(model(inputs, training=True)), as_numpy(model(inputs, training=False))
+    )
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_numbers_of_shots_may_change(name):
+    """TensorFlow takes the size for unknown once it has seen two."""
+    model = make(name)
+    for shots in (2, 1, 3):
+        inputs, _ = data.episodes(shots=shots, shape=IMAGE)
+        expected = as_numpy(model(inputs))
+        found = model.predict(inputs, verbose=0)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_building_twice_changes_nothing():
+    inputs, _ = data.episodes(shape=IMAGE)
+    shapes = [each.shape for each in inputs]
+    model = make("neighborhood_dense")
+    model.build(shapes)
+    count = len(model.weights)
+    model.build(shapes)
+    assert len(model.weights) == count
+
+
+def test_two_inputs_are_refused():
+    inputs, _ = data.episodes()
+    with pytest.raises(ValueError, match=r"Inputs must be .*Received"):
+        few_shot.ProtoNet(data.identity(), data.WAYS)(inputs[:2])

@@ -690,3 +690,40 @@ def test_two_replicas_equal_one_device():
         np.testing.assert_allclose(values, two["history"][key], atol=1e-5)
     for own, other in zip(one["weights"], two["weights"], strict=True):
         np.testing.assert_allclose(own, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["fixed", "learned"])
+@pytest.mark.parametrize("start", ["trained", "frozen"])
+def test_what_adapts_is_what_was_chosen_at_the_start(form, start, tmp_path):
+    """Flags that change later change neither the model nor its file."""
+    inputs, _ = episodes()
+    wrapped = network()
+    wrapped.trainable = start == "trained"
+    model = MAML(
+        wrapped, "all", inner_steps=2, inner_learning_rate=0.1, learning_rate_form=form
+    )
+    expected = numbers(model(inputs))
+    wrapped.trainable = True
+    wrapped.get_layer("convolution").trainable = False
+    wrapped.get_layer("norm").trainable = start == "trained"  # It says whose statistics.
+    np.testing.assert_array_equal(numbers(model(inputs)), expected)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numbers(again(inputs)), expected, rtol=1e-5)
+    assert len(again.inner_learning_rates) == len(model.inner_learning_rates) == 6
+
+
+def test_building_twice_changes_nothing():
+    inputs, _ = episodes()
+    model = built(network(), learning_rate_form="learned")
+    count = len(model.weights)
+    model.build([each.shape for each in inputs])
+    assert len(model.weights) == count
+
+
+def test_two_outputs_are_refused():
+    images = keras.Input((6, 6, 1))
+    flat = layers.Flatten()(images)
+    two = keras.Model(images, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
+    with pytest.raises(ValueError, match=r"`model` must return logits .*Received"):
+        built(two)

@@ -723,3 +723,128 @@ def test_bad_targets(y, message):
         options = {} if method == "initialize_from" else {"verbose": 0}
         with pytest.raises(ValueError, match=message):
             getattr(model, method)(X, y, **options)
+
+
+def test_building_twice_changes_nothing(tmp_path):
+    model = make_model()
+    model.compile(keras.optimizers.Adam(0.1), LOSS)
+    model.fit(X, Y, epochs=2, verbose=0)
+    expected = model.predict(X, verbose=0)
+    model.build((None, 6))
+    np.testing.assert_array_equal(model.predict(X, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    again.build((None, 6))
+    assert len(again.weights) == len(model.weights)
+    np.testing.assert_allclose(again.predict(X, verbose=0), expected, rtol=1e-5)
+
+
+class Batches(keras.utils.PyDataset):
+    """Examples that nobody sees before the step."""
+
+    def __init__(self, *batch):
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+@pytest.mark.parametrize(
+    "labels", [np.full(48, 7), np.full(48, -1), np.full(48, 0.7), np.ones((48, 3))]
+)
+def test_labels_of_a_data_set_in_a_compiled_step(labels):
+    """Keras's loss would take numbers outside the classes for none of them on JAX."""
+    model = make_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if labels.ndim == 2:
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=True)
+    with pytest.raises(nsl_keras.NonFiniteLossError):
+        model.fit(Batches(X, labels), verbose=0)
+
+
+def test_callback_list():
+    class Counting(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+
+    counting = Counting()
+    model = make_model()
+    model.compile("sgd", LOSS)
+    for _ in range(2):
+        given = keras.callbacks.CallbackList(
+            [counting], add_history=True, model=model, epochs=1, steps=2
+        )
+        history = model.fit(X, Y, batch_size=24, callbacks=given, verbose=0)
+        assert len(given.callbacks) == 2
+        assert len(history.history["loss"]) == 1
+    assert counting.batches == 4
+    with pytest.raises(nsl_keras.NonFiniteLossError):
+        model.fit(X, Y, sample_weight=np.full(48, np.nan), callbacks=given, verbose=0)
+
+
+def test_a_subclass_overrides_call_and_predictions_together():
+    with pytest.raises(ValueError, match=r"`predictions` of its own too.*'Scaled'"):
+
+        class Scaled(nsl_keras.MetaNeighborhoodModel):
+            def call(self, inputs, training=None, adapt=True):
+                return 3.0 * super().call(inputs, training=training, adapt=adapt)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="a SavedModel")
+@pytest.mark.parametrize("loaded", [False, True])
+def test_export_without_a_call(loaded, tmp_path):
+    import tensorflow as tf
+
+    model = make_model()
+    model.compile("sgd", LOSS)
+    model.fit(X, Y, verbose=0)
+    if loaded:
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    model.export(str(tmp_path / "served"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served.serve(X), model.predict(X, verbose=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["from the start", "later"])
+def test_low_rank_heads_are_refused(change):
+    head = keras.layers.Dense(3, lora_rank=2 if change == "from the start" else None)
+    model = make_model(head=head)
+    message = r"`head` must have neither LoRA nor quantized weights.*'dense\w*' with LoRA"
+    if change == "later":
+        model.build((None, 6))
+        head.enable_lora(2)
+    with pytest.raises(ValueError, match=message):
+        model(X)
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+def test_quantization_leaves_the_head_alone(tmp_path):
+    model = make_model(head=keras.layers.Dense(3))
+    before = model.predict(X, verbose=0)
+    model.quantize("int8")
+    after = model.predict(X, verbose=0)
+    assert 0 < np.abs(after - before).max() < 0.1
+    assert model.head.quantization_mode is None
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.predict(X, verbose=0), after, rtol=1e-5)
+    without = make_regression()
+    without.build((None, 6))
+    with pytest.raises(ValueError, match=r"`quantize` needs a backbone.*Received"):
+        without.quantize("int8")
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+def test_quantized_classifiers_are_named():
+    trained = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    trained.quantize("int8")
+    with pytest.raises(ValueError, match=r"`head` must have neither .*quantized weights$"):
+        nsl_keras.MetaNeighborhoodModel.from_classifier(trained)

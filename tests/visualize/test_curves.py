@@ -38,12 +38,15 @@ def test_histories_of_fit():
     drawn = figure.axes[0].lines[0].get_ydata()
     np.testing.assert_allclose(drawn, history.history["loss"])
     assert figure.get_suptitle() == "One run each"
+    by_itself = visualize.plot_training_curves(history)
+    assert [axes.get_title() for axes in by_itself.axes] == ["loss"]
 
 
 @pytest.mark.parametrize(
     ("histories", "metrics", "message"),
     [
         ({}, None, r"`histories` must hold at least one"),
+        ([RUNS], None, r"`histories` must be a History, or .*Received: histories=\["),
         ({"a": 3}, None, r"`histories` must hold what `fit` returned.*int for 'a'"),
         ({"a": []}, None, r"`histories` must hold what `fit` returned.*list for 'a'"),
         (RUNS, ["accuracy"], r"`metrics` must be names.*missing 'accuracy' of 'plain'"),
