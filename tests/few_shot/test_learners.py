@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from golden_files import gradients
 from keras import ops
+from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -592,20 +593,6 @@ def test_query_labels_of_another_rank():
         model.fit(inputs, np.zeros(2), verbose=0)
 
 
-class OneBatch(keras.utils.PyDataset):
-    """Episodes whose query labels nobody sees before the step."""
-
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.batch
-
-
 @pytest.mark.parametrize("bad", [data.WAYS, -1, 0.7])
 def test_query_labels_of_a_data_set(bad):
     """`RelationLoss` alone would take what is no class for none of the classes."""
@@ -615,11 +602,11 @@ def test_query_labels_of_a_data_set(bad):
     model = few_shot.ProtoNet(data.convolutional(), data.WAYS)
     model.compile("sgd", few_shot.RelationLoss(), jit_compile=True)
     with pytest.raises(nsl_keras.NonFiniteLossError):
-        model.fit(OneBatch((inputs, labels)), verbose=0)
+        model.fit(OneBatch(inputs, labels), verbose=0)
     if IS_TENSORFLOW:
         model.compile("sgd", few_shot.RelationLoss(), jit_compile=False)
         with pytest.raises(Exception, match="`y` must hold classes 0 to 2"):
-            model.evaluate(OneBatch((inputs, labels)), verbose=0)
+            model.evaluate(OneBatch(inputs, labels), verbose=0)
 
 
 def test_one_hot_query_labels_train_as_numbers_do():

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
@@ -739,20 +740,6 @@ def test_building_twice_changes_nothing(tmp_path):
     np.testing.assert_allclose(again.predict(X, verbose=0), expected, rtol=1e-5)
 
 
-class Batches(keras.utils.PyDataset):
-    """Examples that nobody sees before the step."""
-
-    def __init__(self, *batch):
-        super().__init__()
-        self.batch = batch
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.batch
-
-
 @pytest.mark.parametrize(
     "labels", [np.full(48, 7), np.full(48, -1), np.full(48, 0.7), np.ones((48, 3))]
 )
@@ -764,7 +751,7 @@ def test_labels_of_a_data_set_in_a_compiled_step(labels):
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, jit_compile=True)
     with pytest.raises(nsl_keras.NonFiniteLossError):
-        model.fit(Batches(X, labels), verbose=0)
+        model.fit(OneBatch(X, labels), verbose=0)
 
 
 def test_callback_list():
