@@ -102,8 +102,10 @@ def _variables(
     """Returns the variables that a selection stands for, in an order of the model's."""
     if selection is None:
         return []
-    if isinstance(selection, list) and isinstance(selection[0], keras.Variable):
-        chosen = {id(variable) for variable in selection}
+    if isinstance(selection, list) and any(
+        isinstance(each, keras.Variable) for each in selection
+    ):
+        chosen = set(map(id, selection))
         return [variable for variable in model.variables if id(variable) in chosen]
     return select_variables(model, cast("Selection", selection), argument)
 

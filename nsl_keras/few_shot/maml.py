@@ -220,7 +220,11 @@ class MAML(EpisodicLearner):
         if not isinstance(model, keras.Model):
             raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
         kwargs.setdefault("dtype", model.dtype_policy)
+        selected = kwargs.pop("selected", None)
         super().__init__(**kwargs)
+        #: Places of the selected variables among the model's, of inner and extra steps;
+        #: given by `from_config`, since flags may have changed after they were selected.
+        self._selected: list[list[int]] | None = selected
         self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.inner_learning_rate = validation.positive_number(
             inner_learning_rate, "inner_learning_rate"
@@ -251,8 +255,6 @@ class MAML(EpisodicLearner):
         self.ways = 0
         self._logits_dtype = "float32"
         self._rates: list[Any] = []
-        #: Places of the selected variables among the model's, of inner and extra steps.
-        self._selected: list[list[int]] | None = None
         if model.built:
             self._select()
 
@@ -436,24 +438,18 @@ class MAML(EpisodicLearner):
             "test_inner_steps": self.test_inner_steps,
             "test_extra_steps": self.test_extra_steps,
             "batch_normalization": self.batch_normalization,
-            # Flags may have changed since; older files have none.
             "selected": self._selected,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MAML:
         config = dict(config)
-        selected = config.pop("selected", None)
         for part in ("model", "inner_variables", "extra_variables"):
             if isinstance(config[part], dict):
                 config[part] = keras.saving.deserialize_keras_object(
                     config[part], custom_objects=custom_objects
                 )
-        made = cls(**config)
-        made._selected = selected
-        if selected is not None and made.model.built:
-            made._select()
-        return made
+        return cls(**config)
 
 
 def _serialized(selection: Any) -> Any:

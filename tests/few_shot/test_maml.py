@@ -713,6 +713,17 @@ def test_what_adapts_is_what_was_chosen_at_the_start(form, start, tmp_path):
     assert len(again.inner_learning_rates) == len(model.inner_learning_rates) == 6
 
 
+def test_a_classifier_that_was_frozen_later_adapts_after_loading(tmp_path):
+    inputs, _ = episodes()
+    wrapped = network()
+    model = MAML(wrapped, "classifier", inner_learning_rate=0.1)
+    expected = numbers(model(inputs))
+    wrapped.get_layer("head").trainable = False
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numbers(again(inputs)), expected, rtol=1e-5)
+
+
 def test_building_twice_changes_nothing():
     inputs, _ = episodes()
     model = built(network(), learning_rate_form="learned")
