@@ -741,7 +741,7 @@ def test_building_twice_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "labels", [np.full(48, 7), np.full(48, -1), np.full(48, 0.7), np.ones((48, 3))]
+    "labels", [np.full(48, 7), np.ones((48, 3))], ids=["numbers", "rows"]
 )
 def test_labels_of_a_data_set_in_a_compiled_step(labels):
     """Keras's loss would take numbers outside the classes for none of them on JAX."""
