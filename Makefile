@@ -14,9 +14,10 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 # Two processes; the one that is done first takes over tests of the other.
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
-# What the JAX backend is tested with: every layer, the golden numbers, and that folded
-# layers share no buffers, which only JAX gives away in training. (The suite
-# trains the model under JAX, without TensorFlow, in tests/test_backend.py.)
+# What the JAX backend is tested with: every layer (whose files load on either backend, so
+# that one fresh process is enough), the golden numbers, and that folded layers share no
+# buffers, which only JAX gives away in training. (The suite trains the model under JAX,
+# without TensorFlow, in tests/test_backend.py.)
 JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/similarity/test_dense.py::test_an_empty_batch \
@@ -37,7 +38,7 @@ test: $(INSTALLED)
 # Notebook, demos, other processes and devices, JAX, and real images where there are copies.
 test-long: $(INSTALLED)
 	$(PYTEST) -m "long and not data"
-	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS)
+	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS) -k "not fresh_process"
 	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA)) $(PYTEST) -m data)
 
 # The same tests as `make test` with the lowest and with the latest versions of the metadata,
