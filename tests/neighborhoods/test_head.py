@@ -192,3 +192,11 @@ def test_error_of_a_head_of_another_dtype():
     layer = MetaNeighborhoodHead(keras.layers.Dense(3), 5, dtype="float64")
     with pytest.raises(ValueError, match=r"`head` must have weights of .*float64.*float32"):
         layer.build((None, 4))
+
+
+def test_building_twice_keeps_learned_rates():
+    layer = MetaNeighborhoodHead(CosineDense(3), 8)
+    layer.build((None, 5))
+    weights = list(layer.weights)
+    layer.build((None, 5))
+    assert [id(each) for each in layer.weights] == [id(each) for each in weights]
