@@ -75,7 +75,13 @@ class CheckedModel(ReplicatedSteps):
 
     A subclass writes `_check_data`, for arrays on the host, and calls `check` in its
     steps, for all other data.
+
+    Attributes:
+        task: `"classification"`, with labels that are checked in the loss; or
+            `"regression"`.
     """
+
+    task: str = "classification"
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         """Raises for bad arrays; data sets and generators are left to the step."""
@@ -104,6 +110,21 @@ class CheckedModel(ReplicatedSteps):
         arguments = arguments_by_name(keras.Model.evaluate, args, kwargs)
         self._check_data(arguments.get("x"), arguments.get("y"))
         return super().evaluate(**arguments)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Returns the loss: NaN for labels that are no classes, where nothing raises."""
+        if self.task == "regression":
+            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        y_pred, added = _checked_labels(y_pred, y)
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        return loss + ops.cast(added, loss.dtype)
 
 
 #: Whether a step of a model is under way, whose data `check` looks at.
@@ -174,7 +195,7 @@ def valid_labels(y: Tensor, num_classes: int, axes: int = 1) -> tuple[Tensor, st
     return valid, f"`y` must hold classes 0 to {num_classes - 1}."
 
 
-def checked_labels(logits: Tensor, y: Any) -> tuple[Tensor, Tensor]:
+def _checked_labels(logits: Tensor, y: Any) -> tuple[Tensor, Tensor]:
     """Returns logits that wait for a check of the labels, and what to add to their loss.
 
     That is 0, or NaN for labels outside the classes: what a compiled step, in which no

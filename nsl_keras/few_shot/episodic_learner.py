@@ -19,7 +19,6 @@ from nsl_keras.training import (
     arguments_by_name,
     check,
     check_finite,
-    checked_labels,
     checking_data,
     loss_of_logits,
 )
@@ -207,9 +206,7 @@ class EpisodicLearner(CheckedModel):
         It is NaN for query labels that are no classes, where they cannot be checked.
         """
         weights = _weights_of_queries(sample_weight, y_pred)
-        y_pred, added = checked_labels(y_pred, y)
-        loss = super().compute_loss(x, y, y_pred, weights, training=training)
-        return loss + ops.cast(added, loss.dtype)
+        return super().compute_loss(x, y, y_pred, weights, training=training)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None

@@ -25,7 +25,6 @@ from nsl_keras.training import (
     arguments_by_name,
     check,
     check_finite,
-    checked_labels,
     checking_data,
     finite_examples,
     loss_of_logits,
@@ -675,21 +674,6 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             for variables in (self.non_trainable_variables, self.metrics_variables)
         ]
         return scaled_loss, (loss, predictions, *updated)
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Tensor:
-        """Returns the loss of the adapted outputs: NaN for labels that are no classes."""
-        if self.task == "regression":
-            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
-        y_pred, added = checked_labels(y_pred, y)
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training=training)
-        return loss + ops.cast(added, loss.dtype)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
