@@ -54,7 +54,7 @@ def _holds_arrays(x: Any) -> bool:
     return any(hasattr(leaf, "__array__") and np.ndim(leaf) for leaf in tree.flatten(x))
 
 
-def length_of(x: Any, name: str = "x") -> int:
+def length_of(x: Any) -> int:
     """Returns the number of examples in a structure of arrays.
 
     Raises:
@@ -63,8 +63,8 @@ def length_of(x: Any, name: str = "x") -> int:
     lengths = [len(leaf) if np.ndim(leaf) else 0 for leaf in tree.flatten(x)]
     if not lengths or len(set(lengths)) != 1:
         raise ValueError(
-            f"`{name}` must be arrays of the same length. Received: {name} with arrays of "
-            f"lengths {lengths}"
+            "`x` must be arrays of the same length. Received: x with arrays of lengths "
+            f"{lengths}"
         )
     return lengths[0]
 
@@ -84,7 +84,6 @@ def batches(
     batch_size: int | None = None,
     steps: int | None = None,
     verbose: Any = 0,
-    name: str = "x",
 ) -> Iterator[tuple[Any, Any]]:
     """Yields batches `(x, y)` of arrays; `y` is `None` where the data have no targets.
 
@@ -95,16 +94,13 @@ def batches(
             own.
         steps: int or `None`, the number of batches to take; `None` is all of them.
         verbose: Progress: `"auto"`, 0, 1 or 2, see `nsl_keras.progress.Progress`.
-        name: What messages call the data.
 
     Raises:
         ValueError: For data of another kind, without an example, or without an end.
     """
-    if batch_size is not None:
-        batch_size = validation.positive_integer(batch_size, "batch_size")
-    if steps is not None:
-        steps = validation.positive_integer(steps, "steps")
-    count, found = _source(x, batch_size or BATCH_SIZE, steps is not None, name)
+    batch_size = validation.optional(validation.positive_integer, batch_size, "batch_size")
+    steps = validation.optional(validation.positive_integer, steps, "steps")
+    count, found = _source(x, batch_size or BATCH_SIZE, steps is not None)
     if steps is not None:
         count = steps if count is None else min(count, steps)
         found = itertools.islice(found, steps)
@@ -115,18 +111,18 @@ def batches(
         yield batch
     if empty:
         raise ValueError(
-            f"`{name}` must hold at least one example. Received: {name} of type "
+            "`x` must hold at least one example. Received: x of type "
             f"{type(x).__name__} without any"
         )
 
 
 def _source(
-    x: Any, batch_size: int, has_end: bool, name: str
+    x: Any, batch_size: int, has_end: bool
 ) -> tuple[int | None, Iterator[tuple[Any, Any]]]:
     """The number of batches, where it is known, and the batches."""
     if is_in_memory(x):
         arrays = arrays_of(x)
-        total = length_of(arrays, name)
+        total = length_of(arrays)
         starts = range(0, total, batch_size)
         return len(starts), (
             (take(arrays, slice(start, start + batch_size)), None) for start in starts
@@ -135,13 +131,13 @@ def _source(
     has_batches = hasattr(x, "__iter__") or isinstance(x, keras.utils.PyDataset)
     if not has_batches or isinstance(x, (str, bytes)):
         raise ValueError(
-            f"`{name}` must be an array, a list, tuple or dict of arrays, a data set or a "
-            f"generator of batches. Received: {name} of type {type(x).__name__}"
+            "`x` must be an array, a list, tuple or dict of arrays, a data set or a "
+            f"generator of batches. Received: x of type {type(x).__name__}"
         )
     count = known_length(x)
     if count == math.inf and not has_end:
         raise ValueError(
-            f"`{name}` must end, or `steps` say how many batches to take. Received: an "
+            "`x` must end, or `steps` say how many batches to take. Received: an "
             f"endless {type(x).__name__}"
         )
     number = None if count == math.inf else count

@@ -41,8 +41,8 @@ class DistributedModel(ReplicatedSteps):
 
     Args:
         model: The model: functional, Sequential or subclassed, but with the `train_step`,
-            `test_step`, `compute_loss` and `compute_metrics` of `keras.Model`. Make it in
-            the scope of the strategy.
+            `test_step`, `predict_step`, `compute_loss` and `compute_metrics` of
+            `keras.Model`. Make it in the scope of the strategy.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Attributes:

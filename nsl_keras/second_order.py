@@ -3,8 +3,7 @@
 Training through inner steps differentiates gradients. Where TensorFlow has no derivative
 of a gradient it returns none, without an error, and the training would learn from what is
 left. So those that are known for it are refused by name, in layers and in the graphs of
-models. JAX differentiates all of
-them, or raises.
+models. JAX differentiates all of them, or raises.
 
 A batch norm in training mode is inexact as well (it counts the mean as a constant in the
 variance); in inference mode it is exact.

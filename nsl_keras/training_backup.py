@@ -216,7 +216,6 @@ class TrainingBackup(keras.callbacks.Callback):
         arrays = [_storable(each) for each in variables]
         records = {
             "epoch": self.epoch,
-            "step": _steps_of(self.model),
             "stopped": stopped,
             "epochs": self._epochs,
             "history": self.history,
@@ -344,12 +343,6 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     return [*model.variables, *optimizer.variables]
-
-
-def _steps_of(model: keras.Model) -> int | None:
-    """The number of the optimizer's steps; it is several numbers to several replicas."""
-    optimizer = model.optimizer
-    return optimizer and int(ops.convert_to_numpy(optimizer.iterations))
 
 
 def _described(variable: keras.Variable) -> list[Any]:

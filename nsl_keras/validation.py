@@ -7,7 +7,7 @@ the argument, what is allowed and what was received.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,11 @@ LARGEST = 2**31 - 1
 LARGEST_WINDOW = 2**20
 #: The most steps of an inner loop: each is traced by itself.
 MOST_STEPS = 1000
+
+
+def optional(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
+    """Returns what a check of this module makes of a value, or `None` for `None`."""
+    return None if value is None else check(value, *arguments)
 
 
 def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
@@ -37,8 +42,8 @@ def boolean(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def positive_integer(value: Any, name: str, largest: int | None = LARGEST) -> int:
-    """Returns `value` as an int of at least 1, and at most `largest` if it is given."""
+def positive_integer(value: Any, name: str, largest: int = LARGEST) -> int:
+    """Returns `value` as an int of at least 1 and at most `largest`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
     return _at_most(value, largest, name)
@@ -227,32 +232,29 @@ def _probability_rows(values: np.ndarray, demand: str) -> None:
         )
 
 
-def targets(array: Any, num_outputs: int, name: str = "y") -> None:
+def targets(array: Any, num_outputs: int) -> None:
     """Raises unless an array holds finite targets of a regression.
 
     Args:
         array: Array of shape `(n, num_outputs)`, or `(n,)` for one output.
         num_outputs: Number of outputs.
-        name: Name of the argument, for the message.
     """
     values = _as_numpy(array)
-    target_shape(values.shape, num_outputs, name)
+    target_shape(values.shape, num_outputs)
     if values.dtype.kind not in "biuf":
-        raise ValueError(
-            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
-        )
-    finite(values, name)
+        raise ValueError(f"`y` must hold numbers. Received: y of dtype {values.dtype}")
+    finite(values, "y")
 
 
-def target_shape(shape: Sequence[int | None], num_outputs: int, name: str = "y") -> None:
+def target_shape(shape: Sequence[int | None], num_outputs: int) -> None:
     """Raises unless targets have the shape of a regression's outputs."""
     shape = tuple(shape)
     if shape[1:] in ((num_outputs,), (None,)) or (len(shape) == 1 and num_outputs == 1):
         return
     allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
     raise ValueError(
-        f"`{name}` must have the shape of the head's outputs, {allowed}. "
-        f"Received: {name}.shape={shape}"
+        f"`y` must have the shape of the head's outputs, {allowed}. "
+        f"Received: y.shape={shape}"
     )
 
 
@@ -265,8 +267,8 @@ def built(layer: Any, what: str) -> None:
     """
     if not layer.built:
         raise ValueError(
-            f"`{what}` needs a built layer. Call layer {layer.name!r} on data, or its "
-            "`build(input_shape)`, first."
+            f"`{what}` needs a built layer or model. Call it on data, or its "
+            f"`build(input_shape)`, first. Received: unbuilt {layer.name!r}"
         )
 
 

@@ -1,6 +1,7 @@
 """The house: which room may import which, and no private API anywhere."""
 
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -69,6 +70,23 @@ def test_imports_run_down():
             if FLOORS[other] >= FLOORS[room]:
                 offenders.append(f"{path} imports {name}")
     assert not offenders
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Within a room too, and nothing hidden from a running program."""
+    names = {}
+    for path in MODULES:
+        assert "TYPE_CHECKING" not in path.read_text(), path
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts).removesuffix(".__init__")] = path
+    del names["nsl_keras"]  # All modules say `from nsl_keras import ...`.
+    imported = {}
+    for name, path in names.items():
+        found = set(imports_of(path))
+        found |= {each.rpartition(".")[0] for each in found}
+        # A package's own modules take each other from it.
+        imported[name] = (found & set(names)) - {name.rpartition(".")[0]}
+    graphlib.TopologicalSorter(imported).prepare()
 
 
 def test_backends_stay_in_their_room():

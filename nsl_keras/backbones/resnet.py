@@ -59,7 +59,8 @@ def resnet_v2(
         A functional `keras.Model` from images to features of shape `(batch, 256)`.
 
     Raises:
-        ValueError: If `depth` is not of the form `9n + 2`.
+        ValueError: If `depth` is not of the form `9n + 2`, or another argument is outside
+            its range.
 
     Example:
 

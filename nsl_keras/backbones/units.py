@@ -114,29 +114,33 @@ class Units:
     ) -> Tensor:
         """Returns a convolution without bias, "same" unless `options` say otherwise."""
         plain = plain or kernel_size == 1
-        make = keras.layers.Conv2D if plain else self.convolution
-        layer = make(
-            filters,
-            kernel_size,
-            use_bias=False,
-            kernel_initializer=self.make_initializer(),
-            kernel_regularizer=self.kernel_regularizer,
-            name=f"{name}_convolution",
-            **{"strides": 1, "padding": "same", **options},
-        )
-        return layer(inputs)
+        given = {
+            "use_bias": False,
+            "kernel_initializer": self.make_initializer(),
+            "kernel_regularizer": self.kernel_regularizer,
+            "name": f"{name}_convolution",
+            "strides": 1,
+            "padding": "same",
+            **options,
+        }
+        if plain:
+            return keras.layers.Conv2D(filters, kernel_size, **given)(inputs)
+        given = _without_fixed(given, self.convolution, "convolution")
+        return self.convolution(filters, kernel_size, **given)(inputs)
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch-normalized inputs."""
-        return self.normalization(
-            axis=channel_axis(len(inputs.shape)),
-            momentum=self.momentum,
-            epsilon=self.epsilon,
-            gamma_regularizer=self.normalization_regularizer,
-            beta_regularizer=self.normalization_regularizer,
-            synchronized=self.synchronized,
-            name=f"{name}_normalization",
-        )(inputs)
+        given = {
+            "axis": channel_axis(len(inputs.shape)),
+            "momentum": self.momentum,
+            "epsilon": self.epsilon,
+            "gamma_regularizer": self.normalization_regularizer,
+            "beta_regularizer": self.normalization_regularizer,
+            "synchronized": self.synchronized,
+            "name": f"{name}_normalization",
+        }
+        given = _without_fixed(given, self.normalization, "batch_normalization")
+        return self.normalization(**given)(inputs)
 
     def activate(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch norm and ReLU."""
@@ -159,3 +163,21 @@ class Units:
             kernel_regularizer=self.kernel_regularizer,
             name=name,
         )(inputs)
+
+
+def _without_fixed(
+    given: dict[str, Any], factory: Callable[..., Any], argument: str
+) -> dict[str, Any]:
+    """Returns options without those that are `None` here and fixed in a partial function.
+
+    Raises:
+        ValueError: If the partial function fixes another of them: it would be overridden.
+    """
+    fixed = [name for name in getattr(factory, "keywords", ()) if name in given]
+    for name in fixed:
+        if given[name] is not None:
+            raise ValueError(
+                f"`{argument}` must leave `{name}` to the network, which sets it for each "
+                f"layer. Received: {argument}={factory!r}"
+            )
+    return {name: value for name, value in given.items() if name not in fixed}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TypeAlias
 
 SUPPORTED_BACKENDS = ("tensorflow", "jax")
@@ -21,8 +20,8 @@ _INSTALL = (
 )
 
 
-def require_backend() -> ModuleType:
-    """Imports Keras and returns it.
+def require_backend() -> None:
+    """Imports Keras.
 
     Raises:
         ImportError: If Keras or the backend that Keras is configured for is not
@@ -47,7 +46,6 @@ def require_backend() -> ModuleType:
             f"{', '.join(SUPPORTED_BACKENDS)} for `nsl_keras`. "
             f"Received: backend={keras.backend.backend()!r}. {_INSTALL}"
         )
-    return keras
 
 
 require_backend()

@@ -154,7 +154,7 @@ def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
 
 
 def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Returns a function of a batch, which may be empty."""
+    """Returns what a function computes of tensors with a batch axis, which may be empty."""
     return function(list(tensors))
 
 
@@ -198,8 +198,7 @@ class ReplicatedSteps(keras.Model):
         *args: Any,
         **options: Any,
     ) -> Any:
-        if not options.get("_use_cached_eval_dataset"):  # Else `fit` has looked at them.
-            _require_even(x, batch_size)
+        _require_even(x, batch_size)
         return super().evaluate(x, y, batch_size, *args, **options)
 
     def predict(self, x: Any, batch_size: Any = None, *args: Any, **options: Any) -> Any:

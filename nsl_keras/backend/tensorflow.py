@@ -359,9 +359,10 @@ def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
 
 
 def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Returns a function of a batch, which computes on zeros where the batch is empty.
+    """Returns what a function computes of tensors with a batch axis, which may be empty.
 
-    TensorFlow's convolutions give empty batches wrong shapes.
+    An empty batch is computed as one of zeros, of which nothing is kept: TensorFlow's
+    convolutions give empty batches wrong shapes.
     """
     size = tf.shape(tensors[0])[0]
     missing = tf.cast(tf.equal(size, 0), "int32")

@@ -167,7 +167,8 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     >>> more[2, ..., 0].tolist()
     [[1, 3], [0, 2]]
 
-    Reference: Santoro et al., Meta-Learning with Memory-Augmented Neural Networks (2016).
+    Reference:
+        Santoro et al., Meta-Learning with Memory-Augmented Neural Networks (2016).
     """
     images, labels = checked_images(images, labels)
     if images.shape[1] != images.shape[2]:

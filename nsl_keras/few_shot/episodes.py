@@ -98,8 +98,9 @@ class EpisodeSampler:
     >>> batch.support_images.shape, batch.query_labels.shape
     ((4, 10, 8, 8, 3), (4, 15))
 
-    Reference: Vinyals et al., Matching Networks for One Shot Learning (2016);
-    Liu et al., Neural Similarity Learning (2019), Section 7.2.
+    Reference:
+        Vinyals et al., Matching Networks for One Shot Learning (2016); Liu et al., Neural
+        Similarity Learning (2019), Section 7.2.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class EpisodeSampler:
         start: int = 0,
         fresh: bool = True,
     ) -> keras.utils.PyDataset:
-        """Returns what `fit`, `evaluate` and `predict` take, on both backends.
+        """Returns batches of episodes for `fit`, `evaluate` and `predict`.
 
         Batch number `i` of epoch number `e` is
         `((support_images, support_labels, query_images), query_labels)` of the episodes
@@ -287,6 +288,9 @@ class EpisodeSampler:
             fresh: bool, whether each epoch has new episodes, or, for validation, the same.
                 An epoch is one in which all batches were taken: give `fit` no
                 `steps_per_epoch`.
+
+        Returns:
+            A `keras.utils.PyDataset` of `steps` batches, for both backends.
 
         Raises:
             ValueError: If a number is not positive, `batch_size` more than 1,000,000, or
@@ -302,6 +306,10 @@ class EpisodeSampler:
         Args:
             batch_size: int, the number of episodes in a batch.
             start: int, the number of the first episode.
+
+        Returns:
+            A `tf.data.Dataset` of `((support_images, support_labels, query_images),
+            query_labels)`.
 
         Raises:
             ValueError: If `batch_size` is not between 1 and 1,000,000, or `start`
@@ -324,13 +332,7 @@ def filled_up(batch: Episode, size: int) -> Episode:
 
 def number_of_episodes(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1 and at most `MOST_EPISODES`."""
-    value = validation.positive_integer(value, name, largest=None)
-    if value > MOST_EPISODES:
-        raise ValueError(
-            f"`{name}` must be at most {MOST_EPISODES} episodes: take more of them in "
-            f"parts. Received: {name}={value}"
-        )
-    return value
+    return validation.positive_integer(value, name, MOST_EPISODES)
 
 
 def _image_and_label(example: Any) -> tuple[np.ndarray, Any]:

@@ -196,12 +196,12 @@ class Finetuner:
             batch_normalization, POLICIES, "batch_normalization"
         )
         self.seed = validation.non_negative_integer(seed, "seed")
-        self.batch_size = batch_size
-        if batch_size is not None:
-            self.batch_size = validation.positive_integer(batch_size, "batch_size")
-        self.epochs = epochs
-        if epochs is not None:
-            self.epochs = validation.positive_integer(epochs, "epochs", MOST_STEPS)
+        self.batch_size = validation.optional(
+            validation.positive_integer, batch_size, "batch_size"
+        )
+        self.epochs = validation.optional(
+            validation.positive_integer, epochs, "epochs", MOST_STEPS
+        )
         self.classifier_initializer = _initializer(classifier_initializer)
         self.similarity_learning_rate = similarity_learning_rate
         self.rule = DampenedMomentum(learning_rate, momentum, dampening, weight_decay)
@@ -213,7 +213,7 @@ class Finetuner:
         self._adapted = select_variables(copy, variables, "variables")
         before, after = _cut(copy, self._adapted)
         self._before = before and FunctionalClassifier(
-            before, None, batch_normalization, second_order=False, logits=False
+            before, (), batch_normalization, second_order=False, logits=False
         )
         self._classifier = last_layer_with_weights(copy)
         #: The new classifier's kernel, and its bias where that is adapted.

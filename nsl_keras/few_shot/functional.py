@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
@@ -96,20 +96,6 @@ def _select(model: keras.Model, selection: Selection, argument: str) -> list[Any
     return chosen
 
 
-def _variables(
-    model: keras.Model, selection: Selection | list[keras.Variable] | None, argument: str
-) -> list[Any]:
-    """Returns the variables that a selection stands for, in an order of the model's."""
-    if selection is None:
-        return []
-    if isinstance(selection, list) and any(
-        isinstance(each, keras.Variable) for each in selection
-    ):
-        chosen = set(map(id, selection))
-        return [variable for variable in model.variables if id(variable) in chosen]
-    return select_variables(model, cast("Selection", selection), argument)
-
-
 def _require_match(
     chosen: Sequence[Any],
     part: str,
@@ -185,13 +171,11 @@ class FunctionalClassifier:
 
     Args:
         model: A built Keras model from images to logits.
-        selection: The variables that get other values: a list of them, or what
-            `select_variables` takes; or `None` for none.
+        variables: Those of the model's variables that get other values.
         batch_normalization: `"support"`: batch norms normalize the support set by its own
             statistics, and queries by those of the support set; `"transductive"`: each
             batch by its own, the queries included; `"moving"`: all by the moving
             statistics that the model has stored.
-        argument: Name of the argument `selection`, for messages.
         second_order: Whether gradients of gradients may be taken. Without, batch norms
             take a batch's statistics the faster way; with, max poolings are those that
             are differentiated faster.
@@ -199,24 +183,22 @@ class FunctionalClassifier:
 
     Attributes:
         model: The model.
-        variables: The selected variables.
+        variables: The variables that get other values, in the model's order.
         batch_normalization: The policy.
         normalizations: The model's batch norms, trainable or not.
 
     Raises:
-        ValueError: If the model is not built or ends in a softmax; if the selection
-            matches nothing; if a batch norm is synchronized, renormalizes, (with
-            `"support"`) is called more than once, or (with `"support"` and
-            `"transductive"`) is out of reach, inside a layer or model with a `call` of its
-            own.
+        ValueError: If the model is not built or ends in a softmax; if a batch norm is
+            synchronized, renormalizes, (with `"support"`) is called more than once, or
+            (with `"support"` and `"transductive"`) is out of reach, inside a layer or model
+            with a `call` of its own.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        selection: Selection | list[keras.Variable] | None = "all",
+        variables: Collection[keras.Variable] = (),
         batch_normalization: str = "support",
-        argument: str = "inner_variables",
         second_order: bool = True,
         logits: bool = True,
     ) -> None:
@@ -232,7 +214,8 @@ class FunctionalClassifier:
         if logits:
             require_logits(model, "model")
         self.model = model
-        self.variables = _variables(model, selection, argument)
+        chosen = set(map(id, variables))
+        self.variables = [each for each in model.variables if id(each) in chosen]
         self.normalizations = batch_normalizations(model)
         self._reached = {
             id(each) for each in self.normalizations if isinstance(each, BatchNormalization)

@@ -236,16 +236,15 @@ class MAML(EpisodicLearner):
         self.extra_steps = validation.non_negative_integer(
             extra_steps, "extra_steps", validation.MOST_STEPS
         )
-        self.test_inner_steps = test_inner_steps
-        if test_inner_steps is not None:
-            self.test_inner_steps = validation.number_of_steps(
-                test_inner_steps, "test_inner_steps"
-            )
-        self.test_extra_steps = test_extra_steps
-        if test_extra_steps is not None:
-            self.test_extra_steps = validation.non_negative_integer(
-                test_extra_steps, "test_extra_steps", validation.MOST_STEPS
-            )
+        self.test_inner_steps = validation.optional(
+            validation.number_of_steps, test_inner_steps, "test_inner_steps"
+        )
+        self.test_extra_steps = validation.optional(
+            validation.non_negative_integer,
+            test_extra_steps,
+            "test_extra_steps",
+            validation.MOST_STEPS,
+        )
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
@@ -324,10 +323,7 @@ class MAML(EpisodicLearner):
         Raises:
             ValueError: If the model is not built: rates are variables of their own.
         """
-        if not self.built:
-            raise ValueError(
-                f"The model must be built before its rates exist. Received: {self.name!r}"
-            )
+        validation.built(self, "inner_learning_rates")
         paths = [variable.path for variable in self.classifier.variables]
         return dict(zip(paths, self._rates_of_variables(), strict=True))
 

@@ -101,10 +101,8 @@ class MatchingNet(MetricLearner):
         )
         self.temperature = self.scale_down.initial
         self.learn_temperature = self.scale_down.learned
-        self.reading_steps = (
-            None
-            if reading_steps is None
-            else validation.number_of_steps(reading_steps, "reading_steps")
+        self.reading_steps = validation.optional(
+            validation.number_of_steps, reading_steps, "reading_steps"
         )
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:

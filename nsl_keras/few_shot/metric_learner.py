@@ -54,9 +54,7 @@ class EpisodicModel:
 
     @functools.cached_property
     def _functional(self) -> FunctionalClassifier:
-        return FunctionalClassifier(
-            self.model, None, self.batch_normalization, logits=False
-        )
+        return FunctionalClassifier(self.model, (), self.batch_normalization, logits=False)
 
     def outputs(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
         """Returns the model's outputs for each set.

@@ -141,6 +141,6 @@ class ProtoNet(MetricLearner):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ProtoNet:
         config = dict(config)
-        if "distance" in config:  # Its name in files of version 0.1.
+        if "distance" in config:  # Its name in earlier files.
             config["metric"] = config.pop("distance")
         return super().from_config(config, custom_objects)

@@ -168,12 +168,8 @@ class DictionaryInitializer(keras.callbacks.Callback):
         self.x, self.y = data.gathered(x, y)
         data.require_targets(self.y)
         require_same_length(range(data.length_of(self.x)), self.y, "x")
-        self.epochs = (
-            epochs if epochs == 0 else validation.positive_integer(epochs, "epochs")
-        )
-        if seed is not None:
-            validation.non_negative_integer(seed, "seed")
-        self.seed = seed
+        self.epochs = validation.non_negative_integer(epochs, "epochs")
+        self.seed = validation.optional(validation.non_negative_integer, seed, "seed")
         self._initialized: MetaNeighborhoodModel | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:

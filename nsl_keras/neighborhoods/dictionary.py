@@ -118,15 +118,13 @@ class NeighborDictionary(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.num_values: Any = (
-            None
-            if num_values is None
-            else validation.positive_integer(num_values, "num_values")
+        self.num_values = validation.optional(
+            validation.positive_integer, num_values, "num_values"
         )
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
-        self.task = None if task is None else validation.one_of(task, LOSSES, "task")
+        self.task = validation.optional(validation.one_of, task, LOSSES, "task")
         self.fixed_values: bool | list[list[float]] = (
             fixed_values
             if isinstance(fixed_values, bool)

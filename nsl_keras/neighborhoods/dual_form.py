@@ -167,13 +167,10 @@ class DualForm(InnerLoop):
         loss: InnerLoss = cross_entropy,
         chunk_size: int | None = CACHED_ENTRIES,
     ) -> None:
-        super().__init__(learning_rate, steps, loss)
+        variables = [each for stage in stages for each in stage.variables]
+        super().__init__(variables, learning_rate, steps, loss)
         self.stages = tuple(stages)
         self.chunk_size = chunk_size
-
-    @property
-    def variables(self) -> list[Any]:
-        return [variable for stage in self.stages for variable in stage.variables]
 
     def count_multiply_adds(self, entries: int) -> int:
         """Returns the multiply-adds for one example, those of its attention aside.

@@ -158,10 +158,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 name="dictionary",
             )
         )
-        self.chunk_size = (
-            None
-            if chunk_size is None
-            else validation.positive_integer(chunk_size, "chunk_size")
+        self.chunk_size = validation.optional(
+            validation.positive_integer, chunk_size, "chunk_size"
         )
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -169,11 +167,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     @property
     def active_inner_loop(self) -> str:
         """`"dual"` or `"tape"`: the way the built layer adapts."""
-        if not self.built:
-            raise ValueError(
-                "`active_inner_loop` is known once the layer is built. Received: "
-                f"unbuilt layer {self.name!r} with inner_loop={self.inner_loop!r}"
-            )
+        validation.built(self, "active_inner_loop")
         return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -126,6 +126,8 @@ class InnerLoop(abc.ABC):
     The gradient is differentiable once more, with respect to all that enters.
 
     Args:
+        variables: What is finetuned: the start weights, in the order of the head's
+            variables.
         learning_rate: `InnerLearningRate` built for the shapes of `variables`.
         steps: int, the number of steps, at least 1.
         loss: Inner loss `L`.
@@ -133,18 +135,15 @@ class InnerLoop(abc.ABC):
 
     def __init__(
         self,
+        variables: Sequence[Any],
         learning_rate: InnerLearningRate,
-        steps: int = 1,
-        loss: InnerLoss = cross_entropy,
+        steps: int,
+        loss: InnerLoss,
     ) -> None:
+        self.variables = list(variables)
         self.learning_rate = learning_rate
         self.steps = steps
         self.loss = loss
-
-    @property
-    @abc.abstractmethod
-    def variables(self) -> list[Any]:
-        """What is finetuned: the start weights, in the order of the head's variables."""
 
     @abc.abstractmethod
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
@@ -192,14 +191,10 @@ class NestedTape(InnerLoop):
         steps: int = 1,
         loss: InnerLoss = cross_entropy,
     ) -> None:
-        super().__init__(learning_rate, steps, loss)
-        self.head = head
         # A layer marks with `variable.adapts = False` what is trained, but not finetuned.
-        self._variables = [v for v in head.variables if getattr(v, "adapts", True)]
-
-    @property
-    def variables(self) -> list[Any]:
-        return self._variables
+        variables = [each for each in head.variables if getattr(each, "adapts", True)]
+        super().__init__(variables, learning_rate, steps, loss)
+        self.head = head
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:

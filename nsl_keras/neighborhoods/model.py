@@ -261,11 +261,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         Raises:
             ValueError: If this model is not built, or the features are others.
         """
-        if not self.built:
-            raise ValueError(
-                "`with_backbone` needs a built model. Call `build(input_shape)` first. "
-                f"Received: unbuilt model {self.name!r}"
-            )
+        validation.built(self, "with_backbone")
         made = type(self).from_config({**self.get_config(), "backbone": backbone})
         made.build(self.get_build_config()["input_shape"])
         made.neighborhood.set_weights(self.neighborhood.get_weights())
@@ -528,11 +524,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         Raises:
             ValueError: If the model is not built yet.
         """
-        if not self.built:
-            raise ValueError(
-                "`decay_exempt_variables` needs a built model. Call "
-                f"`build(input_shape)` first. Received: unbuilt model {self.name!r}"
-            )
+        validation.built(self, "decay_exempt_variables")
         return self.neighborhood.trainable_variables
 
     @property

@@ -131,10 +131,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
-        self.hidden_filters = (
-            None
-            if hidden_filters is None
-            else validation.positive_integer(hidden_filters, "hidden_filters")
+        self.hidden_filters = validation.optional(
+            validation.positive_integer, hidden_filters, "hidden_filters"
         )
         self.sphere = validation.boolean(sphere, "sphere")
         self.data_format = validation.one_of(

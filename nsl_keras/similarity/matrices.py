@@ -358,8 +358,8 @@ class Sparse(Similarity):
     static_only = True
 
     def __init__(self, nonzeros: int | None = None) -> None:
-        self.nonzeros = (
-            None if nonzeros is None else validation.positive_integer(nonzeros, "nonzeros")
+        self.nonzeros = validation.optional(
+            validation.positive_integer, nonzeros, "nonzeros"
         )
         self._kernel_size: tuple[int, ...] | None = None
 

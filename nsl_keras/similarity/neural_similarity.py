@@ -322,10 +322,10 @@ class VectorSimilarity(NeuralSimilarity):
     """
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
-        if block_size is not None:
-            block_size = validation.positive_integer(block_size, "block_size")
         super().__init__(*args, **kwargs)
-        self.block_size = block_size
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
         if not self.similarity.shared_by_channels:
             raise ValueError(
                 "`similarity` must be shared by all blocks of a vector; 'unconstrained' "

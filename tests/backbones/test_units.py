@@ -12,6 +12,7 @@ import pytest
 from keras import ops
 from layer_harness import IS_TENSORFLOW
 
+import nsl_keras
 from nsl_keras import backbones
 from nsl_keras.layers import NeuralSimilarityConv2D
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
@@ -189,11 +190,23 @@ def test_channels_first_computes_the_same(name):
             r"`convolution` must be a callable .*convolution='diagonal'",
         ),
         (
+            {
+                "batch_normalization": functools.partial(
+                    nsl_keras.layers.BatchNormalization, momentum=0.5
+                )
+            },
+            "`batch_normalization` must leave `momentum` to the network",
+        ),
+        (
+            {"convolution": functools.partial(keras.layers.Conv2D, use_bias=True)},
+            "`convolution` must leave `use_bias` to the network",
+        ),
+        (
             {"batch_normalization_momentum": 1.0},
             r"`batch_normalization_momentum` must be a number in \[0, 1\).*=1.0",
         ),
     ],
-    ids=["convolution", "momentum"],
+    ids=["convolution", "fixed_momentum", "fixed_bias", "momentum"],
 )
 def test_errors_of_options(build, options, message):
     with pytest.raises(ValueError, match=message):

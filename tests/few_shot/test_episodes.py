@@ -283,7 +283,7 @@ def test_dataset_is_the_same_as_batches():
 @tensorflow_only
 def test_bad_dataset():
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(ValueError, match="`batch_size` must be at most 1000000 episodes"):
+    with pytest.raises(ValueError, match="`batch_size` must be at most 1,000,000"):
         sampler.dataset(2**40)
 
 

@@ -125,7 +125,7 @@ def test_policies(policy):
     norm.moving_mean.assign([1.0, -1.0, 0.5])
     norm.moving_variance.assign([2.0, 3.0, 4.0])
     before = model.get_weights()
-    functional = FunctionalClassifier(model, "all", policy)
+    functional = FunctionalClassifier(model, model.trainable_variables, policy)
     support, queries = images(), images(seed=1)
     mean, variance = {
         "support": moments(model, support),
@@ -147,7 +147,7 @@ def test_policies(policy):
 )
 def test_update_of_the_moving_statistics_is_that_of_training(norm):
     model, twin = network(norm=norm), network(norm=norm)
-    functional = FunctionalClassifier(model, "all", "moving")
+    functional = FunctionalClassifier(model, model.trainable_variables, "moving")
     twin.set_weights(model.get_weights())
     statistics = functional.batch_statistics(functional.values(), images())
     functional.update_moving_statistics(statistics)
@@ -159,7 +159,7 @@ def test_update_of_the_moving_statistics_is_that_of_training(norm):
 def test_frozen_norms_keep_to_their_moving_statistics():
     model = network()
     model.get_layer("norm").trainable = False
-    functional = FunctionalClassifier(model, "all", "support")
+    functional = FunctionalClassifier(model, model.trainable_variables, "support")
     found, statistics = functional.outputs(functional.values(), images())
     assert statistics == []
     np.testing.assert_allclose(numbers(found), numbers(model(images())), atol=1e-5)
@@ -171,16 +171,14 @@ def test_random_layers_are_off():
     plain = network()
     noisy = network(layers.Dropout(0.5), layers.GaussianNoise(1.0))
     noisy.set_weights(plain.get_weights())
-    found = [
-        FunctionalClassifier(model).outputs(FunctionalClassifier(model).values(), images())
-        for model in (plain, noisy)
-    ]
+    found = [FunctionalClassifier(model).outputs([], images()) for model in (plain, noisy)]
     np.testing.assert_array_equal(numbers(found[0][0]), numbers(found[1][0]))
 
 
 def test_logits_are_float32_under_mixed_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
-    functional = FunctionalClassifier(network())
+    model = network()
+    functional = FunctionalClassifier(model, model.trainable_variables)
     logits, statistics = functional.outputs(functional.values(), images())
     for tensor in (logits, *statistics, *functional.values()):
         assert keras.backend.standardize_dtype(tensor.dtype) == "float32"
@@ -252,7 +250,7 @@ def test_norms_out_of_reach_are_named():
             with pytest.raises(ValueError, match=message):
                 FunctionalClassifier(model, batch_normalization=policy)
     subclassed.norm.trainable = False
-    frozen = FunctionalClassifier(subclassed, None)
+    frozen = FunctionalClassifier(subclassed)
     np.testing.assert_allclose(frozen.outputs([], images())[0], subclassed(images()))
     subclassed.norm.trainable = True
     with pytest.raises(ValueError, match="layer 'hidden_norm' inside"):
@@ -264,7 +262,7 @@ def test_statistics_of_norms_out_of_reach():
     model = Subclassed()
     inputs = model.body(images())
     model(images())
-    functional = FunctionalClassifier(model, None, "moving")
+    functional = FunctionalClassifier(model, (), "moving")
     mean, variance = functional.batch_statistics([], images())
     np.testing.assert_allclose(mean, np.mean(inputs, axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, np.var(inputs, axis=0), rtol=1e-4, atol=1e-5)
@@ -282,7 +280,7 @@ def test_statistics_beside_norms_out_of_reach():
             layers.Dense(4),
         ]
     )
-    functional = FunctionalClassifier(model, None, "moving")
+    functional = FunctionalClassifier(model, (), "moving")
     mean, variance, *_ = functional.batch_statistics([], images())
     np.testing.assert_allclose(mean, images().mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, images().var((0, 1, 2)), rtol=1e-4, atol=1e-5)
@@ -304,7 +302,7 @@ def test_norms_of_predictors_and_of_nested_models_are_within_reach():
     for variable in layer.trainable_variables:
         variable.assign(variable + 0.3)
     nodes = len(layer._inbound_nodes), layer.output
-    functional = FunctionalClassifier(model, None)
+    functional = FunctionalClassifier(model)
     logits, statistics = functional.outputs([], images())
     assert len(statistics) == 6
     assert (len(layer._inbound_nodes), layer.output) == nodes
@@ -325,8 +323,8 @@ def test_a_shared_predictor_is_called_more_than_once():
         shared.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
     batch = np.random.default_rng(0).normal(size=(3, 6, 6, 1))
     with pytest.raises(ValueError, match="which is called more often"):
-        FunctionalClassifier(shared, None).outputs([], batch)
-    other = FunctionalClassifier(shared, None, "transductive")
+        FunctionalClassifier(shared).outputs([], batch)
+    other = FunctionalClassifier(shared, (), "transductive")
     assert np.all(np.isfinite(other.outputs([], batch)[0]))
 
 
@@ -357,7 +355,7 @@ def test_poolings_have_stand_ins_that_change_no_number(pooled):
     x = np.random.default_rng(0).normal(size=(5, 6, 6, 2)).astype("float32")
     live = pooled.get_layer("pool")
     before = dict(vars(live))
-    classifier = FunctionalClassifier(pooled, "all")
+    classifier = FunctionalClassifier(pooled, pooled.trainable_variables)
     assert classifier._graph is not pooled
     np.testing.assert_allclose(
         numbers(classifier.outputs(classifier.values(), x)[0]),
@@ -365,7 +363,10 @@ def test_poolings_have_stand_ins_that_change_no_number(pooled):
         atol=1e-6,
     )
     assert pooled.get_layer("pool") is live and vars(live) == before
-    assert FunctionalClassifier(pooled, "all", second_order=False)._graph is pooled
+    assert (
+        FunctionalClassifier(pooled, pooled.trainable_variables, second_order=False)._graph
+        is pooled
+    )
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's kernels")

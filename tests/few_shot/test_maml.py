@@ -344,7 +344,7 @@ def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
     inputs, labels = episodes(7)
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
     model = compiled(MAML(perceptron(), inner_steps=1, **learned))
-    with pytest.raises(ValueError, match="must be built before its rates exist"):
+    with pytest.raises(ValueError, match="`inner_learning_rates` needs a built"):
         _ = model.inner_learning_rates
     history = model.fit(inputs, labels, batch_size=5, epochs=4, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]

@@ -142,7 +142,7 @@ def test_what_needs_a_built_layer(method):
 
 
 def test_the_active_loop_is_known_once_built():
-    with pytest.raises(ValueError, match="known once the layer is built"):
+    with pytest.raises(ValueError, match="`active_inner_loop` needs a built layer"):
         _ = MetaNeighborhoodHead(CosineDense(3), 4).active_inner_loop
 
 

@@ -262,7 +262,7 @@ def test_attributes_are_the_parts_given():
 def test_no_layer_is_left_behind():
     """An unbuilt sublayer would have Keras build the model anew in every `fit`."""
     model = make_model()
-    with pytest.raises(ValueError, match="`decay_exempt_variables` needs a built model"):
+    with pytest.raises(ValueError, match="`decay_exempt_variables` needs a built"):
         _ = model.decay_exempt_variables
     model.build((None, 6))
     stack, seen = [model], []

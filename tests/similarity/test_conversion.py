@@ -389,7 +389,7 @@ def test_backbones_that_are_no_graph():
         with pytest.raises(ValueError, match=r"`model` must have a backbone that.*None"):
             convert(model)
     unbuilt = MetaNeighborhoodModel(stack(keras.layers.Flatten()), layers.CosineDense(3))
-    with pytest.raises(ValueError, match="`with_backbone` needs a built model"):
+    with pytest.raises(ValueError, match="`with_backbone` needs a built layer or model"):
         fold(unbuilt)
 
 

@@ -5,12 +5,11 @@ them convolutions, at the positions that the layer served stands at;
 `DenseSimilarityPredictor` makes them dense layers.
 """
 
-from nsl_keras.similarity.predictors.base import Predictor, small_normal
+from nsl_keras.similarity.predictors.base import KINDS, Predictor, small_normal
 from nsl_keras.similarity.predictors.convolutional import SimilarityPredictor
 from nsl_keras.similarity.predictors.cost import cost_ratio, multiply_adds, name_costly
 from nsl_keras.similarity.predictors.dense import DenseSimilarityPredictor
-from nsl_keras.similarity.predictors.kinds import KINDS, register
-from nsl_keras.similarity.predictors.lookup import get, published
+from nsl_keras.similarity.predictors.kinds import get, published, register
 from nsl_keras.similarity.predictors.shared import SharedSimilarityPredictor
 
 __all__ = [

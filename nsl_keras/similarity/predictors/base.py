@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,8 +12,12 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.normalization import BatchNormalization
+from nsl_keras.registry import Names
 from nsl_keras.similarity import matrices
-from nsl_keras.similarity.predictors.kinds import KINDS
+
+#: The networks of the predictors that layers make from a name: functions that are given
+#: the predictor, and return its layers.
+KINDS = Names("predictor")
 
 #: The least width of a hidden layer that follows its layer's.
 LEAST_WIDTH = 8
@@ -30,9 +33,7 @@ class Predictor(keras.layers.Layer):
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
-    # What becomes of a prediction: `SimilarityPredictor` has arguments of these names.
-    pooled = False
-    downsampling = 1
+    #: The batch norms of the network, where it has them.
     hidden_normalization: Any = None
     output_normalization: Any = None
     #: The argument that holds the hidden width.
@@ -59,7 +60,7 @@ class Predictor(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.kind = validation.one_of(kind, KINDS, "kind")
-        self.similarity = unless_none(matrices.get, similarity)
+        self.similarity = validation.optional(matrices.get, similarity)
         self.batch_normalization = validation.one_of(
             batch_normalization, (None, True, False), "batch_normalization"
         )
@@ -256,10 +257,6 @@ class Predictor(keras.layers.Layer):
         for name in self._network:
             # Keras hands `training` on to the batch norms.
             outputs = getattr(self, name)(outputs)
-        if self.pooled:
-            return self._pool(outputs)
-        if self.downsampling > 1:
-            return self._at_every_position(outputs, ops.shape(inputs))
         return outputs
 
     @classmethod
@@ -275,7 +272,7 @@ class Predictor(keras.layers.Layer):
         return {
             **super().get_config(),
             "kind": self.kind,
-            "similarity": unless_none(matrices.serialize, self.similarity),
+            "similarity": validation.optional(matrices.serialize, self.similarity),
             "batch_normalization": self.batch_normalization,
             "momentum": self.momentum,
             "momentum_warmup": self.momentum_warmup,
@@ -324,8 +321,3 @@ def small_normal(scale: float) -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(
         2.0 * scale**2, mode="fan_in", distribution="untruncated_normal"
     )
-
-
-def unless_none(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
-    """What a check returns for a value, or `None` for `None`."""
-    return None if value is None else check(value, *arguments)

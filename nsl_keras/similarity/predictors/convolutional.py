@@ -12,7 +12,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.predictors.base import Predictor, Shape, unless_none
+from nsl_keras.similarity.predictors.base import Predictor, Shape
 from nsl_keras.similarity.sphere import SphereConv1D, SphereConv2D, SphereConv3D
 
 _SPHERE = {1: SphereConv1D, 2: SphereConv2D, 3: SphereConv3D}
@@ -168,27 +168,29 @@ class SimilarityPredictor(Predictor):
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
-        self.kernel_size = unless_none(_kernel_size, kernel_size)
+        self.kernel_size = validation.optional(_kernel_size, kernel_size)
         if kernel_size is None and not (strides is None and dilation_rate is None):
             raise ValueError(
                 "`strides` and `dilation_rate` must be None where `kernel_size` is. "
                 f"Received: strides={strides}, dilation_rate={dilation_rate}"
             )
         rank = len(self.kernel_size or ())
-        self.hidden_filters = unless_none(
+        self.hidden_filters = validation.optional(
             validation.positive_integer, hidden_filters, "hidden_filters"
         )
-        self.strides = unless_none(validation.positive_integers, strides, rank, "strides")
-        self.padding = unless_none(
+        self.strides = validation.optional(
+            validation.positive_integers, strides, rank, "strides"
+        )
+        self.padding = validation.optional(
             validation.one_of, padding, ("valid", "same", "causal"), "padding"
         )
-        self.data_format = unless_none(
+        self.data_format = validation.optional(
             validation.one_of,
             data_format,
             ("channels_last", "channels_first"),
             "data_format",
         )
-        self.dilation_rate = unless_none(
+        self.dilation_rate = validation.optional(
             validation.positive_integers, dilation_rate, rank, "dilation_rate"
         )
         self.pooled = validation.boolean(pooled, "pooled")
@@ -277,8 +279,13 @@ class SimilarityPredictor(Predictor):
             return PLAIN_CONVOLUTIONS[rank](filters, self.kernel_size, **options)
         return _SPHERE[rank](filters, self.kernel_size, normalize=normalize, **options)
 
-    def _pool(self, outputs: Tensor) -> Tensor:
-        return ops.mean(outputs, axis=self._spatial_axes)
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        outputs = super().call(inputs, training=training)
+        if self.pooled:
+            return ops.mean(outputs, axis=self._spatial_axes)
+        if self.downsampling > 1:
+            return self._at_every_position(outputs, ops.shape(inputs))
+        return outputs
 
     def _at_every_position(self, outputs: Tensor, input_shape: Any) -> Tensor:
         """Repeats the prediction of each block, and drops what no position asks for."""

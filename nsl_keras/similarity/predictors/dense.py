@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.similarity.predictors.base import Predictor, unless_none
+from nsl_keras.similarity.predictors.base import Predictor
 from nsl_keras.similarity.sphere import SphereDense
 
 
@@ -118,8 +118,10 @@ class DenseSimilarityPredictor(Predictor):
             kernel_regularizer=kernel_regularizer,
             **kwargs,
         )
-        self.block_size = unless_none(validation.positive_integer, block_size, "block_size")
-        self.hidden_units = unless_none(
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
+        self.hidden_units = validation.optional(
             validation.positive_integer, hidden_units, "hidden_units"
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
