@@ -44,7 +44,7 @@ def split_classes(
     >>> len(train), len(test), len({*train} & {*test})
     (3, 1, 0)
     """
-    classes = np.unique(class_labels(labels))
+    classes = np.unique(as_classes(labels))
     counts = _counts(sizes, len(classes))
     seed = validation.non_negative_integer(seed, "seed")
     shuffled = np.random.default_rng(seed).permutation(classes)
@@ -102,7 +102,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     ((3, 8, 8, 3), [8, 9, 8])
     """
     images, labels = checked_images(images, labels)
-    classes = np.unique(class_labels(classes, "classes"))
+    classes = np.unique(as_classes(classes, "classes"))
     absent = classes[~np.isin(classes, labels)]
     if len(absent):
         raise ValueError(
@@ -127,7 +127,7 @@ def disjoint(**parts: Any) -> None:
     >>> from nsl_keras import few_shot
     >>> few_shot.disjoint(train=[0, 1, 2], validation=[3], test=[4, 4, 5])
     """
-    classes = {name: np.unique(class_labels(part, name)) for name, part in parts.items()}
+    classes = {name: np.unique(as_classes(part, name)) for name, part in parts.items()}
     for one, other in itertools.combinations(classes, 2):
         shared = np.intersect1d(classes[one], classes[other])
         if len(shared):
@@ -203,7 +203,7 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
             f"Received: images of dtype {images.dtype}"
         )
     validation.finite(images, "images")
-    labels = class_labels(labels)
+    labels = as_classes(labels)
     if len(labels) != len(images):
         raise ValueError(
             "`labels` must hold one class for each image. "
@@ -212,7 +212,7 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def class_labels(labels: Any, name: str = "labels") -> np.ndarray:
+def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
     """Returns classes, integers or strings, as an array of rank 1.
 
     Raises:

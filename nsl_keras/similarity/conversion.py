@@ -157,15 +157,17 @@ def add_similarity(
     _refuse_subclassed(found)
     chosen = _choose(found, layers, similarity, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
-    new_layers: dict[int, Layer] = {}
+    new_layers: list[SimilarityConvolution] = []
+    places: dict[int, list[Layer]] = {}
     names = {layer.name for layer in found}
     made = _make_predictors(predictor, chosen)
     for layer, its_predictor in zip(chosen, made, strict=True):
-        config = layer.get_config()
+        config, pointwise = layer.get_config(), []
         if isinstance(layer, keras.layers.SeparableConv2D):
             name = rewiring.unused_name(f"{layer.name}_depthwise", names)
             config = separable.depthwise_config(layer, name)
-        new_layers[id(layer)] = _CONVERTIBLE[type(layer)].from_config(
+            pointwise = [separable.pointwise_convolution(layer)]
+        new_layer = _CONVERTIBLE[type(layer)].from_config(
             {
                 **config,
                 # What was not trained in a frozen layer is its kernel, not its similarity.
@@ -179,29 +181,20 @@ def add_similarity(
                 "kernel_trainable": layer.trainable and not freeze_backbone,
             }
         )
-
-    def replace(layer: Layer) -> list[Layer] | None:
-        if id(layer) not in new_layers:
-            return None
-        if isinstance(layer, keras.layers.SeparableConv2D):
-            return [new_layers[id(layer)], separable.pointwise_convolution(layer)]
-        return [new_layers[id(layer)]]
-
-    new_model = rewiring.rebuild(model, replace, verbose)
-    for layer in chosen:
-        if isinstance(layer, keras.layers.SeparableConv2D):
-            new_layers[id(layer)].kernel.assign(
-                ops.convert_to_numpy(layer.depthwise_kernel)
-            )
-        else:
-            _set_kernel_and_bias(new_layers[id(layer)], layer.kernel, layer)
-    _warn_of_start(new_layers.values())
+        new_layers.append(new_layer)
+        places[id(layer)] = [new_layer, *pointwise]
+    new_model = rewiring.rebuild(model, lambda layer: places.get(id(layer)), verbose)
+    for layer, new_layer in zip(chosen, new_layers, strict=True):
+        is_separable = isinstance(layer, keras.layers.SeparableConv2D)
+        kernel = layer.depthwise_kernel if is_separable else layer.kernel
+        _set_kernel_and_bias(new_layer, kernel, layer)
+    _warn_of_start(new_layers)
     if freeze_backbone:
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
                 each.trainable = False
     if predictor is not None:
-        _warn_of_costly(new_layers.values())
+        _warn_of_costly(new_layers)
     logging.info(
         "Neural similarities (%s, %s) were added to %d layers of %r: %s",
         type(similarity).__name__,
@@ -300,7 +293,7 @@ def _set_kernel_and_bias(new_layer: Layer, kernel: Any, source: Layer) -> None:
     # Copies: on JAX two layers would share a buffer, which a training step donates.
     kernel = ops.convert_to_numpy(kernel)
     new_layer.kernel.assign(kernel.reshape(new_layer.kernel.shape))
-    if source.use_bias:
+    if new_layer.use_bias:
         new_layer.bias.assign(ops.convert_to_numpy(source.bias))
 
 

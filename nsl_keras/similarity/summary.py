@@ -306,7 +306,7 @@ def _count(call: rewiring.Call) -> Count:
     layer = call.layer
     if not isinstance(layer, keras.layers.Layer) or not layer.weights:
         return Count()
-    repeats = _product([call.repeats])
+    repeats = _known(call.repeats)
     predicted: float = 0
     inputs, outputs = call.input_shapes[0], call.output_shapes[0]
     if isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS)):
@@ -326,7 +326,7 @@ def _count(call: rewiring.Call) -> Count:
         else:
             added, predicted = (vectors * each for each in _of_vectors(layer, layer.kernel))
     elif cells := _cells(layer):
-        steps = _product([inputs[1]])
+        steps = _known(inputs[1])
         pairs = [pair for cell in cells for pair in _kernels_and_parts(cell)]
         plain = steps * sum(_size(kernel) for kernel, _ in pairs)
         both = [_of_vectors(part, kernel) for kernel, part in pairs if part]
