@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import keras
+import numpy as np
 from keras import tree
 
 from nsl_keras.progress import Progress
@@ -31,6 +32,7 @@ class Call:
         layer: What is called.
         input_shapes: Shapes of the tensors that go in, batch axis included.
         output_shapes: Shapes of the tensors that come out.
+        input_dtypes: Dtypes of the tensors that go in.
         repeats: How often an example runs through it: the number of time steps inside
             `keras.layers.TimeDistributed`, 1 elsewhere; `None` if not known.
     """
@@ -38,6 +40,7 @@ class Call:
     layer: keras.Operation
     input_shapes: tuple[tuple[int | None, ...], ...]
     output_shapes: tuple[tuple[int | None, ...], ...]
+    input_dtypes: tuple[str, ...] = ()
     repeats: int | None = 1
 
 
@@ -162,6 +165,22 @@ def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             waiting.extend(value)
 
 
+def copy_activations(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Hands on the weights of activations that are layers, such as `PReLU`.
+
+    Args:
+        source: A built layer.
+        copy: A layer made from its config.
+    """
+    for name in ("activation", "recurrent_activation"):
+        one, other = getattr(source, name, None), getattr(copy, name, None)
+        if not (isinstance(one, keras.layers.Layer) and isinstance(other, type(one))):
+            continue
+        if one.built and not other.built:
+            other.build_from_config(one.get_build_config())
+        other.set_weights(one.get_weights())
+
+
 def pass_on_frozen(layer: keras.layers.Layer) -> None:
     """Freezes the layers that a frozen layer made in `build`.
 
@@ -240,10 +259,7 @@ class _Rebuilding:
     def run(self, model: keras.Model) -> keras.Model:
         new_model = self._model(model)
         for source, copy in self._copies:
-            copy.set_weights(source.get_weights())
-            _copy_assets(source, copy)
-            if isinstance(copy, keras.layers.Normalization):
-                copy.finalize_state()  # It computes with what it derives from its weights.
+            _copy_state(source, copy)
         self._progress.close()
         return new_model
 
@@ -337,13 +353,58 @@ class _Rebuilding:
         return config
 
 
-def _copy_assets(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
-    """Hands on what a layer keeps in files of its own, as a vocabulary it adapted to."""
-    if not hasattr(source, "save_assets"):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        source.save_assets(folder)
-        copy.load_assets(folder)
+def _copy_state(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Hands on weights, trainable flags, and what else a layer would keep in a file."""
+    copy.set_weights(source.get_weights())
+    pairs = list(_counterparts(source, copy))
+    for one, other in pairs:
+        if _has_own_variables(one):
+            store: dict[str, Any] = {}
+            one.save_own_variables(store)
+            other.load_own_variables({key: np.asarray(store[key]) for key in store})
+        if hasattr(one, "save_assets"):  # A vocabulary that it adapted to, for example.
+            with tempfile.TemporaryDirectory() as folder:
+                one.save_assets(folder)
+                other.load_assets(folder)
+        if isinstance(other, keras.layers.Normalization):
+            other.finalize_state()  # It computes with what it derives from its weights.
+    # A flag reaches all that a layer holds, by several ways perhaps: once more for those
+    # whose holders came after them.
+    for _ in pairs:
+        differing = [pair for pair in pairs if pair[0].trainable != pair[1].trainable]
+        for one, other in differing:
+            other.trainable = one.trainable
+        if not differing:
+            break
+    for variable, new in zip(source.weights, copy.weights, strict=True):
+        if new.trainable != variable.trainable:
+            new.trainable = variable.trainable
+
+
+def _counterparts(
+    source: keras.layers.Layer, copy: keras.layers.Layer
+) -> Iterator[tuple[keras.layers.Layer, keras.layers.Layer]]:
+    """Yields a layer and its copy, and so all layers that the two hold in one place."""
+    seen = set()
+    waiting: list[tuple[Any, Any]] = [(source, copy)]
+    while waiting:
+        one, other = waiting.pop()
+        if isinstance(one, keras.layers.Layer):
+            if id(one) in seen or type(one) is not type(other):
+                continue
+            seen.add(id(one))
+            yield one, other
+            one, other = vars(one), vars(other)
+        if isinstance(one, dict) and isinstance(other, dict):
+            waiting.extend((one[key], other[key]) for key in one if key in other)
+        elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+            waiting.extend(zip(one, other, strict=False))
+
+
+def _has_own_variables(layer: keras.layers.Layer) -> bool:
+    """Whether a layer says itself what it keeps as its weights, and is none of Keras's."""
+    module = type(layer).save_own_variables.__module__
+    return module.partition(".")[0] not in ("keras", "nsl_keras")
 
 
 class _Probe(keras.Operation):
@@ -381,7 +442,9 @@ def _visit(
         known = None if repeats is None or steps is None else repeats * steps
         _visit(layer.layer, known, found, step)
     else:
-        found.append(Call(layer, _shapes((args, kwargs)), _shapes(outputs), repeats))
+        given = [each for each in tree.flatten((args, kwargs)) if _is_symbolic(each)]
+        shapes, dtypes = _shapes(given), tuple(each.dtype for each in given)
+        found.append(Call(layer, shapes, _shapes(outputs), dtypes, repeats))
     return outputs
 
 
@@ -395,7 +458,9 @@ def _walk(model: keras.Model, inputs: Any, repeats: int | None, found: list[Call
         return outputs
     if inputs is None:
         inputs = model.inputs
-    elif isinstance(inputs, dict) and not isinstance(model.input, dict):
+    elif isinstance(inputs, dict) and isinstance(model.input, dict):
+        inputs = {key: inputs[key] for key in model.input}  # Keras leaves out the others.
+    elif isinstance(inputs, dict):
         inputs = [inputs[tensor.name] for tensor in model.inputs]
     fresh = [
         keras.Input(
@@ -424,7 +489,9 @@ def _uncompiled(model: keras.Model) -> keras.Model:
 
 def _shapes(structure: Any) -> tuple[tuple[int | None, ...], ...]:
     return tuple(
-        tuple(each.shape)
-        for each in tree.flatten(structure)
-        if isinstance(each, keras.KerasTensor)
+        tuple(each.shape) for each in tree.flatten(structure) if _is_symbolic(each)
     )
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor)

@@ -61,6 +61,18 @@ def test_calls_in_order_with_shared_and_nested_layers():
     assert all(call.repeats == 1 for call in found)
 
 
+def test_a_nested_model_is_given_more_than_it_takes():
+    parts = {name: keras.Input((8, 8, 2), name=name) for name in "ab"}
+    inner_parts = {name: keras.Input((8, 8, 2), name=name) for name in "ab"}
+    added = keras.layers.Subtract(name="subtract")([inner_parts["b"], inner_parts["a"]])
+    inner = keras.Model(inner_parts, added, name="inner")
+    model = keras.Model(parts, inner({**parts, "c": parts["a"]}))
+    assert [call.layer.name for call in rewiring.calls(model)] == ["subtract"]
+    copy = rewiring.rebuild(model, lambda layer: None)
+    with pytest.warns(UserWarning, match="structure of `inputs`"):  # Keras's own.
+        assert_same_outputs(model, copy, {"a": IMAGES, "b": 2 * IMAGES})
+
+
 def test_layers_come_once():
     names = [layer.name for layer in rewiring.layers(shared_and_nested())]
     assert sorted(names) == ["flatten", "inner_convolution", "norm", "shared"]
@@ -207,6 +219,62 @@ def test_a_copy_keeps_a_vocabulary():
     copy = rewiring.rebuild(model, lambda layer: None)
     given = ops.convert_to_tensor([["a", "b"], ["b", "c"]], dtype="string")
     np.testing.assert_array_equal(copy(given), model(given))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Tabulated(keras.layers.Layer):
+    """Keeps a table that is no variable in files, as Keras's guide shows."""
+
+    table = 1.0
+
+    def call(self, inputs):
+        return inputs * self.table
+
+    def save_own_variables(self, store):
+        store["table"] = np.array(self.table)
+
+    def load_own_variables(self, store):
+        self.table = float(store["table"])
+
+
+@keras.saving.register_keras_serializable("tests")
+class Composite(keras.layers.Layer):
+    """Layers as attributes, one of them with derived state, one with a table."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = [keras.layers.Normalization(), Tabulated()]
+
+    def build(self, input_shape):
+        self.steps[0].build(input_shape)
+
+    def call(self, inputs):
+        return self.steps[1](self.steps[0](inputs))
+
+
+def test_a_copy_keeps_the_state_of_what_layers_hold():
+    composite = Composite()
+    composite.build((None, 8, 8, 2))
+    composite.steps[0].adapt(5 + 3 * IMAGES)
+    composite.steps[1].table = 2.5
+    model = keras.Sequential([keras.Input((8, 8, 2)), composite, keras.layers.Dense(3)])
+    assert_same_outputs(model, rewiring.rebuild(model, lambda layer: None), IMAGES)
+
+
+def test_a_copy_keeps_the_flags_of_what_layers_hold():
+    inputs = keras.Input((6, 4))
+    attention = keras.layers.MultiHeadAttention(2, 2)
+    model = keras.Model(inputs, keras.layers.Dense(2)(attention(inputs, inputs)))
+    attention.query_dense.trainable = False
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert len(copy.trainable_variables) == len(model.trainable_variables) == 8
+    attention.trainable = False
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert len(copy.trainable_variables) == len(model.trainable_variables) == 2
+    attention.trainable = True
+    attention.output_dense.bias.trainable = False
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert len(copy.trainable_variables) == len(model.trainable_variables) == 9
 
 
 def test_derived_classes_come_back_plain():

@@ -116,13 +116,21 @@ class CosineDense(keras.layers.Layer):
 
         This layer stays as it is, and shares no weights with the new ones. They differ
         for inputs shorter than 1e-6 alone, whose cosines this layer draws towards zero.
+        Regularizer and constraint of the kernel are not handed on: that of `Dense` is
+        another, with its columns scaled.
 
         Raises:
             ValueError: If the layer is not built yet.
         """
         validation.built(self, "fold")
         dtype = self.variable_dtype
-        dense = keras.layers.Dense(self.units, use_bias=False, dtype=dtype, name="dense")
+        dense = keras.layers.Dense(
+            self.units,
+            use_bias=False,
+            activity_regularizer=self.activity_regularizer,
+            dtype=dtype,
+            name="dense",
+        )
         folded = keras.Sequential(
             [keras.layers.UnitNormalization(dtype=dtype, name="unit_norm"), dense],
             name=self.name,
@@ -130,7 +138,9 @@ class CosineDense(keras.layers.Layer):
         if self.compute_dtype != self.variable_dtype:
             # The cosines are taken in the wider type, and then returned in this one.
             folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
-        folded.build(self.get_build_config()["input_shape"])
+        # Of any size between: the layer may be called on several.
+        *between, features = self.get_build_config()["input_shape"]
+        folded.build((*(None for _ in between), features))
         kernel = self.learned_scale * unit_norm(ops.convert_to_tensor(self.kernel), axis=0)
         dense.kernel.assign(ops.convert_to_numpy(kernel))
         dense.trainable = self.trainable

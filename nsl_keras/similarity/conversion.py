@@ -7,6 +7,7 @@ the similarities are trained. `fold` ends with a plain Keras model that computes
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable
@@ -187,12 +188,13 @@ def add_similarity(
     for layer, new_layer in zip(chosen, new_layers, strict=True):
         is_separable = isinstance(layer, keras.layers.SeparableConv2D)
         kernel = layer.depthwise_kernel if is_separable else layer.kernel
-        _set_kernel_and_bias(new_layer, kernel, layer)
+        _set_weights(new_layer, kernel, layer)
     _warn_of_start(new_layers)
     if freeze_backbone:
         for each in rewiring.layers(new_model):
             if not isinstance(each, NeuralSimilarity):
-                each.trainable = False
+                for part in (each, *rewiring.sublayers(each)):
+                    part.trainable = False
     if predictor is not None:
         _warn_of_costly(new_layers)
     logging.info(
@@ -223,6 +225,7 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
     with one tap in place of `T`. Where the shift depends on an image size that is not known
     (`padding="same"` with strides), it stays a convolution with the full kernel. What
     `add_similarity` made of a `SeparableConv2D` stays two layers, both of Keras's own.
+    Before a convolution of integers, which Keras's own do not take, stands a cast.
 
     Each layer comes back with its own `trainable` flag: what `add_similarity` froze is
     frozen here too, and the layers that had a similarity are trained, with kernel and bias.
@@ -267,8 +270,17 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
         "Sparsity regularization" (a shift and a 1x1 convolution).
     """
     input_shapes: dict[int, list[Shape]] = collections.defaultdict(list)
-    for call in rewiring.calls(model):
+    takes_integers: set[int] = set()
+    # A nested model is made for its own inputs too, whose sizes may not be known.
+    nested = [
+        each
+        for each in rewiring.sublayers(model)
+        if rewiring.is_graph(each) and hasattr(each, "inputs")
+    ]
+    for call in itertools.chain.from_iterable(map(rewiring.calls, [model, *nested])):
         input_shapes[id(call.layer)] += call.input_shapes[:1]
+        if not all(map(keras.backend.is_float_dtype, call.input_dtypes[:1])):
+            takes_integers.add(id(call.layer))
     found = rewiring.layers(model)
     names = {layer.name for layer in found}
     _refuse_dynamic(found)
@@ -279,8 +291,14 @@ def fold(model: keras.Model, verbose: Any = "auto") -> keras.Model:
             return [_fold_recurrent(layer, input_shapes[id(layer)][0])]
         if isinstance(layer, NeuralSimilarity):
             shift = _as_shift(layer, input_shapes[id(layer)], names)
-            return shift or [layer.fold()]
-        return [layer.fold()] if _folds_itself(layer) else None
+            cast = _casts(layer, names) if id(layer) in takes_integers else []
+            return [*cast, *(shift or [layer.fold()])]
+        if not _folds_itself(layer):
+            return None
+        folded = layer.fold()
+        if isinstance(folded, keras.Model):
+            _refuse_several_ranks(layer, input_shapes[id(layer)])
+        return [folded]
 
     return rewiring.rebuild(model, replace, verbose)
 
@@ -289,12 +307,13 @@ def _names(layers: Iterable[Layer]) -> str:
     return ", ".join(repr(layer.name) for layer in layers)
 
 
-def _set_kernel_and_bias(new_layer: Layer, kernel: Any, source: Layer) -> None:
+def _set_weights(new_layer: Layer, kernel: Any, source: Layer) -> None:
     # Copies: on JAX two layers would share a buffer, which a training step donates.
     kernel = ops.convert_to_numpy(kernel)
     new_layer.kernel.assign(kernel.reshape(new_layer.kernel.shape))
     if new_layer.use_bias:
         new_layer.bias.assign(ops.convert_to_numpy(source.bias))
+    rewiring.copy_activations(source, new_layer)
 
 
 # Adding similarities.
@@ -537,6 +556,25 @@ def _is_ours(layer: Layer) -> bool:
     return any(base.__module__.startswith("nsl_keras.") for base in bases)
 
 
+def _casts(layer: NeuralSimilarity, names: set[str]) -> list[Layer]:
+    """Returns what stands before a plain layer of integers, which Keras's do not cast."""
+    if not isinstance(layer, SimilarityConvolution):
+        return []
+    name = rewiring.unused_name(f"{layer.name}_cast", names)
+    return [keras.layers.Rescaling(1.0, name=name, dtype=layer.dtype_policy)]
+
+
+def _refuse_several_ranks(layer: Layer, input_shapes: Collection[Shape]) -> None:
+    """Raises for a layer that becomes a model, which takes inputs of one rank."""
+    ranks = sorted(set(map(len, input_shapes)))
+    if len(ranks) > 1:
+        raise ValueError(
+            "`model` must call a layer that becomes several on inputs of one rank alone. "
+            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}, called on "
+            f"inputs of ranks {ranks}"
+        )
+
+
 def _fold_recurrent(layer: Layer, input_shape: Shape) -> Layer:
     """Returns a recurrent layer with plain cells in place of those with a similarity."""
     if not similarities_of(layer):  # One side of a `Bidirectional`, of any class.
@@ -668,5 +706,5 @@ def _with_one_tap(layer: Any, tap: tuple[int, ...]) -> Layer:
     shape: list[int | None] = [None] * (layer.rank + 2)
     shape[layer.channel_axis] = layer.input_spec.axes[layer.channel_axis]
     plain.build(tuple(shape))
-    _set_kernel_and_bias(plain, ops.convert_to_numpy(folded.kernel)[tap], folded)
+    _set_weights(plain, ops.convert_to_numpy(folded.kernel)[tap], folded)
     return plain

@@ -115,7 +115,8 @@ class NeuralSimilarity(FloatKernel):
         if self.predictor is not None:
             self._build_predictor(tuple(input_shape))
         rewiring.pass_on_frozen(self)
-        self._apply_kernel_trainable()
+        if not self._kernel_trainable:
+            self._apply_kernel_trainable()
 
     def _kernel_grid(
         self, input_shape: tuple[int | None, ...]
@@ -194,7 +195,7 @@ class NeuralSimilarity(FloatKernel):
 
     @property
     def kernel_trainable(self) -> bool:
-        """Whether kernel and bias are trained, or the similarity alone."""
+        """Whether kernel, bias and activation are trained, or the similarity alone."""
         if self.built and self.trainable:
             return self.kernel.trainable
         return self._kernel_trainable
@@ -206,9 +207,10 @@ class NeuralSimilarity(FloatKernel):
             self._apply_kernel_trainable()
 
     def _apply_kernel_trainable(self) -> None:
-        for variable in (self.kernel, self.bias):
-            if variable is not None:
-                variable.trainable = self._kernel_trainable and self.trainable
+        activation = getattr(self, "activation", None)  # A layer with weights, perhaps.
+        for part in (self.kernel, self.bias, activation):
+            if isinstance(part, (keras.Variable, keras.layers.Layer)):
+                part.trainable = self._kernel_trainable and self.trainable
 
     @property
     def similarity_matrix(self) -> Tensor:
@@ -270,6 +272,7 @@ class NeuralSimilarity(FloatKernel):
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
         if self.bias is not None:
             plain.bias.assign(ops.convert_to_numpy(self.bias))
+        rewiring.copy_activations(self, plain)
         return plain
 
     def require_static(self, what: str) -> None:

@@ -268,6 +268,7 @@ class SimilarityCell(StandsOnKeras):
         plain.recurrent_kernel.assign(kernels[1])
         if self.use_bias:
             plain.bias.assign(ops.convert_to_numpy(self.bias.value))
+        rewiring.copy_activations(self, plain)
         return plain
 
     def get_config(self) -> dict[str, Any]:

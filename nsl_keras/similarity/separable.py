@@ -7,6 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import rewiring
+
 
 def depthwise_config(layer: keras.layers.SeparableConv2D, name: str) -> dict[str, Any]:
     """Returns the config of the first part: a depthwise convolution without a bias.
@@ -67,4 +69,5 @@ def pointwise_convolution(layer: keras.layers.SeparableConv2D) -> keras.layers.C
     pointwise.kernel.assign(ops.convert_to_numpy(layer.pointwise_kernel))
     if layer.use_bias:
         pointwise.bias.assign(ops.convert_to_numpy(layer.bias))
+    rewiring.copy_activations(layer, pointwise)
     return pointwise

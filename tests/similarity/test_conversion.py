@@ -713,6 +713,76 @@ def test_a_frozen_nested_model():
     assert trainable_names(model) == ["bias", "kernel"] + ["similarity"] * 3
 
 
+def test_a_frozen_network_with_layers_that_hold_others():
+    images = keras.Input((6, 4))
+    x = keras.layers.Conv1D(4, 3, name="convolution")(images)
+    attention = keras.layers.MultiHeadAttention(2, 2, name="attention")
+    plain = keras.Model(images, attention(x, x))
+    plain.trainable = False
+    assert trainable_names(add_similarity(plain)) == ["similarity"]
+    plain.trainable = True
+    folded = fold(add_similarity(plain))
+    assert trainable_names(folded) == ["bias", "kernel"]
+    # What is trained in a frozen layer is frozen with the backbone too.
+    attention.trainable = False
+    attention.query_dense.trainable = True
+    assert trainable_names(add_similarity(plain)) == ["similarity"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Conv2D(4, 3, activation=keras.layers.PReLU(shared_axes=[1, 2])),
+        keras.layers.SeparableConv2D(
+            4, 3, activation=keras.layers.PReLU(shared_axes=[1, 2])
+        ),
+    ],
+    ids=["plain", "separable"],
+)
+def test_activations_with_weights(layer, tmp_path):
+    plain = stack(type(layer).from_config(layer.get_config()))
+    randomize(plain.weights)
+    model = add_similarity(plain)
+    assert difference(plain, model, IMAGES) <= 1e-6
+    assert trainable_names(model) == ["similarity"]
+    folded = fold(model)
+    assert difference(plain, folded, IMAGES) <= 1e-6
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert difference(model, loaded, IMAGES) <= 1e-6
+    assert trainable_names(loaded) == ["similarity"]
+    trained = add_similarity(plain, freeze_backbone=False)
+    assert "alpha" in trainable_names(trained)
+    # Copies: training one leaves the other.
+    for weight in plain.weights:
+        weight.assign(ops.zeros_like(weight))
+    assert difference(model, folded, IMAGES) <= 1e-6
+
+
+def test_activations_with_weights_after_a_shift():
+    activation = keras.layers.PReLU(shared_axes=[1, 2])
+    model = stack(
+        layers.NeuralSimilarityConv2D(
+            4, 3, similarity=similarities.Sparse(1), activation=activation
+        )
+    )
+    randomize(model.weights)
+    folded = fold(model)
+    assert folded.layers[-1].kernel_size == (1, 1)
+    assert difference(model, folded, IMAGES) <= 1e-6
+
+
+def test_the_kernel_is_frozen_and_freed_with_its_activation():
+    layer = layers.NeuralSimilarityConv2D(
+        4, 3, activation=keras.layers.PReLU(), kernel_trainable=False
+    )
+    layer(IMAGES)
+    assert [each.name for each in layer.trainable_variables] == ["similarity"]
+    layer.kernel_trainable = True
+    names = sorted(each.name for each in layer.trainable_variables)
+    assert names == ["alpha", "bias", "kernel", "similarity"]
+
+
 def test_regularizers_reach_the_similarities(plain):
     model = add_similarity(
         plain,
@@ -875,6 +945,36 @@ def test_fold_of_cosine_classifiers(dtype):
     np.testing.assert_array_equal(as_numpy(folded(images)), before)
     with pytest.raises(ValueError, match="`fold` needs a built layer"):
         layers.CosineDense(3).fold()
+
+
+def test_fold_of_cosine_classifiers_on_several_shapes():
+    layer = layers.CosineDense(3, activity_regularizer="l2", name="shared")
+    short, long = keras.Input((5, 4)), keras.Input((7, 4))
+    model = keras.Model([short, long], [layer(short), layer(long)])
+    inputs = [RNG.normal(size=(2, n, 4)).astype("float32") for n in (5, 7)]
+    folded = fold(model)
+    assert difference(model, folded, inputs) <= 1e-6
+    assert len(folded.losses) == len(model.losses) == 2
+    vectors = keras.Input((4,))
+    model = keras.Model([short, vectors], [layer(short), layer(vectors)])
+    with pytest.raises(ValueError, match=r"inputs of one rank.*'shared'.*ranks \[2, 3\]"):
+        fold(model)
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize("nonzeros", [1, None])
+def test_fold_of_convolutions_of_integers(depthwise, nonzeros):
+    similarity = similarities.Sparse(nonzeros)
+    layer = (
+        layers.NeuralSimilarityDepthwiseConv2D(3, similarity=similarity, name="first")
+        if depthwise
+        else layers.NeuralSimilarityConv2D(4, 3, similarity=similarity, name="first")
+    )
+    model = keras.Sequential([keras.Input((8, 9, 3), dtype="uint8"), layer])
+    images = RNG.integers(0, 256, (2, 8, 9, 3)).astype("uint8")
+    folded = fold(model)
+    assert folded.layers[0].name == "first_cast"
+    assert difference(model, folded, images) <= 1e-6
 
 
 def test_fold_of_a_side_without_similarities():
@@ -1093,3 +1193,18 @@ def test_shifts_inside_nested_models():
     ]
     assert folded.get_layer("nested").layers[-1].kernel_size == (1, 1)
     assert difference(model, folded, inputs) <= 1e-6
+
+
+def test_shifts_inside_nested_models_of_unknown_sizes():
+    """The nested model may be taken out and called on images of another size."""
+    layer = layers.NeuralSimilarityConv2D(
+        4, 3, strides=2, padding="same", similarity=similarities.Sparse(1), name="inside"
+    )
+    nested_model = keras.Sequential([keras.Input((None, None, 2)), layer], name="nested")
+    image = keras.Input((8, 8, 2))
+    model = keras.Model(image, nested_model(image))
+    randomize(model.weights)
+    inside = fold(model).get_layer("nested")
+    for size in (8, 9):
+        images = RNG.normal(size=(2, size, size, 2)).astype("float32")
+        assert difference(nested_model, inside, images) <= 1e-6

@@ -622,6 +622,18 @@ def test_a_kind_with_layers_that_keras_names(tmp_path):
     assert_equal(loaded(images), model(images))
 
 
+@pytest.mark.parametrize("name", ["similarity", "outputs", "call", "variables"])
+def test_layers_of_a_kind_named_like_attributes(name):
+    @predictors.register(f"test_{name}")
+    def taken(predictor):
+        middle = keras.layers.Conv2D(5, 1, name=name)
+        return [*predictor.hidden(), middle, *predictor.output()]
+
+    layer = NeuralSimilarityConv2D(4, 3, predictor=f"test_{name}")
+    with pytest.raises(ValueError, match=f"`kind` 'test_{name}' must name .*layers {name}"):
+        layer.build((None, 9, 8, 3))
+
+
 def test_get():
     predictor = predictors.get("cnn", hidden_filters=3, name="own")
     assert predictor.name == "own"

@@ -179,11 +179,25 @@ class Predictor(keras.layers.Layer):
                 "take `hidden` and `output` once each. Received: layers "
                 f"{', '.join(self._network)}"
             )
+        reserved = [name for name in self._network if self._means_another_thing(name)]
+        if reserved:
+            raise ValueError(
+                f"`kind` {self.kind!r} must name its layers otherwise than attributes of "
+                f"the predictor. Received: layers {', '.join(reserved)}"
+            )
         for name, layer in zip(self._network, layers, strict=True):
             setattr(self, name, layer)
             layer.build(shape)
             shape = tuple(layer.compute_output_shape(shape))
         rewiring.pass_on_frozen(self)
+
+    def _means_another_thing(self, name: str) -> bool:
+        """Whether an attribute of this name is no layer of the network."""
+        if name in ("hidden_normalization", "output_normalization"):
+            return False
+        own = vars(self).get(name)
+        is_set = own is not None and not isinstance(own, keras.layers.Layer)
+        return is_set or hasattr(type(self), name)
 
     def hidden(
         self, normalize: str | None = None, batch_normalized: bool = False
