@@ -7,6 +7,12 @@ reduced along an axis that scalars do not have. The first is in `_maybe_symbolic
 the only private method of Keras that is overridden here; the second goes by overriding
 `make_train_function` and `make_test_function`, which are public.
 
+An example: a batch of 7 on two processes of two replicas each. The parts do not divide, so
+they are gathered, and replica `r` of 4 takes the examples from `7 r // 4` to
+`7 (r + 1) // 4`: 1, 2, 2 and 2 of them. Its mean loss counts 4/7 or 8/7 times, and the mean
+over the replicas, which Keras takes, is the mean over the 7. Of a batch of 3 each replica
+computes all, and metrics count what the first one finds.
+
 On one replica all is Keras's own.
 """
 

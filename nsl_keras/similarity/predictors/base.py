@@ -29,7 +29,14 @@ Shape = tuple[int | None, ...]
 
 
 class Predictor(keras.layers.Layer):
-    """Private base: the arguments of all predictors, and their network."""
+    """Private base: the arguments of all predictors, and their network.
+
+    Its life, with `predictor="sphere"` for example: the layer to be served makes it by that
+    kind, and what it is not given is `None`. When the layer is built, it calls `serve`,
+    where the predictor takes geometry, similarity, dtype and width from it. Then it builds
+    the predictor, which makes the kind's network (`_build_network`), and in each call hands
+    it the inputs: the outputs are the parameters of `M`.
+    """
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
