@@ -273,6 +273,8 @@ class NeuralSimilarity(FloatKernel):
         if self.bias is not None:
             plain.bias.assign(ops.convert_to_numpy(self.bias))
         rewiring.copy_activations(self, plain)
+        if isinstance(plain.activation, keras.layers.Layer) and not self.kernel_trainable:
+            plain.activation.trainable = plain.trainable  # As kernel and bias.
         return plain
 
     def require_static(self, what: str) -> None:

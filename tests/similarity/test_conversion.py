@@ -747,6 +747,8 @@ def test_activations_with_weights(layer, tmp_path):
     assert trainable_names(model) == ["similarity"]
     folded = fold(model)
     assert difference(plain, folded, IMAGES) <= 1e-6
+    in_one_layer = isinstance(layer, keras.layers.Conv2D)
+    assert ("alpha" in trainable_names(folded)) == in_one_layer
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert difference(model, loaded, IMAGES) <= 1e-6
