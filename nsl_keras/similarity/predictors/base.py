@@ -40,6 +40,10 @@ class Predictor(keras.layers.Layer):
 
     #: Whether one predictor may serve several layers, with an adaptation for each.
     serves_several = False
+    # What becomes of a prediction: `SimilarityPredictor` has these as arguments. One `call`
+    # for all keeps the way of a batch short.
+    pooled = False
+    downsampling = 1
     #: The batch norms of the network, where it has them.
     hidden_normalization: Any = None
     output_normalization: Any = None
@@ -278,6 +282,10 @@ class Predictor(keras.layers.Layer):
         for name in self._network:
             # Keras hands `training` on to the batch norms.
             outputs = getattr(self, name)(outputs)
+        if self.pooled:
+            return self._pool(outputs)
+        if self.downsampling > 1:
+            return self._at_every_position(outputs, ops.shape(inputs))
         return outputs
 
     @classmethod

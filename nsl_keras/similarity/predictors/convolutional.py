@@ -279,13 +279,8 @@ class SimilarityPredictor(Predictor):
             return PLAIN_CONVOLUTIONS[rank](filters, self.kernel_size, **options)
         return _SPHERE[rank](filters, self.kernel_size, normalize=normalize, **options)
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        outputs = super().call(inputs, training=training)
-        if self.pooled:
-            return ops.mean(outputs, axis=self._spatial_axes)
-        if self.downsampling > 1:
-            return self._at_every_position(outputs, ops.shape(inputs))
-        return outputs
+    def _pool(self, outputs: Tensor) -> Tensor:
+        return ops.mean(outputs, axis=self._spatial_axes)
 
     def _at_every_position(self, outputs: Tensor, input_shape: Any) -> Tensor:
         """Repeats the prediction of each block, and drops what no position asks for."""
