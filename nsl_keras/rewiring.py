@@ -174,9 +174,11 @@ def copy_activations(source: keras.layers.Layer, copy: keras.layers.Layer) -> No
     """
     for name in ("activation", "recurrent_activation"):
         one, other = getattr(source, name, None), getattr(copy, name, None)
-        if not (isinstance(one, keras.layers.Layer) and isinstance(other, type(one))):
+        if not isinstance(one, keras.layers.Layer) or not isinstance(other, type(one)):
             continue
-        if one.built and not other.built:
+        if not one.built:  # Keras builds it when the layer is first called.
+            continue
+        if not other.built:
             other.build_from_config(one.get_build_config())
         other.set_weights(one.get_weights())
 

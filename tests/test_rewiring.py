@@ -268,6 +268,8 @@ def test_a_copy_keeps_the_flags_of_what_layers_hold():
     attention.query_dense.trainable = False
     copy = rewiring.rebuild(model, lambda layer: None)
     assert len(copy.trainable_variables) == len(model.trainable_variables) == 8
+    found = copy.get_layer(attention.name)
+    assert found.trainable and not found.query_dense.trainable
     attention.trainable = False
     copy = rewiring.rebuild(model, lambda layer: None)
     assert len(copy.trainable_variables) == len(model.trainable_variables) == 2

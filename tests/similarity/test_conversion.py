@@ -741,7 +741,9 @@ def test_a_frozen_network_with_layers_that_hold_others():
 )
 def test_activations_with_weights(layer, tmp_path):
     plain = stack(type(layer).from_config(layer.get_config()))
+    assert difference(plain, add_similarity(plain), IMAGES) <= 1e-6  # Not built yet.
     randomize(plain.weights)
+    assert plain.weights[-1].name == "alpha"
     model = add_similarity(plain)
     assert difference(plain, model, IMAGES) <= 1e-6
     assert trainable_names(model) == ["similarity"]
@@ -768,6 +770,7 @@ def test_activations_with_weights_after_a_shift():
             4, 3, similarity=similarities.Sparse(1), activation=activation
         )
     )
+    model(IMAGES)
     randomize(model.weights)
     folded = fold(model)
     assert folded.layers[-1].kernel_size == (1, 1)
