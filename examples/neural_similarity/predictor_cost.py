@@ -92,7 +92,11 @@ def depthwise(predictor):
     """A separable hidden layer, and an output that looks at one position."""
     return [
         keras.layers.SeparableConv2D(
-            predictor.hidden_filters, 3, padding="same", use_bias=False, name="hidden"
+            predictor.hidden_filters,
+            3,
+            padding="same",
+            use_bias=False,
+            name="hidden_convolution",
         ),
         BatchNormalization(name="hidden_normalization"),
         keras.layers.ReLU(name="hidden_relu"),
