@@ -19,8 +19,9 @@ def register(name: str) -> Callable[[Network], Network]:
 
     Layers then take the name as `predictor=`, and predictors as `kind=`. The function is
     given the predictor and returns its layers, called one after the other. Each becomes an
-    attribute of the predictor under its own name. It may make them with these methods, or
-    in any other way:
+    attribute of the predictor under its own name, so that names of the predictor's other
+    attributes are refused when it is built. It may make them with these methods, or in any
+    other way:
 
     * `predictor.hidden(normalize, batch_normalized)`: a convolution or dense layer to the
       hidden width, and a batch norm if `batch_normalized` and nothing else was asked for;
