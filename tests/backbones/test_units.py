@@ -213,6 +213,14 @@ def test_errors_of_options(build, options, message):
         build(**options)
 
 
+def test_a_fixed_regularizer_holds_where_none_is_given():
+    convolution = functools.partial(keras.layers.Conv2D, kernel_regularizer="l2")
+    small = {"input_shape": (8, 8, 3), "convolution": convolution}
+    assert backbones.convnet4(**small).losses
+    with pytest.raises(ValueError, match="must leave `kernel_regularizer`"):
+        backbones.convnet4(kernel_regularizer="l1", **small)
+
+
 def small_images(height, width):
     return {"input_shape": (height, width, 3)}
 

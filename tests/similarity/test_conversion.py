@@ -763,6 +763,16 @@ def test_activations_with_weights(layer, tmp_path):
     assert difference(model, folded, IMAGES) <= 1e-6
 
 
+def test_activations_with_weights_in_cells():
+    cell = layers.NeuralSimilaritySimpleRNNCell(4, activation=keras.layers.PReLU())
+    model = keras.Sequential([keras.Input((5, 3)), keras.layers.RNN(cell)])
+    sequences = RNG.normal(size=(2, 5, 3)).astype("float32")
+    model(sequences)
+    cell.activation.alpha.assign(np.full(4, 0.5))
+    plain = keras.layers.RNN(cell.fold())
+    np.testing.assert_allclose(plain(sequences), model(sequences), atol=1e-6)
+
+
 def test_activations_with_weights_after_a_shift():
     activation = keras.layers.PReLU(shared_axes=[1, 2])
     model = stack(
