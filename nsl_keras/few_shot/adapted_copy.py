@@ -29,14 +29,11 @@ def copy_with_classifier(
 
     copy = rewiring.rebuild(model, replace)
     replaced = {id(variable) for variable in classifier.variables} if new else set()
-    sources = []
-    for own, source in zip(copy.variables, model.variables, strict=True):
-        if id(source) in replaced:
-            sources.append(own)  # It is trained, whether the old one was frozen or not.
-            continue
-        sources.append(source)
-        if own.trainable != source.trainable:
-            own.trainable = source.trainable
+    # A new classifier is trained, whether the old one was frozen or not.
+    sources = [
+        own if id(source) in replaced else source
+        for own, source in zip(copy.variables, model.variables, strict=True)
+    ]
     # Sequential models have no graph to be cut.
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
