@@ -91,7 +91,7 @@ def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., A
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function: XLA needs no help."""
+    """Returns the function: all is compiled together."""
     return function
 
 
