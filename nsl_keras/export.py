@@ -80,7 +80,8 @@ def save_model(
             shapes; `None` takes it from the model, or from the preprocessing.
         signatures: Further signatures by name, each a function from a batch of inputs,
             as the model takes it, to tensors whose first axis is the batch. They replace
-            those above that have the same name.
+            those above that have the same name; what replaces `serving_default` has
+            both of its names, and is what the written model is compared with.
         preprocessing: Function of the inputs, such as a Keras layer or model, whose
             outputs are the model's inputs. It becomes part of every signature.
         examples: Batch of inputs on which the written model is compared with `model`;
@@ -93,8 +94,8 @@ def save_model(
     Raises:
         ValueError: If that path exists already (nothing is overwritten), the model is no
             Keras model, is not built or has weights that are not finite, its input shape
-            is unknown, `examples` are not such inputs, or `k` is larger than the
-            dictionary or given without one.
+            is unknown, `examples` are not such inputs, `k` is larger than the
+            dictionary or given without one, or `signatures` hold one under two names.
         ImportError: If TensorFlow is not installed.
         RuntimeError: If the written model does not predict what `model` predicts, or that
             is not finite.
@@ -121,7 +122,16 @@ def save_model(
     inputs = _Inputs(_specify(model, preprocessing, input_shape))
     drawn = _draw(model, inputs) if examples is None else _checked(examples, inputs)
     prepare = preprocessing or (lambda given: given)
-    served = {**_predictions_of(model, k), **(signatures or {})}
+    further = dict(signatures or {})
+    if "serving_default" in further:
+        if "serve" in further:
+            raise ValueError(
+                "`signatures` must not hold both `serve` and `serving_default`, which are "
+                f"names of one. Received: signatures={list(further)}"
+            )
+        further["serve"] = further.pop("serving_default")
+    served = {**_predictions_of(model, k), **further}
+    predict = further.get("serve", lambda given: model(given, training=False))
     archive = keras.export.ExportArchive()
     for name, function in served.items():
         # It finds the variables that are used: those that are not, need not be served.
@@ -137,7 +147,7 @@ def save_model(
             each.name: tensor
             for each, tensor in zip(inputs.specifications, batch, strict=True)
         }
-        _compare(scratch, given, model(prepare(inputs.pack(batch)), training=False))
+        _compare(scratch, given, predict(prepare(inputs.pack(batch))))
         if path.exists():  # Another process was faster.
             raise _taken(path)
     return path

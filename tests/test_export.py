@@ -132,6 +132,25 @@ def test_non_finite_examples_get_no_answer(exported, bad):
     )
 
 
+@pytest.mark.parametrize("name", ["serve", "serving_default"])
+def test_a_signature_takes_the_place_of_the_predictions(tmp_path, name):
+    """It has both names, and is what the written model is compared with."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    def probabilities(x):
+        return keras.ops.softmax(model(x))
+
+    path = export.save_model(model, tmp_path, signatures={name: probabilities})
+    loaded, x = tf.saved_model.load(str(path)), vectors(5)
+    expected = keras.ops.convert_to_numpy(probabilities(x))
+    for served in ("serve", "serving_default"):
+        (found,) = loaded.signatures[served](inputs=tf.constant(x)).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    both = dict.fromkeys(("serve", "serving_default"), probabilities)
+    with pytest.raises(ValueError, match="`signatures` must not hold both"):
+        export.save_model(model, tmp_path, version=2, signatures=both)
+
+
 def test_static_models_are_folded(tmp_path):
     convolution = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity="unconstrained")
     model = keras.Sequential(

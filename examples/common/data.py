@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -39,6 +40,8 @@ class ImageData:
     validation: Split
     test: Split
     class_names: list[str]
+    #: Of a file of images, what tells it from others.
+    fingerprint: str | None = None
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -53,7 +56,7 @@ class ImageData:
         train, validation, test = (
             Split((split.images - mean) / deviation, split.labels) for split in splits
         )
-        return ImageData(train, validation, test, self.class_names)
+        return dataclasses.replace(self, train=train, validation=validation, test=test)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -178,7 +181,8 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             of one name are put together in the order of the files' names.
 
     Raises:
-        ValueError: If an array is missing.
+        ValueError: If an array is missing, images are not uint8, or there are not as many
+            labels.
     """
     place = pathlib.Path(path).expanduser()
     found: dict[str, list[np.ndarray]] = {}
@@ -194,25 +198,57 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             f"`data_file` must hold {', '.join(wanted)}. Received: {path} without "
             f"{', '.join(missing)}"
         )
+    for part in PARTS:
+        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise ValueError(
+                "`data_file` must hold uint8 images of shape (n, height, width, channels), "
+                f"and as many labels. Received: {path} with {part} images of dtype "
+                f"{images.dtype} and shape {images.shape}, and {len(labels)} labels"
+            )
     return arrays
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
+    """What tells the arrays of a file from others."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()[:12]
 
 
 def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
     """Writes such a file; images that are not uint8 yet are in [0, 1].
 
     A path that does not end in `.npz` is made a folder of files of at most `PIECE` bytes.
+
+    Raises:
+        ValueError: If images are outside [0, 1], or the folder holds such files already.
     """
     arrays = dict(others)
     for part, split in parts.items():
         images = split.images
         if images.dtype != np.uint8:
-            images = np.round(255 * images).astype("uint8")
+            # What resized images are beyond it by rounding is cut off.
+            if images.size and (images.min() < -0.001 or images.max() > 1.001):
+                raise ValueError(
+                    "`write_data_file` must be given images in [0, 1]. Received: images "
+                    f"between {images.min():.3g} and {images.max():.3g}"
+                )
+            images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
     if place.suffix == ".npz":
         with files.replacing(place) as scratch:
             np.savez_compressed(scratch, **arrays)
         return
+    if any(place.glob("*.npz")):
+        raise ValueError(
+            "`write_data_file` must be a folder without .npz files, which would be read "
+            f"with the new ones. Received: {path}"
+        )
     for number, piece in enumerate(_pieces(arrays)):
         with files.replacing(place / f"{number:03}.npz") as scratch:
             np.savez(scratch, **piece)
@@ -224,6 +260,8 @@ def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     room = largest = PIECE - HEADERS
     for key, array in arrays.items():
         start = 0
+        if not len(array):
+            piece[key] = array
         while start < len(array):
             size = array[:1].nbytes
             count = min(len(array) - start, room // size)
@@ -262,7 +300,11 @@ def load_file(path: str, train_examples: int | None = None) -> ImageData:
     classes = 1 + max(int(split.labels.max()) for split in (train, test))
     names = arrays.get("class_names", np.arange(classes)).tolist()
     return ImageData(
-        train.take(train_examples), validation, test, [str(name) for name in names]
+        train.take(train_examples),
+        validation,
+        test,
+        [str(name) for name in names],
+        fingerprint(arrays),
     )
 
 
@@ -295,7 +337,7 @@ def resized(data: ImageData, size: int) -> ImageData:
     train, validation, test = (
         Split(resized_images(split.images, size), split.labels) for split in splits
     )
-    return ImageData(train, validation, test, data.class_names)
+    return dataclasses.replace(data, train=train, validation=validation, test=test)
 
 
 def without_validation(data: ImageData) -> ImageData:
@@ -304,4 +346,4 @@ def without_validation(data: ImageData) -> ImageData:
         np.concatenate([data.train.images, data.validation.images]),
         np.concatenate([data.train.labels, data.validation.labels]),
     )
-    return ImageData(train, data.validation.take(0), data.test, data.class_names)
+    return dataclasses.replace(data, train=train, validation=data.validation.take(0))

@@ -78,7 +78,9 @@ flags.DEFINE_bool(
     "Keep the images on the device, and train many steps in one compiled loop (JAX); "
     "by default on accelerators.",
 )
-flags.DEFINE_integer("save_every", 500, "Steps after which state is saved, at most.")
+flags.DEFINE_integer(
+    "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
+)
 flags.DEFINE_bool(
     "step_times", False, "Time the steps of each row beside the plain network's."
 )
@@ -178,6 +180,8 @@ def load_arrays(image_size: int | None = None) -> data.ImageData:
             "`tune` needs validation images. Received: "
             f"{FLAGS.data_file or FLAGS.dataset} without any"
         )
+    if FLAGS.write_data_file:
+        return found  # As it is: who reads the file says what becomes of the images.
     found = found if FLAGS.hold_out or FLAGS.tune else data.without_validation(found)
     return found.standardized if FLAGS.input == "standardized" else found
 
@@ -205,6 +209,7 @@ def setting_of(found: data.ImageData, trained: recipe.Recipe, **others: object) 
         **found.counts,
         "image_shape": found.image_shape,
         "classes": len(found.class_names),
+        "data_file": found.fingerprint,
         "recipe": dataclasses.asdict(trained),
         "filters": filters_from_flags(),
         "input": FLAGS.input,

@@ -207,10 +207,18 @@ class Batches(keras.utils.PyDataset):
 def chunk_steps(steps: int, longest: int = 500) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved.
 
-    Where all divisors are small (a prime number), the whole training is one chunk.
+    Where all divisors are small (a prime number), the whole training is one chunk, and a
+    line says so.
     """
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
-    return chunk if chunk >= longest // 10 else steps
+    if chunk >= longest // 10:
+        return chunk
+    print(
+        f"An interrupted run begins anew: no divisor of its {steps:,} steps lies between "
+        f"{longest // 10} and {longest}.",
+        flush=True,
+    )
+    return steps
 
 
 def fit(
@@ -237,7 +245,7 @@ def fit(
         verbose: As for `keras.Model.fit`.
         on_device: Whether chunks are one compiled loop: see `device_loop`.
         deadline: `time.monotonic()` after which no chunk begins; a chunk is taken to
-            last as long as the one before.
+            last as long as the one before in this call.
 
     Returns:
         The final loss, the seconds of all calls, and the images per second (the median

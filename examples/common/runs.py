@@ -16,6 +16,7 @@ import json
 import pathlib
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,14 +32,23 @@ Key = tuple[str | int, ...]
 
 _SETTING = "setting.json"
 
+#: Flags that name places on a machine.
+_PLACES = ("data_dir", "data_file", "state_dir", "model_dir")
+
 
 def command(module: str, package: str = "examples") -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
-    arguments = " ".join(sys.argv[1:])
-    for flag in ("data_dir", "data_file", "state_dir", "model_dir"):
-        arguments = re.sub(rf"--?{flag}[= ]\S+", f"--{flag}={flag.upper()}", arguments)
-    arguments = re.sub(r" --stop_after_minutes=\S+", "", arguments)
-    return f"python -m {package}.{module} {arguments}".rstrip()
+    arguments = []
+    given = iter(sys.argv[1:])
+    for argument in given:
+        flag, separate, _ = argument.lstrip("-").partition("=")
+        if flag in (*_PLACES, "stop_after_minutes") and not separate:
+            next(given, None)  # Its value is the next argument.
+        if flag in _PLACES:
+            arguments.append(f"--{flag}={flag.upper()}")
+        elif flag != "stop_after_minutes":
+            arguments.append(argument)
+    return shlex.join(["python", "-m", f"{package}.{module}", *arguments])
 
 
 def versions() -> dict[str, str]:
@@ -168,7 +178,7 @@ class RunRecords:
     def forget(self, key: Key) -> None:
         """Deletes the state of a run."""
         if self.states is not None:
-            remove_states(self.state(key))
+            remove_state(self.state(key))
 
 
 def _as_read(setting: dict) -> dict:
@@ -233,14 +243,13 @@ def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
     return pathlib.Path(state_dir).expanduser() / digest
 
 
-def remove_states(folder: pathlib.Path) -> None:
-    """Deletes a folder of states, and with it folders that it leaves empty."""
+def remove_state(folder: pathlib.Path) -> None:
+    """Deletes the state of a run, and the `states_folder` that it leaves empty."""
     if not strategies.is_first_worker():
         return
     files.remove(folder)
-    with contextlib.suppress(OSError):  # Of folders that hold something, or are gone.
+    with contextlib.suppress(OSError):  # It holds others, or is gone.
         folder.parent.rmdir()
-        folder.parent.parent.rmdir()
 
 
 def results_folder(output_dir: str) -> pathlib.Path:

@@ -27,6 +27,9 @@ class OutOfTime(SystemExit):
 class StopInTime(keras.callbacks.Callback):
     """Stops before a chunk that may end after a deadline: it is taken to last as the last.
 
+    The first chunk of a call begins in any case where the deadline is still to come. Else
+    calls that are shorter than a chunk would never get on.
+
     Args:
         deadline: `time.monotonic()`, or `None`.
         backup: What knows the times of chunks.
@@ -44,10 +47,13 @@ class StopInTime(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.deadline, self.backup, self.steps = deadline, backup, steps
+        self.first: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         if self.deadline is None:
             return
-        expected = self.backup.history.get("seconds", [0.0])[-1]
+        if self.first is None:
+            self.first = epoch
+        expected = 0.0 if epoch == self.first else self.backup.history["seconds"][-1]
         if time.monotonic() + expected > self.deadline:
             raise OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")

@@ -226,7 +226,8 @@ def publish(
     for path, record in unfinished.by_path.items():
         added = (more or {}).get(record["method"], {}) if record["seed"] == 0 else {}
         records.add((path.stem,), {**record, **added})
-    runs.remove_states(unfinished.folder.parent)
+    if strategies.is_first_worker():
+        files.remove(unfinished.folder.parent)
     return records
 
 
@@ -352,6 +353,8 @@ def main(_arguments: list[str]) -> None:
     for name in names:
         if name not in models:  # An interrupted demo trained it.
             models[name], _ = train_one(name, setting, 0, states / f"{name}_0")
+    # Times are ratios to the first.
+    models = {name: models[name] for name in names}
     runs.write_figures(results / "figures", pictures(models, found))
     answers = export_and_serve(
         models[served], first[served], setting, found, output, version

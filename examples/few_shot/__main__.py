@@ -82,7 +82,9 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
-flags.DEFINE_integer("save_every", 500, "Steps after which state is saved, at most.")
+flags.DEFINE_integer(
+    "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
+)
 flags.DEFINE_bool("jit_compile", None, "Compile steps with XLA; None: Keras decides.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
@@ -101,19 +103,17 @@ def main(_arguments: list[str]) -> None:
         values["augmentation"] = images.image_shape[-1] == 3
     setting = Setting(**values)
     states = runs.states_folder(
-        FLAGS.state_dir, ["few_shot", dataclasses.asdict(setting), images.counts]
+        FLAGS.state_dir,
+        ["few_shot", dataclasses.asdict(setting), images.counts, images.fingerprint],
     )
     jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
     training = Training(
         setting, images, states, jit_compile, FLAGS.verbose, FLAGS.save_every
     )
-    records = run_methods(
-        training,
-        FLAGS.method or list(methods.METHODS),
-        FLAGS.seeds,
-        runs.results_folder(FLAGS.output_dir),
-    )
-    runs.remove_states(states)
+    names = FLAGS.method or list(methods.METHODS)
+    results = runs.results_folder(FLAGS.output_dir)
+    records = run_methods(training, names, FLAGS.seeds, results)
+    training.forget(names, FLAGS.seeds)
     print(f"\n{table.section(records)}\n")
     print(f"Wrote {records.folder}")
 

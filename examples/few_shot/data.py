@@ -11,6 +11,7 @@ from examples.common import image_folders
 from examples.common.data import (
     PARTS,
     Split,
+    fingerprint,
     prepared_builder,
     read_arrays,
     resized_images,
@@ -30,6 +31,8 @@ class FewShotData:
     train: Split
     validation: Split
     test: Split
+    #: Of a file, what tells it from others.
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         few_shot.disjoint(**{name: getattr(self, name).labels for name in PARTS})
@@ -91,7 +94,8 @@ def save(images: FewShotData, path: str) -> None:
 def _from_file(path: str) -> FewShotData:
     arrays = read_arrays(path)
     parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
-    return _from_parts(parts, "data_file", path)
+    found = _from_parts(parts, "data_file", path)
+    return dataclasses.replace(found, fingerprint=fingerprint(arrays))
 
 
 def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:

@@ -13,7 +13,7 @@ import numpy as np
 import nsl_keras
 from examples.common import recipe, runs, strategies, time_limit
 from examples.common.augmentation import augmented
-from examples.common.data import Split
+from examples.common.data import PARTS, Split
 from examples.few_shot import data, methods
 from nsl_keras import few_shot
 
@@ -46,6 +46,11 @@ class Setting:
     #: Whether those of episodes are, in training.
     episode_augmentation: bool = False
 
+    def __post_init__(self) -> None:
+        # Trials are told apart by them.
+        if len(set(self.rates)) < len(self.rates):
+            raise ValueError(f"`rates` must be different. Received: rates={self.rates}")
+
     @property
     def name(self) -> str:
         """The name of the folder of its runs."""
@@ -57,6 +62,11 @@ class Setting:
         if self.episode_augmentation:
             name += "_augmented_episodes"
         return f"{name}_tuned" if len(self.rates) > 1 else name
+
+    @property
+    def trial_images(self) -> int:
+        """The training images of a trial."""
+        return round(self.trial_share * self.training_images)
 
 
 class Training:
@@ -96,6 +106,20 @@ class Training:
             setting.queries,
             seed,
         )
+
+    def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:
+        """Where the state of a method's training is, or of a kind of pretraining."""
+        return self.states / f"{name}_{rate}_{images}_{seed}"
+
+    def forget(self, names: Sequence[str], seeds: Sequence[int]) -> None:
+        """Deletes the states of finished methods, trials and pretraining included."""
+        rows = [methods.METHODS[name] for name in names]
+        trained = {*names, *(row.pretrained for row in rows if row.pretrained)}
+        lengths = [(self.setting.training_images, seed) for seed in map(int, seeds)]
+        for rate in self.setting.rates:
+            for images, seed in [*lengths, (self.setting.trial_images, 0)]:
+                for name in trained:
+                    runs.remove_state(self.state(name, rate, images, seed))
 
     def run(
         self, method: str, rate: float, images: int, seed: int
@@ -162,7 +186,7 @@ class Training:
         batches = _Uint8Batches(self.images, trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
-        folder = self.states / f"{kind}_{rate:g}_{images}_{seed}"
+        folder = self.state(kind, rate, images, seed)
         return network, self._fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
@@ -186,7 +210,7 @@ class Training:
         )
         if setting.episode_augmentation:
             batches = AugmentedEpisodes(batches, seed)
-        folder = self.states / f"{method}_{rate:g}_{images}_{seed}"
+        folder = self.state(method, rate, images, seed)
         return self._fit(learner, batches, trained, methods.loss(method), folder)
 
     def _fit(
@@ -282,7 +306,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
     setting = training.setting
     if len(setting.rates) == 1:
         return setting.rates[0]
-    images = round(setting.trial_share * setting.training_images)
+    images = setting.trial_images
 
     def trial(method: str, rate: str) -> dict:
         record = {"method": method, "rate": float(rate), "seed": 0}
@@ -300,7 +324,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
             record["inner_rate"] = found["inner_rate"]
         return record | {"accuracy": evaluation.mean}
 
-    titles = {(method, f"{r:g}"): f"Trial: {method} at {r:g}" for r in setting.rates}
+    titles = {(method, str(r)): f"Trial: {method} at {r:g}" for r in setting.rates}
     runs.run_all(trials, titles, trial)
     accuracies = {
         run["rate"]: run["accuracy"] for run in trials.runs if run["method"] == method
@@ -381,11 +405,22 @@ def run_methods(
         names: Their names.
         seeds: Seeds of training.
         results: Below it the records, and those of the trials, are written.
+
+    Raises:
+        ValueError: If a part has too few classes, or images of a class.
     """
+    for part in PARTS:
+        training.sampler(part, 0)  # Said before the training, not after it.
+    if "proto_net" in names and training.setting.proto_ways > training.classes:
+        raise ValueError(
+            "`proto_ways` must be at most the number of training classes, "
+            f"{training.classes}. Received: proto_ways={training.setting.proto_ways}"
+        )
     setting = {
         **dataclasses.asdict(training.setting),
         **training.data.counts,
         "image_shape": training.data.image_shape,
+        "data_file": training.data.fingerprint,
     }
     folder = results / "few_shot" / training.setting.name
     records = runs.RunRecords(folder, setting)

@@ -243,7 +243,8 @@ def main(_arguments: list[str]) -> None:
     )
     dataset = f"{FLAGS.dataset}_coarse" if experiment.coarse else FLAGS.dataset
     place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
-    models = pathlib.Path(FLAGS.model_dir).expanduser() / place
+    # Of a setting, as the records are: another one's would take their place.
+    models = runs.states_folder(f"{FLAGS.model_dir}/{place}", setting)
     if not FLAGS.tune:
         files.require_room(models)
     made = image_training.make_runs(

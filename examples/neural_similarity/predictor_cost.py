@@ -160,9 +160,8 @@ def make_model(
     return model
 
 
-def parts(classes: int, seed: int) -> tuple[np.ndarray, ...]:
+def parts(found: data.Split, classes: int, seed: int) -> tuple[np.ndarray, ...]:
     """Training and validation images of some of the classes, drawn by a seed."""
-    found = few_shot_data.load("images", data_file=FLAGS.data_file).train
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(np.unique(found.labels))[:classes])
     members = rng.permutation(np.flatnonzero(np.isin(found.labels, chosen)))
@@ -186,9 +185,11 @@ def time_ratio(model: keras.Model, plain: keras.Model, batch: tuple) -> list[flo
     return [round(float(np.quantile(ratios, share)), 3) for share in (0.5, 0.25, 0.75)]
 
 
-def one_run(similarity: str, name: str, seed: int, state: pathlib.Path) -> dict:
+def one_run(
+    similarity: str, name: str, seed: int, state: pathlib.Path, found: data.Split
+) -> dict:
     """The record of a training, which goes on from what is in the folder `state`."""
-    images, labels, validation_images, validation_labels = parts(FLAGS.classes, seed)
+    images, labels, validation_images, validation_labels = parts(found, FLAGS.classes, seed)
     keras.utils.set_random_seed(seed)
     shape = images.shape[1:]
     model = make_model(similarity, name, shape, FLAGS.classes)
@@ -363,7 +364,12 @@ def main(_arguments: list[str]) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     results = runs.results_folder(FLAGS.output_dir)
-    setting = {"classes": FLAGS.classes, "epochs": FLAGS.epochs}
+    found = few_shot_data.load("images", data_file=FLAGS.data_file)
+    setting = {
+        "classes": FLAGS.classes,
+        "epochs": FLAGS.epochs,
+        "data_file": found.fingerprint,
+    }
     states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
     records = runs.RunRecords(results / PLACE, setting, states=states)
     titles = {}
@@ -373,7 +379,9 @@ def main(_arguments: list[str]) -> None:
                 if name == "plain" and similarity != FLAGS.similarities[0]:
                     continue  # The same network.
                 titles[similarity, name, seed] = f"{similarity}, {name}, seed {seed}"
-    runs.run_all(records, titles, lambda *key: one_run(*key, records.state(key)))
+    runs.run_all(
+        records, titles, lambda *key: one_run(*key, records.state(key), found.train)
+    )
     rows = summarize(records.runs)
     print(f"\n{table(rows)}")
     write_picture(rows, results / "figures" / "predictor_cost.png")

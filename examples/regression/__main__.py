@@ -29,6 +29,7 @@ from absl import flags, logging
 
 import nsl_keras
 from examples.common import command, runs, stopping, time_limit
+from examples.common.data import fingerprint
 from examples.regression import data, table
 
 FLAGS = flags.FLAGS
@@ -254,6 +255,8 @@ def main(_arguments: list[str]) -> None:
     protocol = {name: FLAGS[name].value for name in names}
     folds = data.folds(found, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
     setting = {"data": found.name, **sizes, "protocol": protocol}
+    if FLAGS.data_file:
+        setting["data_file"] = fingerprint({"x": found.x, "y": found.y})
     records = runs.RunRecords(
         runs.results_folder(FLAGS.output_dir) / "regression" / found.name,
         setting,

@@ -212,6 +212,39 @@ def test_resized_and_merged_data(tmp_path):
     np.savez(tmp_path / "other.npz", train_images=images)
     with pytest.raises(ValueError, match=r"`data_file` must hold .*without train_labels"):
         image_data.load_file(tmp_path / "other.npz")
+    with pytest.raises(ValueError, match=r"uint8 images .* train images of dtype float32"):
+        np.savez(tmp_path / "floats.npz", **arrays_of(data, "float32"))
+        image_data.load_file(tmp_path / "floats.npz")
+    with pytest.raises(ValueError, match=r"and as many labels.*and 1 labels"):
+        short = arrays_of(data, "uint8") | {"test_labels": split.labels[:1]}
+        np.savez(tmp_path / "short.npz", **short)
+        image_data.load_file(tmp_path / "short.npz")
+    with pytest.raises(ValueError, match=r"must be given images in \[0, 1\]"):
+        image_data.save_file(data.standardized, tmp_path / "standardized.npz")
+
+
+def arrays_of(data, dtype):
+    arrays = {}
+    for part in image_data.PARTS:
+        split = getattr(data, part)
+        arrays[f"{part}_images"] = split.images.astype(dtype)
+        arrays[f"{part}_labels"] = split.labels
+    return arrays
+
+
+def test_files_are_told_apart(tmp_path):
+    """By what they hold: what is made of the images is the setting's matter."""
+    image_data.save_file(make_data(40), tmp_path / "one.npz")
+    image_data.save_file(make_data(40), tmp_path / "same.npz")
+    image_data.save_file(make_data(41), tmp_path / "other.npz")
+    one, same, other = (
+        image_data.load_file(tmp_path / f"{name}.npz") for name in ("one", "same", "other")
+    )
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    for made in (one.standardized, image_data.resized(one, 4)):
+        assert made.fingerprint == one.fingerprint
+    assert image_data.without_validation(one).fingerprint == one.fingerprint
+    assert make_data(40).fingerprint is None
 
 
 def make_data(count, channels=3):
@@ -242,6 +275,13 @@ def test_pieces_are_small_and_lossless(tmp_path, monkeypatch):
         np.testing.assert_array_equal(found[key], array)
         assert found[key].dtype == array.dtype
     np.testing.assert_array_equal(found["train_images"], data.train.images)
+    # Else images of both would be read.
+    with pytest.raises(ValueError, match=r"must be a folder without \.npz files"):
+        image_data.save_file(make_data(2), folder)
+    # A part may be empty.
+    image_data.save_file(image_data.without_validation(data), f"{tmp_path}/merged")
+    merged = image_data.load_file(f"{tmp_path}/merged")
+    assert len(merged.train.images) == 45 and len(merged.validation.images) == 0
     monkeypatch.setattr(image_data, "PIECE", 3100)
     with pytest.raises(ValueError, match="smaller than a piece of 3100 bytes"):
         image_data.save_file(data, f"{tmp_path}/none")

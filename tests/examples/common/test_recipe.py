@@ -112,6 +112,21 @@ def test_a_run_stops_at_its_deadline_and_goes_on(tmp_path, monkeypatch, capsys):
     assert int(model.optimizer.iterations) == 6
 
 
+def test_each_call_makes_headway(tmp_path, monkeypatch, capsys):
+    """Where a call is shorter than a chunk, it makes one."""
+    monkeypatch.setattr(recipe, "chunk_steps", lambda steps: 2)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    for number, steps in enumerate((2, 4, 6)):
+        model = tiny_model()
+        if number < 2:
+            with pytest.raises(stopping.OutOfTime):
+                recipe.fit(model, batches(), TINY, tmp_path, deadline=1e-9)
+            assert f"Stopped after {steps} steps." in capsys.readouterr().out
+        else:
+            recipe.fit(model, batches(), TINY, tmp_path, deadline=1e-9)
+        assert int(model.optimizer.iterations) == steps
+
+
 def test_loops_on_the_device_need_jax(tmp_path):
     if keras.backend.backend() != "jax":
         with pytest.raises(ValueError, match="`on_device` needs the JAX backend"):
@@ -176,5 +191,6 @@ def test_warmup():
 @pytest.mark.parametrize(
     ("steps", "chunk"), [(64_000, 500), (42_500, 500), (60, 60), (997, 997)]
 )
-def test_state_is_saved_at_whole_parts_of_the_training(steps, chunk):
+def test_state_is_saved_at_whole_parts_of_the_training(steps, chunk, capsys):
     assert recipe.chunk_steps(steps) == chunk
+    assert ("begins anew" in capsys.readouterr().out) == (steps == 997)

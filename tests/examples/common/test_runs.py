@@ -1,6 +1,7 @@
 """Records of finished runs: a file each, none made twice, no settings mixed."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -77,7 +78,7 @@ def test_states_go_with_the_record(tmp_path, capsys):
         return {"method": method}
 
     runs.run_all(records, {("a",): "A", ("b",): "B"}, run)
-    assert not (tmp_path / "all").exists()
+    assert os.listdir(tmp_path / "all") == []
     # A kill may come between the record and the end of the state.
     records.state(("a",)).mkdir(parents=True)
     (tmp_path / "all" / "other").mkdir()
@@ -98,4 +99,8 @@ def test_commands_name_no_folders(monkeypatch):
     flags = ["--data_dir=somewhere", "--state_dir", "there", "--seeds=1"]
     monkeypatch.setattr(sys, "argv", ["x", *flags])
     expected = "python -m examples.demo --data_dir=DATA_DIR --state_dir=STATE_DIR --seeds=1"
+    assert runs.command("demo") == expected
+    flags = ["--stop_after_minutes=3", "--predictors=width 4,plain", "--noaugmentation"]
+    monkeypatch.setattr(sys, "argv", ["x", *flags])
+    expected = "python -m examples.demo '--predictors=width 4,plain' --noaugmentation"
     assert runs.command("demo") == expected

@@ -46,18 +46,49 @@ def check_run(folder, result, dataset, models):
     return records, served
 
 
+#: Interrupts the example after its first model, and goes on.
+INTERRUPTED = """
+import json, sys
+from examples.demo import __main__ as demo
+
+(arguments,) = json.loads(sys.argv[1])
+demo.FLAGS(["demo", *arguments])
+train, step_time_ratios = demo.train, demo.step_time_ratios
+
+def first_alone(name, *others):
+    if name == "linear_neighborhoods":
+        raise KeyboardInterrupt
+    return train(name, *others)
+
+def told(models, batch):
+    print("Timed:", *models)
+    return step_time_ratios(models, batch)
+
+demo.train = first_alone
+try:
+    demo.main(["demo"])
+except KeyboardInterrupt:
+    print("Interrupted")
+demo.train, demo.step_time_ratios = train, told
+demo.main(["demo"])
+"""
+
+
 @pytest.mark.long
 def test_digits(tmp_path):
-    records, served = check_run(
-        tmp_path,
-        run(
-            tmp_path,
-            *("--seeds=2", "--epochs=1", "--train_examples=200"),
-            *("--model=linear", "--model=linear_neighborhoods"),
-        ),
-        "digits",
-        ["linear", "linear_neighborhoods"],
+    flags = (
+        *("--seeds=2", "--epochs=1", "--train_examples=200"),
+        *("--model=linear", "--model=linear_neighborhoods"),
     )
+    result = run(tmp_path, script=INTERRUPTED, several=[flags])
+    records, served = check_run(
+        tmp_path, result, "digits", ["linear", "linear_neighborhoods"]
+    )
+    assert "Interrupted" in result.stdout
+    assert "seed 0: finished before" in result.stdout
+    # Ratios are to the first.
+    assert "Timed: linear linear_neighborhoods\n" in result.stdout
+    assert os.listdir(tmp_path / "unfinished") == []
     assert served["saved_model"].endswith("digits_linear/1")
     assert records.setting["train_examples"] == 200
     assert len(records.runs) == 4

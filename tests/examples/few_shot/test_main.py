@@ -104,6 +104,45 @@ def test_rows_of_every_kind(tmp_path, capsys):
     assert f"| {100 * paired.mean():+.2f} ± " in row_of_the_centroid()
 
 
+def test_states_of_finished_methods_go(tmp_path):
+    """Those of others, of other seeds too, may be gone on with."""
+    setting = dataclasses.replace(SETTING, rates=(1e-3, 2e-3))
+    run = training.Training(
+        setting, data.FewShotData(**parts()), tmp_path / "mine/states/digest", "auto", 0
+    )
+    finished = [
+        run.state("meta_static_nsn", 2e-3, 60, 1),
+        run.state("meta_static_nsn", 1e-3, 30, 0),
+        run.state("plain", 2e-3, 60, 1),
+    ]
+    others = [
+        run.state("meta_static_nsn", 2e-3, 60, 0),
+        run.state("maml", 2e-3, 60, 1),
+        run.state("dynamic", 2e-3, 60, 1),
+    ]
+    for folder in (*finished, *others):
+        folder.mkdir(parents=True)
+    run.forget(["meta_static_nsn"], ["1"])
+    assert not any(folder.exists() for folder in finished)
+    assert all(folder.exists() for folder in others)
+    run.forget(["maml", "meta_static_nsn", "dynamic_nsn"], [0, 1])
+    assert not run.states.exists()
+    assert (tmp_path / "mine/states").exists()
+
+
+def test_bad_choices_are_told_before_any_training(tmp_path):
+    with pytest.raises(ValueError, match=r"`rates` must be different. .*0\.001, 0\.001"):
+        dataclasses.replace(SETTING, rates=(1e-3, 1e-3))
+    run = tiny_training(tmp_path)
+    run.setting = dataclasses.replace(SETTING, proto_ways=20)
+    with pytest.raises(ValueError, match=r"`proto_ways` must be at most .*proto_ways=20"):
+        training.run_methods(run, ["nearest_centroid", "proto_net"], [0], tmp_path)
+    run.setting = dataclasses.replace(SETTING, ways=4)
+    with pytest.raises(ValueError, match="`ways` must be at most the number of classes"):
+        training.run_methods(run, ["nearest_centroid"], [0], tmp_path)
+    assert not (tmp_path / "few_shot").exists()
+
+
 def test_a_run_that_is_out_of_time_has_no_record(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(time_limit, "deadline", time.monotonic)
     with pytest.raises(stopping.OutOfTime):
@@ -340,6 +379,7 @@ def test_files_come_back(tmp_path):
     again = data.load("tiny", data_file=path)
     np.testing.assert_array_equal(again.test.images, images.test.images)
     assert again.counts == images.counts
+    assert len(again.fingerprint) == 12 and images.fingerprint is None
 
     np.savez(path, train_images=images.train.images)
     with pytest.raises(ValueError, match=r"`data_file` must hold .* without train_labels"):
