@@ -93,10 +93,24 @@ def plot_adaptation(
     prediction = _Prediction.of(model, batch, k, class_names)
     count = len(prediction.names)
     picture = images_in(batch)
+    inputs = None if images is None else data.gathered(images)[0]
+    pictures = None if inputs is None else require_images(inputs, "images")
+    # One scale for all: an example alone need not reach black and white.
+    stacks = [each for each in (picture, pictures) if each is not None]
+    shown = display_range(*stacks) if stacks else (0.0, 1.0)
 
     widths = [1.5, 1.8, max(_COLUMN * count, 2.4), 0.12]
     heights = [1.6, 0.42 * k, 0.84]
-    figure = new_figure(figsize=(sum(widths) + 1.5, sum(heights) + 1.9))
+    # Room for what stands beside and below the panels.
+    longest = max(map(len, prediction.names))
+    beside = 0.06 * max(longest, *map(len, prediction.labels))
+    below = 0.045 * longest
+    figure = new_figure(
+        figsize=(
+            sum(widths) + max(1.5, beside + 0.8),
+            sum(heights) + max(1.9, 1 + 2 * below),
+        )
+    )
     grid = figure.add_gridspec(3, 4, width_ratios=widths, height_ratios=heights)
     inches = widths[2] / count
 
@@ -124,11 +138,16 @@ def plot_adaptation(
     bar.outline.set_visible(False)
     if picture is not None:
         axis = figure.add_subplot(grid[0, 0])
-        draw_image(axis, picture[0], display_range(picture), invert)
+        draw_image(axis, picture[0], shown, invert)
         axis.set_title("example", fontsize=9)
-    if images is not None:
+    if pictures is not None:
         frame = figure.add_subplot(grid[1, 0])
-        _draw_nearest_images(frame, model, images, prediction.found.indices, invert)
+        frame.set_axis_off()
+        frame.set_title("nearest image", fontsize=9)
+        nearest = attention_of(model, inputs)[:, prediction.found.indices].argmax(axis=0)
+        for row, index in enumerate(nearest):
+            place = (0, 1 - (row + 0.95) / k, 1, 0.9 / k)
+            draw_image(frame.inset_axes(place), pictures[index], shown, invert)
     return figure
 
 
@@ -216,11 +235,19 @@ class _Prediction:
         return max(float(np.abs(part).max()) for part in parts)
 
     @property
+    def labels(self) -> list[str]:
+        """What is written beside the entries."""
+        labels = [f"entry {index}" for index in self.found.indices]
+        if not self.is_classifier:
+            return labels
+        return [f"{label}: {kind}" for label, kind in zip(labels, self.kinds, strict=True)]
+
+    @property
     def verdict(self) -> str:
         """Says that nothing happens, where nothing does."""
         if self.largest >= self.least:
             return ""
-        return f"\nno effect, none moves by more than {self.largest:.1g}"
+        return f"\nno effect, none moves by more than {_rounded_up(self.largest)}"
 
 
 def _draw_predictions(axis: Axes, prediction: _Prediction, inches: float) -> None:
@@ -266,12 +293,7 @@ def _draw_weights(axis: Axes, prediction: _Prediction) -> None:
     found = prediction.found
     places = np.arange(len(found.indices))
     axis.barh(places, found.weights, color=ORANGE, height=0.6)
-    labels = [f"entry {index}" for index in found.indices]
-    if prediction.kinds:
-        labels = [
-            f"{label}: {kind}" for label, kind in zip(labels, prediction.kinds, strict=True)
-        ]
-    axis.set_yticks(places, labels, fontsize=8)
+    axis.set_yticks(places, prediction.labels, fontsize=8)
     axis.set_ylim(len(places) - 0.5, -0.5)
     axis.set_title("attention weight", fontsize=9)
     axis.tick_params(axis="x", labelsize=8)
@@ -306,19 +328,12 @@ def _draw_changes(axis: Axes, changes: np.ndarray, prediction: _Prediction) -> A
     return drawn
 
 
-def _draw_nearest_images(
-    frame: Axes, model: MetaNeighborhoodModel, x: Any, indices: np.ndarray, invert: bool
-) -> None:
-    inputs, _ = data.gathered(x)
-    images = require_images(inputs, "images")
-    frame.set_axis_off()
-    frame.set_title("nearest image", fontsize=9)
-    nearest = attention_of(model, inputs)[:, indices].argmax(axis=0)
-    height = 1 / len(nearest)
-    values = display_range(images)
-    for row, index in enumerate(nearest):
-        inset = frame.inset_axes((0, 1 - (row + 0.95) * height, 1, 0.9 * height))
-        draw_image(inset, images[index], values, invert)
+def _rounded_up(value: float) -> str:
+    """The least number of one digit that a positive number does not exceed."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** np.floor(np.log10(value))
+    return f"{np.ceil(value / unit) * unit:.1g}"
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

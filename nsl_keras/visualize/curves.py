@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,21 +20,23 @@ _NO_METRICS = ("learning_rate",)
 
 def plot_training_curves(
     histories: Mapping[str, Any] | keras.callbacks.History,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str] | str | None = None,
     x_label: str = "epoch",
 ) -> Figure:
     """Draws how models train side by side: the mean of several seeds, and their spread.
 
-    Each panel is a metric, each colour a model. The solid line is the metric on validation
-    data, where there are any, and the dashed one on training data; each is the mean over
-    the model's runs, and the band reaches from the lowest run to the highest.
+    Each panel is a metric, each colour a model. Where any metric is known on validation
+    data, solid lines are those, and dashed ones are what was measured in training; else
+    these are solid. Each is the mean over the model's runs, and the band reaches from the
+    lowest run to the highest. A `History` knows its epochs; a dict's are counted from 1.
+    With fewer values than epochs they are those of each n-th epoch (`validation_freq`).
 
     Args:
         histories: What `fit` returned (`keras.callbacks.History`, or its `history` dict)
             by the model's name; a list of them, one a seed, for a spread. A single
             `History` stands for itself, by the name of its model.
-        metrics: Names of the metrics, without `val_`; `None` takes all that the models
-            have in common.
+        metrics: Names of the metrics, or a single one, without `val_`; `None` takes all
+            that the models have in common.
         x_label: What an entry of a history is.
 
     Returns:
@@ -41,8 +44,8 @@ def plot_training_curves(
 
     Raises:
         ValueError: If `histories` is something else or empty, a metric is missing in one,
-            the runs of a model are of different lengths, or the models have no metric in
-            common.
+            the runs of a model are of different lengths or epochs, only some of them
+            have a metric on validation data, or the models have no metric in common.
 
     Example:
 
@@ -61,39 +64,40 @@ def plot_training_curves(
             "`histories` must be a History, or histories by the names of models. "
             f"Received: histories={histories!r}"
         )
-    runs = {name: _runs_of(name, given) for name, given in histories.items()}
-    if not runs:
+    models = [_Runs.of(name, given) for name, given in histories.items()]
+    if not models:
         raise ValueError(
             "`histories` must hold at least one history. Received: histories={}"
         )
+    if isinstance(metrics, str):
+        metrics = [metrics]
     if metrics is None:
-        metrics = _common_metrics(runs)
+        metrics = _common_metrics(models)
     missing = [
-        f"{metric!r} of {name!r}"
+        f"{metric!r} of {model.name!r}"
         for metric in metrics
-        for name, of_model in runs.items()
-        if any(metric not in run for run in of_model)
+        for model in models
+        if any(metric not in run for run in model.histories)
     ]
     if missing or not metrics:
         raise ValueError(
             "`metrics` must be names that all histories have. Received: "
             + (f"missing {', '.join(missing)}" if missing else "none in common")
         )
+    is_validated = any(model.has(f"val_{metric}") for model in models for metric in metrics)
     figure, axes = _panels(len(metrics), 4.2, 3.2)
     for axis, metric in zip(axes, metrics, strict=True):
-        for (name, of_model), color in zip(runs.items(), colors_of(len(runs)), strict=True):
-            validated = f"val_{metric}" in of_model[0]
-            _draw_runs(axis, of_model, metric, color, "--" if validated else "-")
-            if validated:
-                _draw_runs(axis, of_model, f"val_{metric}", color, "-")
-            axis.plot([], [], color=color, label=name)
+        for model, color in zip(models, colors_of(len(models)), strict=True):
+            _draw_runs(axis, model, metric, color, "--" if is_validated else "-")
+            if model.has(f"val_{metric}"):
+                _draw_runs(axis, model, f"val_{metric}", color, "-")
+            axis.plot([], [], color=color, label=model.name)
         axis.set_title(metric.replace("_", " "), fontsize=10)
         axis.set_xlabel(x_label, fontsize=9)
         _tidy(axis)
     axes[0].legend(fontsize=8, frameon=False)
-    seeds = sorted({len(of_model) for of_model in runs.values()})
+    seeds = sorted({len(model.histories) for model in models})
     told = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
-    is_validated = any(key.startswith("val_") for run in runs.values() for key in run[0])
     figure.suptitle(
         (f"Mean and range of {told} runs" if seeds[-1] > 1 else "One run each")
         + (": solid on validation data, dashed in training" if is_validated else ""),
@@ -102,44 +106,84 @@ def plot_training_curves(
     return figure
 
 
-def _runs_of(name: str, given: Any) -> list[dict[str, Any]]:
-    """The histories of one model, as dicts."""
-    many = given if isinstance(given, (list, tuple)) else [given]
-    runs: list[Any] = [getattr(each, "history", each) for each in many]
-    if not runs or not all(isinstance(run, Mapping) for run in runs):
-        raise ValueError(
-            "`histories` must hold what `fit` returned, or lists of it. Received: "
-            f"{type(given).__name__} for {name!r}"
-        )
-    lengths = {len(values) for run in runs for values in run.values()}
-    if len(lengths) > 1:
-        raise ValueError(
-            "`histories` must hold runs of the same number of epochs for a model. "
-            f"Received: {sorted(lengths)} epochs for {name!r}"
-        )
-    return [dict(run) for run in runs]
+@dataclasses.dataclass(frozen=True)
+class _Runs:
+    """The runs of one model.
+
+    Attributes:
+        name: Name of the model.
+        histories: What was measured in each run.
+        epochs: Numbers of the epochs, from 1.
+    """
+
+    name: str
+    histories: list[dict[str, Any]]
+    epochs: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, given: Any) -> _Runs:
+        many = given if isinstance(given, (list, tuple)) else [given]
+        histories: list[Any] = [getattr(each, "history", each) for each in many]
+        if not histories or not all(isinstance(each, Mapping) for each in histories):
+            raise ValueError(
+                "`histories` must hold what `fit` returned, or lists of it. Received: "
+                f"{type(given).__name__} for {name!r}"
+            )
+        lengths = {max(map(len, each.values()), default=0) for each in histories}
+        if len(lengths) > 1:
+            raise ValueError(
+                "`histories` must hold runs of the same number of epochs for a model. "
+                f"Received: {sorted(lengths)} epochs for {name!r}"
+            )
+        (count,) = lengths
+        counted = list(range(count))
+        epochs = [getattr(each, "epoch", counted) for each in many]
+        if any(len(each) != count for each in epochs):
+            epochs = [counted]  # Some were not counted, as where training was resumed.
+        if any(list(each) != list(epochs[0]) for each in epochs):
+            raise ValueError(
+                "`histories` must hold runs of the same epochs for a model. Received: runs "
+                f"from epochs {[each[0] + 1 for each in epochs]} on for {name!r}"
+            )
+        return cls(name, [dict(each) for each in histories], np.array(epochs[0]) + 1)
+
+    def has(self, key: str) -> bool:
+        return any(key in run for run in self.histories)
+
+    def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs, and values of shape `(runs, epochs)`."""
+        lengths = {len(run.get(key, ())) for run in self.histories}
+        steps = [self._measured(length) for length in lengths]
+        if len(lengths) > 1 or steps[0] is None:
+            raise ValueError(
+                "`histories` must hold a value for each epoch, or for each n-th one, in "
+                f"all runs of a model. Received: {sorted(lengths)} values of {key!r} for "
+                f"{len(self.epochs)} epochs of {self.name!r}"
+            )
+        return steps[0], np.array([run[key] for run in self.histories], "float64")
+
+    def _measured(self, count: int) -> np.ndarray | None:
+        """The epochs after which so many values were measured, as by `validation_freq`."""
+        # Where several frequencies lead to as many values, the last is close to the end.
+        for frequency in range(int(self.epochs.max(initial=0)), 0, -1):
+            steps = self.epochs[self.epochs % frequency == 0]
+            if len(steps) == count:
+                return steps
+        return None
 
 
-def _common_metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    first = next(iter(runs.values()))[0]
+def _common_metrics(models: Sequence[_Runs]) -> list[str]:
     return [
         key
-        for key in first
+        for key in models[0].histories[0]
         if not key.startswith("val_")
         and key not in _NO_METRICS
-        and all(key in run for of_model in runs.values() for run in of_model)
+        and all(key in run for model in models for run in model.histories)
     ]
 
 
-def _draw_runs(
-    axis: Axes,
-    runs: Sequence[Mapping[str, Any]],
-    metric: str,
-    color: Any,
-    style: str,
-) -> None:
-    values = np.array([run[metric] for run in runs], "float64")
-    steps = np.arange(1, values.shape[1] + 1)
+def _draw_runs(axis: Axes, model: _Runs, metric: str, color: Any, style: str) -> None:
+    steps, values = model.curve(metric)
     axis.plot(
         steps,
         values.mean(axis=0),
@@ -211,8 +255,13 @@ def plot_costs(
         axis.set_xscale("log")
         axis.set_yscale("log")
         ticks = sorted({value for sizes, *_ in curves.values() for value in sizes})
-        axis.set_xticks(ticks, [f"{value:,g}" for value in ticks], minor=False)
+        axis.set_xticks(ticks, _labels_that_fit(ticks), minor=False)
         axis.set_xticks([], minor=True)
+        low, high = axis.get_ylim()
+        if high < 4 * low:
+            # Of the numbers that are written else, 1, 2, 3 and 5, it may hold none.
+            axis.set_yticks(_round_numbers(low, high))
+            axis.set_yticks([], minor=True)
         axis.yaxis.set_major_formatter("{x:,g}")
         axis.yaxis.set_minor_formatter(_few_digits)
         axis.set_xlabel(size, fontsize=9)
@@ -223,6 +272,28 @@ def plot_costs(
         axes[0].plot([], [], color=color, marker=marker, ms=5, label=name)
     figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=3)
     return figure
+
+
+def _labels_that_fit(sizes: Sequence[float]) -> list[str]:
+    """Labels of sizes on a logarithmic axis, none for one too near the last with one."""
+    span = math.log(sizes[-1] / sizes[0]) or 1.0
+    labels: list[str] = []
+    end = -math.inf
+    for size in sizes:
+        label = f"{size:,g}"
+        place, half = math.log(size / sizes[0]) / span, 0.012 * len(label)
+        fits = place - half > end
+        labels.append(label if fits else "")
+        end = place + half + 0.01 if fits else end
+    return labels
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Some four round numbers between two."""
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [float(number) for number in numbers if low <= number <= high]
 
 
 def _few_digits(value: float, position: int) -> str:

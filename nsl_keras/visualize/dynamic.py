@@ -27,6 +27,9 @@ _SHARES, _LETTERS = (1.0, 0.5, 0.0), "ABC"
 #: Deviations from the identity that colours do not show less of.
 _LEAST_SCALE = 1e-3
 
+#: Inches of an entry of `M` or a mask, and how many of them are few enough for numbers.
+_CELL, _MOST_NUMBERED = 0.4, 25
+
 
 def plot_dynamic_similarity(
     model: keras.Model, image: Any, layer: str | None = None, invert: bool = False
@@ -87,14 +90,22 @@ def plot_dynamic_similarity(
     height, width = chosen.kernel_size
     of_taps = differences.diagonal(axis1=-2, axis2=-1)
     scale = max(_LEAST_SCALE, float(np.abs(differences).max()))
-    if isinstance(chosen.similarity, Diagonal):
+    identity = np.eye(matrices.shape[-1])
+    is_mask = isinstance(chosen.similarity, Diagonal)
+    if is_mask:
         differences = of_taps.reshape(*distances.shape, height, width)
+        identity = np.ones((height, width))
 
-    figure = new_figure(figsize=(9.6, 1.5 * max(height, 3) + 0.7))
+    inches = 1.5 * max(height, 3) + 0.7
+    cell = min(_CELL, (inches / 3 - 0.5) / len(identity))
+    widths = [
+        2.7,
+        max(1.45 * width + 0.2, 3.7),
+        max(2.2, cell * identity.shape[1] + 1.0),
+    ]
+    figure = new_figure(figsize=(sum(widths), inches))
     figure.suptitle(f"What {chosen.name!r} makes of the image", fontsize=10)
-    left, middle, right = figure.subfigures(
-        1, 3, width_ratios=[2.6, 1.45 * width + 0.2, 2.2]
-    )
+    left, middle, right = figure.subfigures(1, 3, width_ratios=widths)
     _draw_positions(left, pictures[0], distances, places, invert)
     maps = middle.subplots(height, width, squeeze=False)
     for number, axis in enumerate(maps.flat):
@@ -102,9 +113,10 @@ def plot_dynamic_similarity(
     middle.suptitle("own entry of each tap, where it stands in the kernel", fontsize=9)
     panels = right.subplots(len(places), 1, squeeze=False)[:, 0]
     for axis, place, letter in zip(panels, places, _LETTERS, strict=False):
-        drawn = _draw_differences(axis, differences[place], scale, numbered=True)
+        drawn = _draw_differences(axis, differences[place], scale)
+        _write_numbers(axis, differences[place], identity, scale, cell)
         axis.set_ylabel(f"at {letter}" if len(places) > 1 else "", fontsize=9)
-    right.suptitle("M" if differences.shape[-1] != width else "mask", fontsize=9)
+    right.suptitle("mask" if is_mask else "M", fontsize=9)
     bar = right.colorbar(drawn, ax=panels, shrink=0.8, aspect=25)
     bar.set_label("difference to the identity", fontsize=8)
     _tidy(bar)
@@ -127,7 +139,7 @@ def _draw_positions(
     )
     below.set_xticks([])
     below.set_yticks([])
-    below.set_title("distance of M to the identity", fontsize=9)
+    below.set_title("distance of M\nto the identity", fontsize=9)
     _tidy(figure.colorbar(drawn, ax=below, shrink=0.8, aspect=15))
     if len(places) > 1:
         pixels = np.divide(image.shape[:2], distances.shape)
@@ -141,28 +153,35 @@ def _tidy(bar: Any) -> None:
     bar.outline.set_visible(False)
 
 
-def _draw_differences(
-    axis: Axes, values: np.ndarray, scale: float, numbered: bool = False
-) -> Any:
-    """Draws differences to the identity; as numbers, the entries of a mask themselves."""
+def _draw_differences(axis: Axes, values: np.ndarray, scale: float) -> Any:
+    """Draws differences to the identity."""
     drawn = axis.imshow(
         values, cmap="RdBu", vmin=-scale, vmax=scale, interpolation="nearest"
     )
     axis.set_xticks([])
     axis.set_yticks([])
-    if numbered and values.size <= 25:
-        decimals = min(decimals_for(scale), 3)
-        for (row, column), value in np.ndenumerate(values):
-            axis.text(
-                column,
-                row,
-                f"{1 + value:.{decimals}f}",
-                ha="center",
-                va="center",
-                fontsize=min(7.0, 85 / values.shape[1] / (decimals + 2)),
-                color="white" if abs(value) > 0.6 * scale else "black",
-            )
     return drawn
+
+
+def _write_numbers(
+    axis: Axes, differences: np.ndarray, identity: np.ndarray, scale: float, cell: float
+) -> None:
+    """Writes the entries of `M`, or of a mask, on their differences to the identity."""
+    if identity.size > _MOST_NUMBERED:
+        return
+    decimals = min(decimals_for(scale), 3)
+    # Without the sign of a zero.
+    values = np.round(identity + differences, decimals) + 0.0
+    for (row, column), value in np.ndenumerate(differences):
+        axis.text(
+            column,
+            row,
+            f"{values[row, column]:.{decimals}f}",
+            ha="center",
+            va="center",
+            fontsize=min(7.0, 105 * cell / (decimals + 3)),
+            color="white" if abs(value) > 0.6 * scale else "black",
+        )
 
 
 def _mark(axis: Axes, place: Any, letter: str) -> None:

@@ -55,7 +55,7 @@ def plot_learned_neighbors(
             of a test: an array, several inputs as the model takes them (the first that are
             images are drawn), or a data set as for `predict`, which must end. In [0, 1] or
             [0, 255] they are drawn as they are, others (standardized ones) from their
-            lowest to their highest value.
+            lowest value, or 0, to their highest.
         entries: Entry numbers to draw; `None` takes, for each class that the model predicts
             of the images (the 12 most frequent), the entry that its images look at most.
         nearest: int, the number of images drawn for each entry.
@@ -106,12 +106,14 @@ def plot_learned_neighbors(
             f"Received: entries={list(entries)}"
         )
     names = names_of(classes, class_names)
-    figure = new_figure(figsize=(2.8 + 0.8 * nearest, 0.96 * len(entries) + 0.5))
+    # A few images get more room than they need: their heading is as long as it is.
+    columns = max(nearest, 4.5)
+    figure = new_figure(figsize=(2.8 + 0.8 * columns, 0.96 * len(entries) + 0.5))
     rows = figure.subplots(
         len(entries),
         nearest + 1,
         squeeze=False,
-        gridspec_kw={"width_ratios": [2.6] + [1] * nearest},
+        gridspec_kw={"width_ratios": [2.6] + [columns / nearest] * nearest},
     )
     shown = display_range(pictures)
     for entry, axes in zip(entries, rows, strict=True):
@@ -120,6 +122,7 @@ def plot_learned_neighbors(
             axes[1:], np.argsort(-attention[:, entry])[:nearest], strict=True
         ):
             draw_image(axis, pictures[index], shown, invert)
+            axis.set_anchor("W")
             axis.spines[:].set_visible(False)
             axis.set_xlabel(f"{attention[index, entry]:.2g}", fontsize=7, labelpad=1)
     rows[0, 0].set_title("class probabilities", fontsize=9)

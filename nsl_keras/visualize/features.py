@@ -36,6 +36,9 @@ from nsl_keras.visualize.figures import (
 
 METHODS = ("pca", "tsne")
 
+#: The change of a cosine that may be rounding.
+_LEAST_TURN = 1e-6
+
 
 def plot_feature_map(
     model: MetaNeighborhoodModel,
@@ -92,7 +95,11 @@ def plot_feature_map(
     x, y = data.gathered(x, y)
     labels = class_numbers(data.require_targets(y), classes)
     require_same_length(range(data.length_of(x)), labels, "x")
-    examples, keys = features_of(model, x), ops.convert_to_numpy(dictionary.keys.value)
+    # NumPy's linear algebra has no half precision.
+    examples, keys = (
+        ops.convert_to_numpy(at_least_float32(vectors))
+        for vectors in (features_of(model, x), dictionary.keys.value)
+    )
     if min(examples.shape) < 2:
         raise ValueError(
             "`x` must have at least two examples of at least two features for a map. "
@@ -208,7 +215,8 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) 
 
     A prototype is a class's column of the head's kernel, `phi[y]`. Each example is a
     point: the cosine of `z` and `phi[y]` across, that of `z` and the finetuned `phi_z[y]`
-    upwards. Above the diagonal, finetuning has turned the prototype towards the example.
+    upwards. Above the diagonal, finetuning has turned the prototype towards the example;
+    a change of 1e-6 at most is rounding, and counts as none.
 
     Args:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
@@ -266,16 +274,20 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) 
 
     cosines = in_batches(cosines_of_all_classes, x)
     before, after = cosines[np.arange(len(labels)), :, labels].T
-    rises = after > before
+    rise = after - before
 
     figure = new_figure(figsize=(5.2, 5.2))
     axis = figure.subplots()
     lowest, highest = float(min(before.min(), after.min())) - 0.02, 1.02
     axis.plot([lowest, highest], [lowest, highest], color=GREY, linewidth=1, zorder=0)
-    for chosen, color, marker, what in (
-        (rises, BLUE, "o", "towards the example"),
-        (~rises, ORANGE, "v", "away from it"),
-    ):
+    groups = [
+        (rise > _LEAST_TURN, BLUE, "o", "towards the example"),
+        (rise < -_LEAST_TURN, ORANGE, "v", "away from it"),
+    ]
+    stays = np.abs(rise) <= _LEAST_TURN
+    if stays.any():
+        groups.append((stays, GREY, "s", "unchanged"))
+    for chosen, color, marker, what in groups:
         axis.scatter(
             before[chosen],
             after[chosen],

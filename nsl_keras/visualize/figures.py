@@ -27,6 +27,12 @@ _TEN_COLORS = [
 ]
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">", "*")
 
+#: Numbers of channels that tell where they are in a picture's shape.
+_CHANNELS = (1, 3, 4)
+
+#: The largest value above which images are taken for bytes: no other scale goes so far.
+_LEAST_OF_BYTES = 64
+
 
 def new_figure(**options: Any) -> Figure:
     """Returns an empty figure, which `plt.show()` shows."""
@@ -59,13 +65,14 @@ def markers_of(classes: int) -> list[str]:
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     """The values drawn as black and white: 0 to 1, 0 to 255, or all that images hold.
 
-    The last is for images that were standardized: a model gets those it was trained on.
+    The last is for images that were scaled otherwise: a model gets those it was trained
+    on.
     """
     smallest = min(float(stack.min()) for stack in stacks)
     largest = max(float(stack.max()) for stack in stacks)
     if smallest < 0 or largest > 255:
         return smallest, largest if largest > smallest else smallest + 1.0
-    return 0.0, 255.0 if largest > 1.5 else 1.0
+    return 0.0, 255.0 if largest > _LEAST_OF_BYTES else max(largest, 1.0)
 
 
 def draw_image(
@@ -96,9 +103,14 @@ def is_image(example: Any) -> bool:
 
 
 def images_in(x: Any) -> np.ndarray | None:
-    """The first of a model's inputs that are images, of shape `(n, h, w, channels)`."""
+    """The first of a model's inputs that are images, as `(n, h, w, channels)`."""
     found = (leaf for leaf in tree.flatten(x) if len(leaf) and is_image(leaf[0]))
-    return next(found, None)
+    images = next(found, None)
+    if images is None:
+        return None
+    first, last = np.shape(images)[1], np.shape(images)[-1]
+    is_channels_first = first in _CHANNELS and last not in _CHANNELS and first < last
+    return np.moveaxis(images, 1, -1) if is_channels_first else images
 
 
 def require_images(x: Any, name: str) -> np.ndarray:

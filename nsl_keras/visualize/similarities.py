@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,9 @@ from nsl_keras.visualize.figures import GREY, Axes, Figure, decimals_for, new_fi
 
 #: Panels side by side, and the largest matrix whose numbers fit into one.
 _MOST_COLUMNS, _MOST_NUMBERED = 8, 25
+
+#: The most taps of a line that are drawn as one.
+_LONGEST_LINE = 32
 
 #: What each kind of panel shows, and where its rows and columns come from.
 _CAPTIONS = {
@@ -36,7 +40,7 @@ def plot_similarities(model: keras.Model) -> Figure:
     as its matrix `M[t, u]`; a learned kernel shape as the taps it keeps. Colours are the
     difference to the identity, where training starts: white is no difference, blue more,
     red less. Numbers are those of the mask itself. Three-dimensional kernels are drawn
-    slice under slice.
+    slice under slice, more than 32 taps of a line row under row.
 
     Args:
         model: A built Keras model with static neural similarity layers or recurrent
@@ -60,12 +64,11 @@ def plot_similarities(model: keras.Model) -> Figure:
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.5.
     """
-    panels = [
-        panel
-        for layer in layers_of(model)
-        for part in similarities_of(layer)
-        for panel in _panels_of(layer, part)
-    ]
+    panels = []
+    for layer in layers_of(model):
+        parts = similarities_of(layer)
+        for name, part in zip(_names_of(layer, parts), parts, strict=True):
+            panels += _panels_of(name, part)
     if not panels:
         raise ValueError(
             "`model` must have static neural similarity layers, or layers that learn their "
@@ -74,12 +77,15 @@ def plot_similarities(model: keras.Model) -> Figure:
     columns = min(len(panels), _MOST_COLUMNS)
     rows = math.ceil(len(panels) / columns)
     size = 1.9 if len(panels) <= 4 else 1.35
-    figure = new_figure(figsize=(size * columns + 1.0, (size + 0.45) * rows))
+    titles = [_title_of(panel, size) for panel in panels]
+    lines = max(2, *(1 + title.count("\n") for title in titles))
+    height = size + 0.45 + 0.14 * (lines - 2)
+    figure = new_figure(figsize=(size * columns + 1.0, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False)
     scale = max(_LEAST_SCALE, *(panel.deviation for panel in panels))
     images = [
-        _draw_panel(axis, panel, scale, size)
-        for axis, panel in zip(axes.flat, panels, strict=False)
+        _draw_panel(axis, panel, title, scale, size)
+        for axis, panel, title in zip(axes.flat, panels, titles, strict=False)
     ]
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
@@ -122,36 +128,64 @@ class _Panel:
         return float(np.abs(self.values - self.identity).max())
 
 
-def _panels_of(layer: keras.layers.Layer, part: NeuralSimilarity) -> list[_Panel]:
-    """What a layer's similarity has learned."""
+def _names_of(layer: keras.layers.Layer, parts: list[NeuralSimilarity]) -> list[str]:
+    """Names of a layer's similarities; where some are alike, with the parts around them."""
+    names = [layer.name if part is layer else f"{layer.name}_{part.name}" for part in parts]
+    if len(set(names)) == len(names):
+        return names
+    paths = [part.path.split("/") for part in parts]
+    shared = set.intersection(*map(set, paths))
+    return [
+        "_".join([layer.name, *(each for each in path if each not in shared)])
+        for path in paths
+    ]
+
+
+def _panels_of(name: str, part: NeuralSimilarity) -> list[_Panel]:
+    """What a similarity has learned."""
     if not part.built:
-        raise ValueError(f"`model` must be built. Received: unbuilt layer {layer.name!r}")
+        raise ValueError(f"`model` must be built. Received: unbuilt layer {name!r}")
     grid = getattr(part, "kernel_size", (-1,))
-    picture = (-1, grid[-1]) if len(grid) > 1 else (1, -1)
-    name = layer.name if part is layer else f"{layer.name}_{part.name}"
     panels = []
     if part.predictor is None:
         matrix = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
         if isinstance(part.similarity, Diagonal):
-            mask = matrix.diagonal().reshape(picture)
+            mask = _picture_of(matrix.diagonal(), grid)
             panels.append(_Panel(name, "mask", mask, np.ones_like(mask)))
         else:
             panels.append(_Panel(name, "M", matrix, np.eye(len(matrix))))
     if part.learn_shape:
-        shape = ops.convert_to_numpy(part.learned_shape).reshape(picture)
+        shape = _picture_of(ops.convert_to_numpy(part.learned_shape), grid)
         panels.append(_Panel(name, "shape", shape, np.ones_like(shape)))
     return panels
 
 
-def _draw_panel(axis: Axes, panel: _Panel, scale: float, size: float) -> Any:
+def _picture_of(taps: np.ndarray, grid: Sequence[int]) -> np.ndarray:
+    """Numbers of the taps in rows: as in the kernel, or a long line folded."""
+    if len(grid) > 1:
+        return taps.reshape(-1, grid[-1])
+    rows, count = 1, taps.size
+    if count > _LONGEST_LINE:
+        rows = max(each for each in range(1, math.isqrt(count) + 1) if count % each == 0)
+    return taps.reshape(rows, -1)
+
+
+def _title_of(panel: _Panel, size: float) -> str:
+    return f"{_wrapped(panel.name, round(13 * size))}\n{_CAPTIONS[panel.kind]}"
+
+
+def _draw_panel(axis: Axes, panel: _Panel, title: str, scale: float, size: float) -> Any:
     if panel.is_shape:
         options = {"cmap": "Greys", "vmin": -0.7, "vmax": 2.5}
         colored, decimals = 1 - panel.values, 0
     else:
         options = {"cmap": "RdBu", "vmin": -scale, "vmax": scale}
         colored, decimals = panel.values - panel.identity, min(decimals_for(scale), 4)
-    image = axis.imshow(colored, interpolation="nearest", **options)
-    title = f"{_wrapped(panel.name, round(13 * size))}\n{_CAPTIONS[panel.kind]}"
+    rows, columns = colored.shape
+    # Squares would be too small to be seen where many taps cannot be folded.
+    aspect = "auto" if columns > _LONGEST_LINE and columns > 8 * rows else "equal"
+    image = axis.imshow(colored, interpolation="nearest", aspect=aspect, **options)
+    axis.set_anchor("N")  # Room for the title is measured from where the image ends.
     axis.set_title(title, fontsize=8 if size > 1.5 else 7)
     axis.set_xticks([])
     axis.set_yticks([])

@@ -27,6 +27,9 @@ from nsl_keras.visualize.figures import (
     require_images,
 )
 
+#: Inches that the title needs.
+_LEAST_WIDTH = 4.3
+
 
 def plot_subcategories(
     model: keras.Model,
@@ -54,7 +57,7 @@ def plot_subcategories(
         images: Images to choose from, `(n, height, width, channels)`, as the model gets
             them: an array, several inputs as the model takes them, or a data set as for
             `predict`, which must end. In [0, 1] or [0, 255] they are drawn as they are,
-            others (standardized ones) from their lowest to their highest value.
+            others (standardized ones) from their lowest value, or 0, to their highest.
         labels: Their fine labels: class numbers, of shape `(n,)`; `None` where a data set
             of images has them.
         queries: Images like these.
@@ -105,7 +108,10 @@ def plot_subcategories(
             f"`nearest` must be at most the number of images, {len(images)}. "
             f"Received: nearest={nearest}"
         )
-    count = 1 + int(max(np.max(labels), np.max(query_labels)))
+    count = 0 if class_names is None else len(class_names)
+    for given in (np.asarray(labels), np.asarray(query_labels)):
+        if given.dtype.kind in "biuf":  # Others are refused below.
+            count = max(count, 1 + int(given.max()))
     labels = class_numbers(labels, count, "labels")
     query_labels = class_numbers(query_labels, count, "query_labels")
     require_same_length(images, labels, "images", "labels")
@@ -123,12 +129,21 @@ def plot_subcategories(
     accuracy = np.mean(_vote(labels[found]) == query_labels)
 
     names = names_of(count, class_names)
-    figure = new_figure(figsize=(0.95 * (nearest + 1.4), 1.12 * len(rows) + 0.6))
+    longest = max(map(len, names))
+    column = max(0.95, 0.066 * longest + 0.1)
+    is_upright = 0.085 * longest <= 1
+    width = column * (nearest + 1) + (0.4 if is_upright else 0.085 * longest + 0.2)
+    figure = new_figure(figsize=(max(width, _LEAST_WIDTH), 1.12 * len(rows) + 0.6))
     grid = figure.subplots(len(rows), nearest + 1, squeeze=False)
     shown = display_range(images, queries)
     for row, axes in zip(rows, grid, strict=True):
         draw_image(axes[0], queries[row], shown, invert)
-        axes[0].set_ylabel(names[query_labels[row]], fontsize=9, weight="bold")
+        axes[0].set_ylabel(
+            names[query_labels[row]],
+            fontsize=9,
+            weight="bold",
+            **({} if is_upright else {"rotation": 0, "ha": "right", "va": "center"}),
+        )
         for axis, index in zip(axes[1:], found[row], strict=True):
             draw_image(axis, images[index], shown, invert)
             right = labels[index] == query_labels[row]

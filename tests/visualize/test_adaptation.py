@@ -8,6 +8,7 @@ from pictures import check_saved, small_model
 
 import nsl_keras
 from nsl_keras import visualize
+from nsl_keras.visualize import adaptation
 
 RNG = np.random.default_rng(9)
 X = RNG.normal(size=(20, 6)).astype("float32")
@@ -184,3 +185,57 @@ def test_errors_of_an_adaptation():
         visualize.plot_adaptation(model, X[0], k=0)
     with pytest.raises(ValueError, match=r"`class_names` must hold 3 names"):
         visualize.plot_adaptation(model, X[0], class_names="ab")
+
+
+def test_a_change_without_effect_is_rounded_up():
+    model = small_model(keras.layers.Dense(3))
+    model.neighborhood.rate.raw_rates[0].assign(2e-4)
+    each = parts_of(visualize.plot_adaptation(model, X[3], k=12))["change of each"]
+    told = float(each.get_title().rsplit(" ", 1)[1])
+    before, after = outputs_of(model, X[3])
+    found = model.neighbors(X[3:4], k=12)
+    largest = max(np.abs(after - before).max(), np.abs(found.output_changes).max())
+    assert largest < told < 2 * largest
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.003355, "0.004"), (0.0095, "0.01"), (0.004, "0.004"), (1e-9, "1e-09")],
+)
+def test_rounding_up(value, text):
+    assert adaptation._rounded_up(value) == text
+
+
+def test_an_example_is_drawn_on_the_scale_of_the_images():
+    images = RNG.normal(size=(20, 4, 4, 1)).astype("float32")
+    images[5] = np.abs(images[5])
+    model = nsl_keras.MetaNeighborhoodModel(
+        keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(5)]),
+        nsl_keras.layers.CosineDense(3),
+        dictionary=9,
+    )
+    model.build(images.shape)
+    batches = iter([(images, np.zeros(20))])
+    figure = visualize.plot_adaptation(model, images[5], k=3, images=batches)
+    titled = {axis.get_title(): axis for axis in figure.axes}
+    drawn = np.asarray(titled["example"].images[0].get_array())
+    expected = (images[5, ..., 0] - images.min()) / np.ptp(images)
+    np.testing.assert_allclose(drawn, expected, atol=1e-6)
+
+
+def test_long_names_have_room(check_inside):
+    images = RNG.random((20, 4, 4, 1)).astype("float32")
+    model = nsl_keras.MetaNeighborhoodModel(
+        keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(5)]),
+        nsl_keras.layers.CosineDense(3),
+        dictionary=9,
+    )
+    model.build(images.shape)
+    names = ["a rather long class name here", "another such class name", "third"]
+    figure = visualize.plot_adaptation(
+        model, images[5], k=3, images=images, class_names=names
+    )
+    check_inside(figure)
+    titled = {axis.get_title(): axis for axis in figure.axes}
+    inches = titled["change of each logit"].get_window_extent().width / figure.dpi
+    assert inches > 1.5

@@ -60,6 +60,16 @@ def test_histories_of_fit():
             None,
             r"same number of epochs.*\[1, 2\] epochs for 'a'",
         ),
+        (
+            {"a": [{"loss": [1], "val_loss": [2]}, {"loss": [1]}]},
+            None,
+            r"in all runs of a model.*\[0, 1\] values of 'val_loss' for 1 epochs of 'a'",
+        ),
+        (
+            {"a": {"loss": [1, 2, 3, 4, 5], "val_loss": [2, 1, 1]}},
+            None,
+            r"for each n-th one.*\[3\] values of 'val_loss' for 5 epochs of 'a'",
+        ),
     ],
     ids=str,
 )
@@ -102,3 +112,74 @@ def test_costs(tmp_path):
 def test_errors_of_costs(costs, message):
     with pytest.raises(ValueError, match=message):
         visualize.plot_costs(costs)
+
+
+def lines_of(axis):
+    return [line for line in axis.lines if len(line.get_ydata())]
+
+
+def test_what_has_no_validation_is_dashed_as_the_title_says():
+    runs = {
+        "one": {"loss": [2, 1], "val_loss": [2, 2], "entropy": [3, 2]},
+        "other": {"loss": [3, 2], "entropy": [1, 1]},
+    }
+    figure = visualize.plot_training_curves(runs)
+    styles = [[line.get_linestyle() for line in lines_of(axis)] for axis in figure.axes]
+    assert styles == [["--", "-", "--"], ["--", "--"]]
+    assert "dashed in training" in figure.get_suptitle()
+    # Without anything to tell apart, lines are solid.
+    figure = visualize.plot_training_curves(runs, "entropy")
+    assert [line.get_linestyle() for line in lines_of(figure.axes[0])] == ["-", "-"]
+    assert figure.get_suptitle() == "One run each"
+
+
+def test_a_single_metric():
+    figure = visualize.plot_training_curves(RUNS, metrics="loss")
+    assert [axis.get_title() for axis in figure.axes] == ["loss"]
+
+
+def test_epochs_of_fit():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 2)), np.ones(4)
+    history = model.fit(
+        x, y, initial_epoch=5, epochs=10, validation_data=(x, y), validation_freq=2,
+        verbose=0,
+    )  # fmt: skip
+    (axis,) = visualize.plot_training_curves(history).axes
+    drawn = [line.get_xdata().tolist() for line in lines_of(axis)]
+    assert drawn == [[6, 7, 8, 9, 10], [6, 8, 10]]
+    # A history alone begins at 1, as does one that lacks some epochs' numbers.
+    history.epoch = history.epoch[2:]
+    history.history.pop("val_loss")
+    for given in (history, {"model": history.history}):
+        (axis,) = visualize.plot_training_curves(given).axes
+        assert lines_of(axis)[0].get_xdata().tolist() == [1, 2, 3, 4, 5]
+
+
+def test_error_of_runs_of_other_epochs():
+    histories = []
+    for start in (0, 2):
+        history = keras.callbacks.History()
+        history.history, history.epoch = {"loss": [1, 2]}, [start, start + 1]
+        histories.append(history)
+    with pytest.raises(ValueError, match=r"the same epochs.*epochs \[1, 3\] on for 'a'"):
+        visualize.plot_training_curves({"a": histories})
+
+
+def test_labels_of_a_narrow_range_of_costs():
+    figure = visualize.plot_costs(
+        {
+            "entries": {"head": {100: 1.02, 1000: 1.28, 1024: 1.2}},
+            "batch": {"head": {32: 5.5, 64: 9.5}},
+        }
+    )
+    figure.canvas.draw()
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        ticks = zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
+        told = [text.get_text() for value, text in ticks if low <= value <= high]
+        assert len(list(filter(None, told))) >= 2
+    # The label of 1024 would stand on that of 1000.
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert labels == ["100", "1,000", ""]

@@ -92,3 +92,40 @@ def test_channels_first_and_a_layer_that_is_not_built():
     layer = functools.partial(dynamic, data_format="channels_first")()
     images = np.moveaxis(IMAGE[None], -1, 1)
     assert tuple(layer.predicted_matrices(images).shape) == (1, 8, 9, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "similarity", "title"),
+    [
+        ((1, 3), "unconstrained", "M"),
+        ((2, 2), "unconstrained", "M"),
+        (2, "diagonal", "mask"),
+    ],
+    ids=str,
+)
+def test_numbers_are_entries_of_the_matrix_or_of_the_mask(kernel_size, similarity, title):
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(
+        2, kernel_size, similarity=similarity, predictor="sphere"
+    )
+    figure = visualize.plot_dynamic_similarity(model_of(layer), IMAGE)
+    matrices = keras.ops.convert_to_numpy(layer.predicted_matrices(IMAGE[None]))[0]
+    distances = ((matrices - np.eye(matrices.shape[-1])) ** 2).sum(axis=(-2, -1))
+    expected = matrices[np.unravel_index(distances.argmax(), distances.shape)]
+    if title == "mask":
+        expected = expected.diagonal()
+    (axis,) = (axis for axis in figure.axes if axis.get_ylabel() == "at A")
+    texts = [text.get_text() for text in axis.texts]
+    np.testing.assert_allclose([float(t) for t in texts], expected.ravel(), atol=0.006)
+    assert not {"-0.00", "-0.000"}.intersection(texts)
+    assert figure.subfigs[-1].get_suptitle() == title
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7])
+def test_pictures_of_wide_kernels_are_wide(size, check_inside):
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(
+        2, (1, size), similarity="diagonal", predictor="sphere"
+    )
+    figure = visualize.plot_dynamic_similarity(model_of(layer), IMAGE)
+    check_inside(figure)
+    (axis,) = (axis for axis in figure.axes if axis.get_ylabel() == "at A")
+    assert axis.texts[0].get_fontsize() > 6

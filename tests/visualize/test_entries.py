@@ -159,3 +159,14 @@ def test_error_of_a_regression():
     )
     with pytest.raises(ValueError, match=r"`model` must be a classifier.*'regression'"):
         visualize.plot_learned_neighbors(regression, PICTURES)
+
+
+@pytest.mark.parametrize("nearest", [1, 2, 3, 6])
+def test_the_heading_has_room(nearest, classifier):
+    figure = visualize.plot_learned_neighbors(classifier, PICTURES, [0], nearest=nearest)
+    figure.canvas.draw()
+    (heading,) = figure.axes[1].texts
+    assert heading.get_window_extent().xmax < figure.bbox.xmax
+    # Beside the heading of the bars.
+    first = figure.axes[0].title.get_window_extent()
+    assert first.xmax < heading.get_window_extent().xmin

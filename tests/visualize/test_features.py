@@ -186,6 +186,12 @@ def test_a_rate_of_almost_zero_leaves_the_points_on_the_diagonal():
     figure = visualize.plot_prototype_cosines(model, X, Y)
     places = np.concatenate([offsets(drawn) for drawn in figure.axes[0].collections])
     np.testing.assert_allclose(places[:, 0], places[:, 1], atol=1e-6)
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert texts == [
+        "towards the example: 0.0 %",
+        "away from it: 0.0 %",
+        "unchanged: 100.0 %",
+    ]
 
 
 def test_errors_of_prototypes():
@@ -198,3 +204,18 @@ def test_errors_of_prototypes():
     regression = small_model(keras.layers.Dense(3), task="regression")
     with pytest.raises(ValueError, match=r"`model` must be a classifier"):
         visualize.plot_prototype_cosines(regression, X, Y)
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_of_half_precision(method, one_thread):
+    backbone = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5, dtype="mixed_float16")]
+    )
+    model = nsl_keras.MetaNeighborhoodModel(
+        backbone, nsl_keras.layers.CosineDense(3), 12, dtype="mixed_float16"
+    )
+    model.build(X.shape)
+    assert keras.backend.standardize_dtype(model.features(X).dtype) == "float16"
+    (axis,) = visualize.plot_feature_map(model, X, Y, method=method).axes
+    places = np.concatenate([offsets(drawn) for drawn in axis.collections[:9]])
+    assert places.shape == (52, 2) and np.isfinite(places).all()

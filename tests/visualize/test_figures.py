@@ -115,3 +115,40 @@ def test_error_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"nsl_keras\[visualize\]"):
         figures.new_figure()
+
+
+@pytest.mark.parametrize(
+    ("stacks", "values"),
+    [
+        ([[0.2, 0.9]], (0, 1)),
+        ([[0, 16.0]], (0, 16)),
+        ([[0, 4.2]], (0, 4.2)),
+        ([[0, 240.0]], (0, 255)),
+        ([[0, 90]], (0, 255)),
+        ([[0, 16]], (0, 16)),
+        ([[-1.0, 1.0]], (-1, 1)),
+        ([[100, 4000]], (100, 4000)),
+        ([[0.5, 2.0], [-3.0, 1.0]], (-3, 2)),
+    ],
+    ids=str,
+)
+def test_values_that_are_black_and_white(stacks, values):
+    found = figures.display_range(*map(np.array, stacks))
+    assert found == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_moved"),
+    [
+        ((2, 3, 8, 9), True),
+        ((2, 1, 8, 9), True),
+        ((2, 3, 8, 1), False),
+        ((2, 8, 9, 7), False),
+        ((2, 4, 4, 2), False),
+    ],
+    ids=str,
+)
+def test_channels_are_drawn_as_channels_wherever_they_are(shape, is_moved):
+    images = np.random.default_rng(0).random(shape)
+    expected = images.transpose(0, 2, 3, 1) if is_moved else images
+    np.testing.assert_array_equal(figures.images_in(images), expected)

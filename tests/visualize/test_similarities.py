@@ -208,3 +208,49 @@ def test_error_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"nsl_keras\[visualize\]"):
         visualize.plot_similarities(model_of(convolution()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.layers.Bidirectional(
+            keras.layers.RNN(nsl_keras.layers.NeuralSimilarityGRUCell(4))
+        ),
+        lambda: keras.layers.RNN(
+            [nsl_keras.layers.NeuralSimilarityGRUCell(4) for _ in range(2)]
+        ),
+        lambda: keras.layers.Bidirectional(
+            keras.layers.RNN(
+                [
+                    nsl_keras.layers.NeuralSimilarityGRUCell(4, similarity=similarity)
+                    for similarity in ("unconstrained", "diagonal")
+                ]
+            )
+        ),
+    ],
+    ids=["bidirectional", "stacked", "both"],
+)
+def test_similarities_of_one_layer_have_different_titles(make, check_inside):
+    layer = make()
+    figure = visualize.plot_similarities(keras.Sequential([keras.Input((5, 3)), layer]))
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert len(set(titles)) == len(titles) >= 4
+    assert all(t.replace("\n", "").startswith(layer.name) for t in titles)
+    check_inside(figure)
+
+
+@pytest.mark.parametrize(
+    ("features", "shape"), [(32, (1, 32)), (64, (8, 8)), (72, (8, 9)), (67, (1, 67))]
+)
+def test_long_masks_can_be_seen(features, shape):
+    layer = nsl_keras.layers.NeuralSimilarityDense(2, name="dense")
+    model = keras.Sequential([keras.Input((features,)), layer])
+    mask = RNG.normal(size=features)
+    layer.similarity_parameters.assign(mask)
+    figure = visualize.plot_similarities(model)
+    (image,) = panels_of(figure).values()
+    np.testing.assert_allclose(image.get_array(), mask.reshape(shape) - 1, atol=1e-6)
+    figure.canvas.draw()
+    assert image.get_window_extent().height > 5
+    is_long = shape[1] > 32
+    assert (image.axes.get_aspect() == "auto") == is_long

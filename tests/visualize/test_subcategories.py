@@ -1,5 +1,7 @@
 """Images found for queries: which ones, their frames, and the accuracy."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -113,6 +115,8 @@ def test_an_image_finds_itself():
         ({"labels": LABELS[:3]}, r"`images` and `labels` must have the same length"),
         ({"query_labels": LABELS}, r"`queries` and `query_labels` must have the same"),
         ({"labels": LABELS - 1}, r"`labels` must hold classes"),
+        ({"labels": LABELS.astype(str)}, r"`labels` must hold numbers"),
+        ({"query_labels": QUERY_LABELS.astype(str)}, r"`query_labels` must hold numbers"),
         ({"class_names": ["one"]}, r"`class_names` must hold 4 names"),
     ],
     ids=str,
@@ -127,3 +131,25 @@ def test_errors_of_subcategories(changes, message):
     }
     with pytest.raises(ValueError, match=message):
         visualize.plot_subcategories(backbone(), **arguments)
+
+
+def test_a_class_that_does_not_occur():
+    figure = visualize.plot_subcategories(
+        backbone(), IMAGES, LABELS, QUERIES, QUERY_LABELS, 5, [0], "abcdefghij"
+    )
+    assert figure.axes[0].get_ylabel() == "abcd"[QUERY_LABELS[0]]
+
+
+@pytest.mark.parametrize("nearest", [1, 2])
+@pytest.mark.parametrize("prefix", ["", "a rather long name of class "])
+def test_what_is_written_has_room(nearest, prefix, check_inside):
+    names = [f"{prefix}{number}" for number in range(4)]
+    figure = visualize.plot_subcategories(
+        backbone(), IMAGES, LABELS, QUERIES, QUERY_LABELS, nearest, class_names=names
+    )
+    check_inside(figure)
+    boxes = [axis.yaxis.label.get_window_extent() for axis in figure.axes[:: nearest + 1]]
+    for above, below in itertools.pairwise(boxes):
+        assert above.ymin > below.ymax
+    first, last = (axis.xaxis.label.get_window_extent() for axis in figure.axes[:2])
+    assert first.xmax <= last.xmin
