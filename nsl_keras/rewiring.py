@@ -149,7 +149,10 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    """Yields the layers that a layer holds as attributes, at any depth, each once."""
+    """Yields the layers that a layer holds as attributes, at any depth, each once.
+
+    In the order of the attributes, each layer before those that it holds.
+    """
     seen = {id(layer)}
     waiting: list[Any] = [vars(layer)]
     while waiting:
@@ -160,9 +163,9 @@ def sublayers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
                 yield value
                 waiting.append(vars(value))
         elif isinstance(value, dict):
-            waiting.extend(value.values())
+            waiting.extend(reversed(value.values()))  # The last one is taken first.
         elif isinstance(value, (list, tuple, set)):
-            waiting.extend(value)
+            waiting.extend(reversed(list(value)))
 
 
 def copy_activations(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:

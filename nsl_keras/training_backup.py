@@ -24,6 +24,18 @@ _HEADER = b"nsl_keras training state 1\n"
 _DIGEST_BYTES = 64
 #: The newest state and the one before.
 _KEPT = 2
+#: In the `params` that the callbacks of one list share while their training begins.
+_BEGUN = "training_backup"
+
+
+def require_before_backup(callback: keras.callbacks.Callback) -> None:
+    """Raises in `on_train_begin` if a `TrainingBackup` comes before a callback."""
+    if _BEGUN in (callback.params or {}):
+        name = type(callback).__name__
+        raise ValueError(
+            f"`callbacks` must have `TrainingBackup` after `{name}`: states would not hold "
+            f"what it does at the end of an epoch. Received: `{name}` after it"
+        )
 
 
 class TrainingBackup(keras.callbacks.Callback):
@@ -57,6 +69,11 @@ class TrainingBackup(keras.callbacks.Callback):
     anew: then each resumed epoch is a random pass over the data, but another one. So do
     random numbers that are drawn without a `keras.random.SeedGenerator` in a layer.
 
+    Put `TrainingBackup` last in the list of callbacks: Keras calls them in its order, and
+    what callbacks do at the end of an epoch after the state was written, to weights or
+    logs, is lost to a training that is resumed. `EntryStatistics` and
+    `DictionaryInitializer` refuse to come after it.
+
     States are kept after epochs. Where an epoch takes hours, divide it with
     `steps_per_epoch`. Processes that train a model together share the folder: the first one
     writes, and all of them read.
@@ -74,15 +91,15 @@ class TrainingBackup(keras.callbacks.Callback):
         data: Data set whose attribute `epoch` is set at the start of each epoch, or `None`.
         callbacks: Callbacks of the same `fit` whose progress belongs to the state, as
             `keras.callbacks.EarlyStopping`: their attributes that are no arguments of the
-            constructor, where these are numbers, strings, arrays or lists of them. Put
-            `TrainingBackup` after them.
+            constructor, where these are numbers, strings, arrays or lists of them.
         every: int, the number of epochs between states. The last one is always kept.
         delete_at_end: bool, whether the states are deleted when training ends. Otherwise
             call `delete` once the model is saved; until then `fit` trains no further,
             and gives the model as it ended.
 
     Attributes:
-        epoch: int, the number of epochs that are finished and kept.
+        epoch: int, the number of epochs that are finished and kept: where training would
+            go on.
         history: dict of the logs of all epochs, as `History.history`.
 
     Raises:
@@ -174,27 +191,31 @@ class TrainingBackup(keras.callbacks.Callback):
             stopped = self.model.stop_training = found.records["stopped"]
             begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         # Also where nothing is new: what keeps states from being written shows now.
-        self._keep(stopped)
+        self._keep(self.epoch, stopped)
         if self._writes:
             size = self._path(self.epoch).stat().st_size
             files.require_room(self.folder, _KEPT * size)
+        if self.params:  # A loop of one's own may give none.
+            self.params[_BEGUN] = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_fit_at(self.model, 0)
+        (self.params or {}).pop(_BEGUN, None)
         if self.data is not None:
             self.data.epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.epoch = epoch + 1
+        finished = epoch + 1
         self._epochs.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(np.asarray(value).tolist())
         stopped = bool(self.model.stop_training)
-        if stopped or self.epoch % self.every == 0 or self.epoch == self.params["epochs"]:
-            self._keep(stopped)
+        if stopped or finished % self.every == 0 or finished == self.params["epochs"]:
+            self._keep(finished, stopped)
 
     def on_train_end(self, logs: Any = None) -> None:
         begin_fit_at(self.model, 0)
+        (self.params or {}).pop(_BEGUN, None)  # Also where no epoch was left.
         kept = getattr(self.model, "history", None)
         if kept is not None:
             kept.epoch = list(self._epochs)
@@ -210,12 +231,12 @@ class TrainingBackup(keras.callbacks.Callback):
         if self.folder.exists() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
-    def _keep(self, stopped: bool) -> None:
-        """Writes the state, and deletes all but the one before."""
+    def _keep(self, epoch: int, stopped: bool) -> None:
+        """Writes the state after `epoch` epochs, and deletes all but the one before."""
         variables = _variables_of(self.model)
         arrays = [_storable(each) for each in variables]
         records = {
-            "epoch": self.epoch,
+            "epoch": epoch,
             "stopped": stopped,
             "epochs": self._epochs,
             "history": self.history,
@@ -224,16 +245,18 @@ class TrainingBackup(keras.callbacks.Callback):
         }
         # All processes have read the variables, which some of them do together.
         if not self._writes:
+            self.epoch = epoch
             return
         try:
-            files.write_bytes(self._path(self.epoch), _State(records, arrays).as_bytes())
+            files.write_bytes(self._path(epoch), _State(records, arrays).as_bytes())
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"`folder` must take the states of training. Received: "
                 f"folder={str(self.folder)!r}, {error.strerror or error}",
             ) from error
-        older = [path for path in self._paths() if path != self._path(self.epoch)]
+        self.epoch = epoch
+        older = [path for path in self._paths() if path != self._path(epoch)]
         for path in older[: 1 - _KEPT]:
             files.remove(path)
 

@@ -104,6 +104,15 @@ def test_sublayers_are_found_at_any_depth():
     assert sorted(names) == ["a", "b", "sequential"]
 
 
+def test_sublayers_come_in_the_order_of_attributes():
+    cells = [nsl_keras.layers.NeuralSimilarityGRUCell(2, name=name) for name in "ab"]
+    both = keras.layers.Bidirectional(keras.layers.RNN(cells))
+    names = [layer.name for layer in rewiring.sublayers(both)]
+    assert [name for name in names if name in "ab"] == ["a", "b", "a", "b"]
+    sides = [names.index(each.name) for each in (both.forward_layer, both.backward_layer)]
+    assert sides == sorted(sides)
+
+
 def test_unfrozen_restores_each_flag():
     model = keras.Sequential(
         [

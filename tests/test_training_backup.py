@@ -164,6 +164,31 @@ def test_states_every_few_epochs(tmp_path):
     assert states(tmp_path) == ["epoch_4.state", "epoch_5.state"]
 
 
+def test_epoch_is_what_is_kept(tmp_path):
+    backup = TrainingBackup(tmp_path, every=3)
+    with pytest.raises(KeyboardInterrupt):
+        dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), backup])
+    assert backup.epoch == TrainingBackup(tmp_path).epoch == 3
+
+
+def test_what_comes_after_the_backup_is_refused(tmp_path):
+    statistics = nsl_keras.callbacks.EntryStatistics(X)
+    start = nsl_keras.callbacks.DictionaryInitializer(X, Y)
+    model = neighborhoods()
+    for late in (statistics, start):
+        backup = TrainingBackup(tmp_path)
+        with pytest.raises(ValueError, match="must have `TrainingBackup` after"):
+            model.fit(X, Y, verbose=0, callbacks=[backup, late])
+    # Nothing is left of these in the right order, nor in a list that is used again.
+    backup = TrainingBackup(tmp_path, delete_at_end=False)
+    running = keras.callbacks.CallbackList([statistics, backup], model=model, epochs=1)
+    for _ in range(2):
+        running.on_train_begin()
+        running.on_epoch_begin(0)
+        assert backup.params == {"epochs": 1}
+    running.on_train_end()
+
+
 def emptied(content):
     return b""
 

@@ -15,6 +15,7 @@ from nsl_keras import data, files, validation
 from nsl_keras.neighborhoods import explain
 from nsl_keras.neighborhoods.dictionary import require_same_length
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.training_backup import require_before_backup
 
 _CONFIG = """embeddings {
   tensor_name: "neighbors"
@@ -41,8 +42,8 @@ class EntryStatistics(keras.callbacks.Callback):
     dictionary dropout may serve as well.
 
     The names appear in `History` and for callbacks that come later in the list
-    (`CSVLogger`, `TensorBoard`, `EarlyStopping`). An epoch takes one forward pass of the
-    backbone more on the given examples: some hundreds are enough.
+    (`CSVLogger`, `TensorBoard`, `EarlyStopping`, `TrainingBackup`). An epoch takes
+    one forward pass of the backbone more on the given examples: some hundreds are enough.
 
     Args:
         x: Inputs, for example a part of the validation data: an array, several as the
@@ -57,7 +58,8 @@ class EntryStatistics(keras.callbacks.Callback):
 
     Raises:
         ValueError: For an empty `x`, NaN and infinities in it, and a `dead_below` outside
-            the range above; in `fit`, if the model is no `MetaNeighborhoodModel`.
+            the range above; in `fit`, if the model is no `MetaNeighborhoodModel`, or if a
+            `TrainingBackup` comes before.
 
     Example:
 
@@ -95,6 +97,7 @@ class EntryStatistics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         _require_model(self)
+        require_before_backup(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
@@ -140,8 +143,8 @@ class DictionaryInitializer(keras.callbacks.Callback):
     Raises:
         ValueError: For `x` and `y` of different lengths, a negative `epochs` and a `seed`
             that is no seed; when `fit` begins, if the model is no
-            `MetaNeighborhoodModel` or has more entries than there are examples; later,
-            for what else `initialize_from` refuses.
+            `MetaNeighborhoodModel` or has more entries than there are examples, or if a
+            `TrainingBackup` comes before; later, for what else `initialize_from` refuses.
 
     Example:
 
@@ -174,6 +177,7 @@ class DictionaryInitializer(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         _require_model(self)
+        require_before_backup(self)
         # Now, not after an epoch of training.
         examples, entries = data.length_of(self.x), self.model.num_neighbors
         if examples < entries:

@@ -271,7 +271,6 @@ _TRANSPOSED_CONVOLUTIONS = (
 _SEPARABLE_CONVOLUTIONS = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 #: Layers whose weights have several axes, but are no kernel.
 _WITHOUT_KERNEL = (
-    keras.layers.Embedding,
     keras.layers.LayerNormalization,
     keras.layers.Normalization,
     keras.layers.PReLU,
@@ -304,7 +303,9 @@ class Count:
 
 def _count(call: rewiring.Call) -> Count:
     layer = call.layer
-    if not isinstance(layer, keras.layers.Layer) or not layer.weights:
+    if not isinstance(layer, keras.layers.Layer):
+        return Count()
+    if not layer.weights and not hasattr(layer, "count_multiply_adds"):
         return Count()
     repeats = _known(call.repeats)
     predicted: float = 0
@@ -336,8 +337,11 @@ def _count(call: rewiring.Call) -> Count:
         plain, added = _known(layer.count_multiply_adds(inputs)), 0
     else:
         # Scales and biases alone do not count; of other kernels nothing is known.
-        is_known = isinstance(layer, _WITHOUT_KERNEL) or all(
-            len(variable.shape) < 2 for variable in layer.weights
+        is_known = (
+            isinstance(layer, _WITHOUT_KERNEL)
+            # A look-up adds an axis; a `ReversibleEmbedding` in reverse is a product.
+            or (isinstance(layer, keras.layers.Embedding) and len(outputs) > len(inputs))
+            or all(len(variable.shape) < 2 for variable in layer.weights)
         )
         plain, added = (0 if is_known else math.nan), 0
     return Count(repeats * plain, repeats * added, repeats * predicted)

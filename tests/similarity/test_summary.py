@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+from keras import ops
 
 from nsl_keras import layers, predictors
 from nsl_keras.convert import add_similarity, fold, summary
@@ -127,6 +128,14 @@ def test_recurrent_cells():
     assert row.multiply_adds - row.plain_multiply_adds == 2 * 7 * (16 + 36)
     assert row.similarity_parameters == 2 * (16 + 36)
     assert (row.kind, row.folds) == ("Bidirectional", True)
+
+
+def test_parts_of_a_cell_come_in_order():
+    cell = layers.NeuralSimilarityGRUCell(
+        4, similarity="diagonal", recurrent_similarity="unconstrained"
+    )
+    row = figures_of(keras.layers.RNN(cell), (5, 3))
+    assert row.similarity == "diagonal, unconstrained"
 
 
 # Whole models.
@@ -284,6 +293,39 @@ def test_cosines_film_and_layers_of_ones_own_say_theirs():
         summary(keras.Model(open_inputs, layers.CosineDense(3)(open_inputs))).multiply_adds
         is None
     )
+
+
+def test_a_layer_of_ones_own_without_weights_is_counted():
+    class Gram(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs @ ops.swapaxes(inputs, 1, 2)
+
+        def count_multiply_adds(self, input_shape):
+            return input_shape[1] ** 2 * input_shape[2]
+
+    model = keras.Sequential([keras.Input((5, 4)), Gram()])
+    assert summary(model).multiply_adds == 25 * 4
+
+
+def test_look_ups_cost_nothing_and_products_with_a_table_do():
+    class Own(keras.layers.Embedding):
+        pass
+
+    tokens = keras.Input((5,), dtype="int32")
+    model = keras.Model(tokens, [keras.layers.Embedding(7, 4)(tokens), Own(7, 4)(tokens)])
+    assert summary(model).multiply_adds == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.layers, "ReversibleEmbedding"), reason="an older Keras"
+)
+def test_an_embedding_in_reverse_is_not_counted():
+    embedding = keras.layers.ReversibleEmbedding(7, 4)
+    tokens = keras.Input((5,), dtype="int32")
+    vectors = embedding(tokens)
+    assert summary(keras.Model(tokens, vectors)).multiply_adds == 0
+    model = keras.Model(tokens, embedding(vectors, reverse=True))
+    assert summary(model).multiply_adds is None
 
 
 def test_a_predictor_of_ones_own_is_not_counted():
