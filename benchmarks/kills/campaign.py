@@ -134,8 +134,9 @@ class Run:
         if different:
             raise SurvivalError(f"other content: {different}")
         left = [path for path in self.folder.rglob("*") if path.name.startswith(".scratch")]
-        if left or (self.folder / "unfinished").exists():
-            raise SurvivalError(f"left behind: {left or 'states'}")
+        left += (self.folder / "unfinished").glob("*")
+        if left:
+            raise SurvivalError(f"left behind: {left}")
 
 
 def _content_of(path: pathlib.Path) -> object:

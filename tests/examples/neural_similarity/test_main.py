@@ -124,6 +124,7 @@ class Streamed:
 
     class_names = ("dark", "bright")
     image_shape = (16, 16, 3)
+    fingerprint = None
     counts = {"train_examples": 24, "validation_examples": 0, "test_examples": 7}  # noqa: RUF012
 
     def training_batches(self, batch_size, seed):
