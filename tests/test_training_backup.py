@@ -171,6 +171,14 @@ def test_epoch_is_what_is_kept(tmp_path):
     assert backup.epoch == TrainingBackup(tmp_path).epoch == 3
 
 
+def test_epoch_of_a_process_that_does_not_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_backup, "is_first_process", lambda model: False)
+    backup = TrainingBackup(tmp_path, every=3)
+    with pytest.raises(KeyboardInterrupt):
+        dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), backup])
+    assert backup.epoch == 3
+
+
 def test_what_comes_after_the_backup_is_refused(tmp_path):
     statistics = nsl_keras.callbacks.EntryStatistics(X)
     start = nsl_keras.callbacks.DictionaryInitializer(X, Y)
