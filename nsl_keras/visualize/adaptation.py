@@ -27,6 +27,7 @@ from nsl_keras.visualize.figures import (
     percentage,
     require_images,
     signed,
+    write_on_cells,
 )
 
 #: Outputs that are drawn; of more, those with the most probability or change.
@@ -315,16 +316,9 @@ def _draw_changes(axis: Axes, changes: np.ndarray, prediction: _Prediction) -> A
     axis.set_xticks([])
     axis.set_yticks([])
     decimals = decimals_for(largest)
-    for (row, column), value in np.ndenumerate(changes):
-        axis.text(
-            column,
-            row,
-            signed(value, decimals),
-            ha="center",
-            va="center",
-            fontsize=7.5,
-            color="white" if abs(value) > 0.6 * largest else "black",
-        )
+    write_on_cells(
+        axis, lambda value: signed(value, decimals), changes, changes, largest, fontsize=7.5
+    )
     return drawn
 
 

@@ -19,6 +19,7 @@ from nsl_keras.visualize.figures import (
     draw_image,
     new_figure,
     require_images,
+    write_on_cells,
 )
 
 #: Positions whose `M` is drawn, from the most to the least changed, and their marks.
@@ -172,16 +173,8 @@ def _write_numbers(
     decimals = min(decimals_for(scale), 3)
     # Without the sign of a zero.
     values = np.round(identity + differences, decimals) + 0.0
-    for (row, column), value in np.ndenumerate(differences):
-        axis.text(
-            column,
-            row,
-            f"{values[row, column]:.{decimals}f}",
-            ha="center",
-            va="center",
-            fontsize=min(7.0, 105 * cell / (decimals + 3)),
-            color="white" if abs(value) > 0.6 * scale else "black",
-        )
+    fontsize = min(7.0, 105 * cell / (decimals + 3))
+    write_on_cells(axis, f"{{:.{decimals}f}}".format, values, differences, scale, fontsize)
 
 
 def _mark(axis: Axes, place: Any, letter: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,6 +95,36 @@ def draw_image(
     )
     axis.set_xticks([])
     axis.set_yticks([])
+
+
+def write_on_cells(
+    axis: Axes,
+    write: Callable[[float], str],
+    values: np.ndarray,
+    colored: np.ndarray,
+    scale: float,
+    fontsize: float,
+) -> None:
+    """Writes the values of a matrix on its cells, in white on those that are dark.
+
+    Args:
+        axis: Where the matrix is drawn.
+        write: How a value is written.
+        values: The matrix.
+        colored: What the cells' colours show, of the same shape.
+        scale: What is drawn in the darkest colours, up and down.
+        fontsize: Size of the letters, in points.
+    """
+    for (row, column), value in np.ndenumerate(values):
+        axis.text(
+            column,
+            row,
+            write(value),
+            ha="center",
+            va="center",
+            fontsize=fontsize,
+            color="white" if abs(colored[row, column]) > 0.6 * scale else "black",
+        )
 
 
 def is_image(example: Any) -> bool:

@@ -14,7 +14,14 @@ from keras import ops
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.recurrent import similarities_of
-from nsl_keras.visualize.figures import GREY, Axes, Figure, decimals_for, new_figure
+from nsl_keras.visualize.figures import (
+    GREY,
+    Axes,
+    Figure,
+    decimals_for,
+    new_figure,
+    write_on_cells,
+)
 
 #: Panels side by side, and the largest matrix whose numbers fit into one.
 _MOST_COLUMNS, _MOST_NUMBERED = 8, 25
@@ -194,16 +201,10 @@ def _draw_panel(axis: Axes, panel: _Panel, title: str, scale: float, size: float
         axis.text(*middle, "identity", ha="center", va="center", fontsize=8, color=GREY)
     if panel.values.size <= _MOST_NUMBERED:
         room = size * 72 / max(panel.values.shape[1], 3)
-        for (row, column), value in np.ndenumerate(panel.values):
-            axis.text(
-                column,
-                row,
-                f"{value:.{decimals}f}",
-                ha="center",
-                va="center",
-                fontsize=min(8, 1.4 * room / (decimals + 3)),
-                color="white" if abs(colored[row, column]) > 0.6 * scale else "black",
-            )
+        fontsize = min(8.0, 1.4 * room / (decimals + 3))
+        write_on_cells(
+            axis, f"{{:.{decimals}f}}".format, panel.values, colored, scale, fontsize
+        )
     return image
 
 
