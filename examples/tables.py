@@ -15,6 +15,7 @@ import examples.few_shot.table
 import examples.image_classification.table
 import examples.neural_similarity.table
 import examples.regression.table
+from benchmarks import moving_statistics
 from examples.demo import spirals
 from examples.documentation.tables import with_tables
 from examples.neural_similarity import implicit_regularization, predictor_cost
@@ -50,6 +51,7 @@ def results_readme() -> str:
         examples.few_shot.table.sections(RESULTS),
         implicit_regularization.section(RESULTS),
         predictor_cost.section(RESULTS),
+        moving_statistics.section(RESULTS),
         examples.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         examples.regression.table.section(RESULTS),

@@ -19,11 +19,11 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, fused_batch_normalization
 from nsl_keras.inheritance import StandsOnKeras
 
-#: How slowly the window of the moving statistics grows: a ninth of the steps so far.
-WARMUP = 9.0
+#: How slowly the window of the moving statistics grows: a 64th of the examples so far.
+WARMUP = 64.0
 
-#: A number of steps after which every momentum has its own window.
-SETTLED = 1e9
+#: A number of examples after which every momentum has its own window.
+SETTLED = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +68,18 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     Keras's moving statistics start at mean 0 and variance 1, and hold `momentum^t` of that
     after `t` steps: with the momentum 0.99 a third after 100 steps, and inference is far
-    below training for as long. Here the statistics `s` of the batches count by
+    below training for as long. Then they lag: weights move fast in the first hundreds of
+    steps, and statistics of the last hundred are those of other weights. Here the
+    statistics `s_t` of a batch of `n_t` examples, the first ones or after `N` others, count
+    by
 
-        moving_t = (1 - r_t) moving_{t-1} + r_t s_t,   r_t = max(1 - momentum, 9 / (t + 8))
+        moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
+        r_t = max(1 - momentum, 64 n_t / (N + 64 n_t))
 
-    for `t = 1, 2, ...`: the first step replaces the start values whole, the weight of a
-    batch grows with the eighth power of its step, and from step `9 / (1 - momentum) - 8` on
-    the average is Keras's. Batches count alike, whatever their size: leave out a last one
-    of a few examples. In training the outputs are those of
+    The first step replaces the start values whole, after that the average is over about the
+    last 64th of the examples so far (or one batch, where that is more), and after
+    `64 / (1 - momentum)` steps it is Keras's. Before that a last batch of a few examples
+    counts for as many. In training the outputs are those of
     `keras.layers.BatchNormalization` from the start. `nsl_keras.convert.fold` makes a plain
     `keras.layers.BatchNormalization` of it.
 
@@ -106,9 +110,9 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     Reference:
         Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (ICML
-        2013), Section 4: polynomial-decay averaging, here with `eta = 8`. Neither of the
+        2013), Section 4: polynomial-decay averaging, here with `eta = 63`. Neither of the
         two papers that this package implements speaks of it; their authors' code has
-        fixed momenta.
+        fixed momenta. Why 64: `python -m benchmarks.statistics`, and docs/results.md.
     """
 
     def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
@@ -125,9 +129,9 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         if self.momentum_warmup:
-            #: The number of training steps. Float, which saturates where an int overflows.
-            self.steps = self.add_weight(
-                name="steps",
+            #: How many examples were trained on. Float: it saturates, an int overflows.
+            self.seen_examples = self.add_weight(
+                name="seen_examples",
                 shape=(),
                 dtype="float32",
                 initializer="zeros",
@@ -152,7 +156,8 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         with keras.StatelessScope(state, initialize_variables=False) as scope:
             outputs = super().call(inputs, training=True, mask=mask)
         of_batch = [scope.get_current_value(each) for each in statistics]
-        move_statistics(self, *(each / (1 - self.momentum) for each in of_batch))
+        mean, variance = (each / (1 - self.momentum) for each in of_batch)
+        move_statistics(self, mean, variance, ops.shape(inputs)[0])
         return outputs
 
     def load_own_variables(self, store: Any) -> None:
@@ -183,25 +188,51 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         return plain
 
 
-def moving_rate(layer: keras.layers.BatchNormalization) -> Any:
-    """Returns the weight that the next batch gets in a layer's moving statistics."""
-    rate = 1 - layer.momentum
-    if isinstance(layer, BatchNormalization) and layer.momentum_warmup:
-        return ops.maximum(rate, WARMUP / (layer.steps + WARMUP))
-    return rate
-
-
 def move_statistics(
-    layer: keras.layers.BatchNormalization, mean: Tensor, variance: Tensor
+    layer: keras.layers.BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
 ) -> None:
-    """Moves a layer's moving statistics towards those of a batch, as training does."""
-    rate = moving_rate(layer)
+    """Moves a layer's moving statistics towards those of a batch, as training does.
+
+    Args:
+        layer: A built batch norm.
+        mean: Mean of the batch.
+        variance: Its variance.
+        examples: How many examples they are of.
+    """
+    rate: Any = 1 - layer.momentum
+    if _warms_up(layer):
+        count = ops.cast(examples, "float32")
+        seen = ops.convert_to_tensor(layer.seen_examples)
+        # No example at all: nothing that divides by zero.
+        part = WARMUP * count / ops.maximum(seen + WARMUP * count, 1.0)
+        rate = ops.maximum(rate, part)
+        layer.seen_examples.assign(seen + count)
     for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         old = ops.convert_to_tensor(stored)
         weight = ops.cast(rate, old.dtype)
         stored.assign((1 - weight) * old + weight * ops.cast(new, old.dtype))
-    if isinstance(layer, BatchNormalization) and layer.momentum_warmup:
-        layer.steps.assign(layer.steps + 1)
+
+
+def telling_statistics(
+    layer: keras.layers.BatchNormalization,
+) -> tuple[list[tuple[Any, Tensor]], float]:
+    """Returns a state in which a training step tells the statistics of its batch.
+
+    Args:
+        layer: A built batch norm.
+
+    Returns:
+        `(state, share)`: pairs for a `keras.StatelessScope`, and what the layer's moving
+        statistics are after the step, as a share of the batch's.
+    """
+    variables, share = [layer.moving_mean, layer.moving_variance], 1 - layer.momentum
+    if _warms_up(layer):
+        variables, share = [*variables, layer.seen_examples], 1.0
+    return [(each, ops.zeros_like(each)) for each in variables], share
+
+
+def _warms_up(layer: keras.layers.BatchNormalization) -> bool:
+    return isinstance(layer, BatchNormalization) and layer.momentum_warmup
 
 
 class NormalizationByBatch(keras.layers.Layer):

@@ -121,12 +121,27 @@ def test_moving_statistics_are_the_weighted_average(momentum):
     mean = variance = 0.0
     for step, batch in enumerate(batches(30), start=1):
         layer(batch, training=True)
-        rate = max(1 - momentum, 9 / (step + 8))
+        rate = max(1 - momentum, 64 / (step + 63))
         mean = (1 - rate) * mean + rate * batch.astype("float64").mean(axis=0)
         variance = (1 - rate) * variance + rate * batch.astype("float64").var(axis=0)
         np.testing.assert_allclose(layer.moving_mean, mean, rtol=2e-5)
         np.testing.assert_allclose(layer.moving_variance, variance, rtol=2e-5)
-    assert float(layer.steps) == 30
+    assert float(layer.seen_examples) == 30 * 16
+
+
+def test_a_batch_counts_by_its_examples():
+    """As if all batches were put together, where the window is wide enough."""
+    parts = [2.0 * batches(1, (size, 3), size)[0] for size in (64, 64, 1)]
+    layer = BatchNormalization()
+    mean, seen = 0.0, 0
+    for part in parts:
+        layer(part, training=True)
+        rate = 64 * len(part) / (seen + 64 * len(part))
+        mean = (1 - rate) * mean + rate * part.mean(axis=0)
+        seen += len(part)
+    assert rate == 64 / 192
+    np.testing.assert_allclose(layer.moving_mean, mean, rtol=1e-5)
+    assert float(layer.seen_examples) == 129
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.9999])
@@ -164,7 +179,7 @@ def test_training_outputs_masks_and_gradients_are_those_of_keras():
 def test_settled_statistics_move_as_those_of_keras():
     layer = filled(BatchNormalization(momentum=0.9), (16, 3))
     plain = filled(keras.layers.BatchNormalization(momentum=0.9), (16, 3))
-    layer.steps.assign(1e9)
+    layer.seen_examples.assign(1e12)
     for batch in batches(5):
         layer(batch, training=True)
         plain(batch, training=True)

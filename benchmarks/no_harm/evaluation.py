@@ -10,7 +10,7 @@ import numpy as np
 
 import nsl_keras
 from examples.common.data import Split
-from nsl_keras import rewiring
+from nsl_keras import normalization, rewiring
 
 
 def accuracy(model: keras.Model, split: Split) -> float:
@@ -31,7 +31,7 @@ def accuracies_by_mode(
     norms = batch_norms(model)
     logits, statistics = in_training_mode(model, norms, split.images, batch_size)
     inference = accuracy(model, split)
-    with _with_statistics(norms, statistics):
+    with with_statistics(norms, statistics):
         estimated = accuracy(model, split)
     training = float(np.mean(logits.argmax(axis=-1) == split.labels))
     return {"training": training, "inference": inference, "estimated": estimated}
@@ -52,12 +52,11 @@ def in_training_mode(
     images: np.ndarray,
     batch_size: int,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits, and the means of the statistics of the batches, as `_moving` has them."""
-    moving = _moving(norms)
-    # After a first step from zero the moving statistics are a share of the batch's.
-    shares = [1.0 if _has_warmup(norm) else 1.0 - norm.momentum for norm in norms] * 2
-    zeroed = moving + [norm.steps for norm in norms if _has_warmup(norm)]
-    start = [(each, keras.ops.zeros_like(each)) for each in zeroed]
+    """Logits, and the batches' mean statistics, as `moving_statistics` orders them."""
+    moving = moving_statistics(norms)
+    told = [normalization.telling_statistics(norm) for norm in norms]
+    shares = [share for _, share in told] * 2
+    start = [pair for pairs, _ in told for pair in pairs]
     logits, statistics = [], []
     for first in range(0, len(images), batch_size):
         batch = images[first : first + batch_size]
@@ -74,22 +73,18 @@ def in_training_mode(
     return np.concatenate(logits), means
 
 
-def _has_warmup(norm: keras.layers.BatchNormalization) -> bool:
-    return getattr(norm, "momentum_warmup", False)
-
-
-def _moving(norms: list[keras.layers.BatchNormalization]) -> list[keras.Variable]:
+def moving_statistics(norms: list[keras.layers.BatchNormalization]) -> list[keras.Variable]:
     """All moving means, then all moving variances."""
     means = [norm.moving_mean for norm in norms]
     return means + [norm.moving_variance for norm in norms]
 
 
 @contextlib.contextmanager
-def _with_statistics(
+def with_statistics(
     norms: list[keras.layers.BatchNormalization], statistics: list[np.ndarray]
 ) -> Iterator[None]:
     """Sets moving statistics for a while."""
-    moving = _moving(norms)
+    moving = moving_statistics(norms)
     before = [keras.ops.convert_to_numpy(each) for each in moving]
     _assign(moving, statistics)
     try:

@@ -22,6 +22,7 @@ import examples.neural_similarity.methods
 import examples.neural_similarity.table
 import examples.regression.table
 import examples.serving.table
+from benchmarks import moving_statistics
 from examples.common import runs, tables
 from examples.neural_similarity import predictor_cost
 
@@ -192,6 +193,10 @@ def _predictor_cost() -> str:
     return _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE)
 
 
+def _moving_statistics() -> str:
+    return _shown(moving_statistics.section(RESULTS), moving_statistics.PLACE)
+
+
 def _no_harm() -> str:
     records = runs.RunRecords(RESULTS / "no_harm" / "runs")
     comparisons = benchmarks.no_harm.comparison.compare(records.runs)
@@ -287,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": _regression,
     "predictor_cost": _predictor_cost,
     "no_harm": _no_harm,
+    "moving_statistics": _moving_statistics,
     "costs": _costs,
     "memory": _memory,
     "export_kills": examples.serving.table.export_kills,

@@ -20,8 +20,8 @@ from nsl_keras.normalization import (
     NormalizationByBatch,
     called_twice,
     move_statistics,
-    moving_rate,
     normalizing_by_batch,
+    telling_statistics,
 )
 from nsl_keras.training import require_logits
 
@@ -296,7 +296,8 @@ class FunctionalClassifier:
         by_batch = statistics is None and self.batch_normalization != "moving"
         if by_batch:
             self._require_reach()  # Flags may have changed since.
-        return self._run(values, images, statistics, by_batch)
+        given = zip(self.moving_statistics, statistics, strict=True) if statistics else ()
+        return self._run(values, images, list(given), by_batch)
 
     def query_outputs(
         self, values: Sequence[Tensor], support_images: Tensor, query_images: Tensor
@@ -315,52 +316,51 @@ class FunctionalClassifier:
         """
         if not self._out_of_reach():
             return self._run(values, images, by_batch=True)[1]
-        _, moved = self._run(values, images, training=True)
-        rates = [moving_rate(layer) for layer in self._trainable() for _ in range(2)]
-        return [
-            (new - (1 - rate) * ops.convert_to_tensor(old)) / ops.maximum(rate, 1e-6)
-            for new, old, rate in zip(moved, self.moving_statistics, rates, strict=True)
-        ]
+        told = [telling_statistics(layer) for layer in self._trainable()]
+        state = [pair for pairs, _ in told for pair in pairs]
+        _, moved = self._run(values, images, state, training=True)
+        shares = [share for _, share in told for _ in range(2)]
+        return [each / max(share, 1e-6) for each, share in zip(moved, shares, strict=True)]
 
-    def update_moving_statistics(self, statistics: Sequence[Tensor]) -> None:
+    def update_moving_statistics(
+        self, statistics: Sequence[Tensor], examples: Tensor | int
+    ) -> None:
         """Moves the stored statistics towards those of a batch, as training does.
 
         Args:
             statistics: Mean and variance of each trainable batch norm, as `outputs` lists
                 them.
+            examples: How many images they are of.
         """
         pairs = zip(statistics[::2], statistics[1::2], strict=True)
         for layer, (mean, variance) in zip(self._trainable(), pairs, strict=True):
-            move_statistics(layer, mean, variance)
+            move_statistics(layer, mean, variance, examples)
 
     def _run(
         self,
         values: Sequence[Tensor],
         images: Tensor,
-        statistics: Sequence[Tensor] | None = None,
+        state: Sequence[tuple[Any, Tensor]] = (),
         by_batch: bool = False,
         training: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        moving = self.moving_statistics
         # All variables, since a scope around this one ends where the new one begins.
-        state = {
+        whole = {
             id(variable): (variable, ops.convert_to_tensor(variable))
             for variable in self.model.variables
         }
-        replaced = list(zip(self.variables, values, strict=True))
-        if statistics:
-            replaced += zip(moving, statistics, strict=True)
-        state.update({id(pair[0]): pair for pair in replaced})
+        replaced = [*zip(self.variables, values, strict=True), *state]
+        whole.update({id(pair[0]): pair for pair in replaced})
         once = self.batch_normalization == "support"
         with (
-            keras.StatelessScope(state_mapping=list(state.values())) as scope,
+            keras.StatelessScope(state_mapping=list(whole.values())) as scope,
             normalizing_by_batch(self.second_order, once)
             if by_batch
             else contextlib.nullcontext(),
         ):
             model = self.model if training else self._graph
             logits = model(images, training=training)
-            used = [scope.get_current_value(variable) for variable in moving]
+            used = [scope.get_current_value(each) for each in self.moving_statistics]
         return at_least_float32(logits), used
 
 

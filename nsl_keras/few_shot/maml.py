@@ -365,7 +365,8 @@ class MAML(EpisodicLearner):
             one_episode, [numbers, support_images, membership, query_images], outputs
         )
         if updates:
-            self.classifier.update_moving_statistics(_pooled(statistics))
+            queries = ops.shape(query_images)[0] * ops.shape(query_images)[1]
+            self.classifier.update_moving_statistics(_pooled(statistics), queries)
         # Where no check can run, in compiled code, wrong labels do not go unseen.
         return ops.where(valid[:, None, None], logits, float("nan"))
 

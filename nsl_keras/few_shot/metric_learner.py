@@ -86,7 +86,8 @@ class EpisodicModel:
                 [
                     sum(ops.mean(each, axis=0) for each in of_sets) / len(of_sets)
                     for of_sets in zip(*statistics, strict=True)
-                ]
+                ],
+                sum(ops.shape(images)[0] * ops.shape(images)[1] for images in sets),
             )
         return outputs
 

@@ -150,7 +150,7 @@ def test_update_of_the_moving_statistics_is_that_of_training(norm):
     functional = FunctionalClassifier(model, model.trainable_variables, "moving")
     twin.set_weights(model.get_weights())
     statistics = functional.batch_statistics(functional.values(), images())
-    functional.update_moving_statistics(statistics)
+    functional.update_moving_statistics(statistics, len(images()))
     twin(images(), training=True)
     for one, other in zip(model.weights, twin.weights, strict=True):
         np.testing.assert_allclose(numbers(one), numbers(other), atol=1e-5)

@@ -1,0 +1,227 @@
+"""How far batch norms' moving statistics lag, by the window of their average.
+
+    python -m benchmarks.moving_statistics --data_file=FILE.npz
+
+Trains small networks with Adam(1e-3) on 20 training classes of a few-shot image set, and
+averages the statistics of their batches in several ways beside each other: from zero and
+one with a fixed momentum, as Keras does, and over a part of the examples so far, as
+`nsl_keras.layers.BatchNormalization` does. At some steps the network is evaluated on a
+fifth of the images, which it was not trained on, with each of the averages, and with
+statistics that are estimated anew.
+
+Writes a file a run to --output_dir/results/moving_statistics/. Runs that are there are not
+made again; `make results` makes their table.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import statistics
+from collections.abc import Iterator
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import keras
+import numpy as np
+from absl import flags
+
+from benchmarks.no_harm import evaluation
+from benchmarks.no_harm.networks import NETWORKS, MakeLayer, Network, Tensor
+from examples.common import command, data, runs, tables
+from examples.few_shot import data as few_shot_data
+from examples.neural_similarity.predictor_cost import parts
+
+FLAGS = flags.FLAGS
+
+#: Where the records are, in results/.
+PLACE = "moving_statistics"
+CLASSES = 20
+#: Averages by momentum and by the parts that examples so far are cut into; 0 is Keras's.
+AVERAGES = [
+    (momentum, warmup) for momentum in (0.9, 0.99) for warmup in (0, 4, 9, 16, 32, 64, 128)
+]
+ANEW = "anew"
+
+
+def perceptron(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:
+    """Two hidden layers, whose statistics are of one number an example."""
+    layers = keras.layers
+    x = layers.Flatten()(layers.AveragePooling2D(2)(x))
+    for number in range(2):
+        x = layers.Dense(128, name=f"hidden_{number}")(x)
+        x = layers.ReLU()(batch_norm(name=f"hidden_{number}_normalization")(x))
+    return x
+
+
+TRAINED = {
+    "narrow_cnn": NETWORKS["narrow_cnn"],
+    "small_resnet": NETWORKS["small_resnet"],
+    "perceptron": Network("perceptron", perceptron),
+}
+#: Networks and their batch sizes: small batches are the hardest for vectors.
+SETTINGS = (
+    *(("narrow_cnn", 32), ("small_resnet", 32)),
+    *(("perceptron", 32), ("perceptron", 8)),
+)
+
+
+def of_batch_alone(momentum: float = 0.0, **options: str) -> keras.layers.Layer:
+    """A batch norm whose moving statistics are those of the last batch."""
+    return keras.layers.BatchNormalization(momentum=0.0, **options)
+
+
+def weight(momentum: float, warmup: int, step: int) -> float:
+    """The weight of the batch of a step, from 1, where batches are of one size."""
+    return max(1 - momentum, warmup / (step - 1 + warmup)) if warmup else 1 - momentum
+
+
+class Average:
+    """An average of the statistics of batches.
+
+    Args:
+        momentum: The momentum that it ends with.
+        warmup: How many parts of the examples so far are cut into; 0 for a fixed momentum.
+        start: What a fixed momentum starts from.
+    """
+
+    def __init__(self, momentum: float, warmup: int, start: list[np.ndarray]) -> None:
+        self.momentum, self.warmup = momentum, warmup
+        self.values, self.step = start, 0
+
+    def update(self, of_batch: list[np.ndarray]) -> None:
+        """Takes in the statistics of the next batch."""
+        self.step += 1
+        part = weight(self.momentum, self.warmup, self.step)
+        self.values = [
+            (1 - part) * old + part * new
+            for old, new in zip(self.values, of_batch, strict=True)
+        ]
+
+
+def batches(count: int, batch_size: int, seed: int) -> Iterator[np.ndarray]:
+    """Numbers of images, epoch after epoch, in whole batches."""
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(count)
+        for first in range(0, count - batch_size + 1, batch_size):
+            yield order[first : first + batch_size]
+
+
+def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict:
+    """Trains a network, and evaluates it with every average at some of the steps."""
+    images, labels, other_images, other_labels = parts(found, CLASSES, seed)
+    validation = data.Split(other_images, other_labels)
+    keras.utils.set_random_seed(seed)
+    model = TRAINED[network].make(images.shape[1:], CLASSES, batch_norm=of_batch_alone)
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    norms = evaluation.batch_norms(model)
+    stored = evaluation.moving_statistics(norms)
+    start = [keras.ops.convert_to_numpy(each) for each in stored]
+    averages = [Average(*each, start) for each in AVERAGES]
+    steps = sorted(map(int, FLAGS.steps))
+    accuracies: dict[str, dict[str, float]] = {}
+    for step, chosen in enumerate(batches(len(images), batch_size, seed), start=1):
+        model.train_on_batch(images[chosen], labels[chosen])
+        of_batch = [keras.ops.convert_to_numpy(each) for each in stored]
+        for average in averages:
+            average.update(of_batch)
+        if step in steps:
+            anew = evaluation.in_training_mode(model, norms, images, batch_size)[1]
+            tried = {ANEW: anew} | {name_of(each): each.values for each in averages}
+            accuracies[str(step)] = {}
+            for name, values in tried.items():
+                with evaluation.with_statistics(norms, values):
+                    right = evaluation.accuracy(model, validation)
+                accuracies[str(step)][name] = round(right, 4)
+        if step == steps[-1]:
+            break
+    return {
+        **{"network": network, "batch_size": batch_size, "seed": seed},
+        "command": runs.command("moving_statistics", package="benchmarks"),
+        "versions": runs.versions(),
+        "accuracies": accuracies,
+    }
+
+
+def name_of(average: Average) -> str:
+    """The name of an average in records."""
+    return f"{average.momentum} {average.warmup}"
+
+
+def lag(run: dict, momentum: float, warmup: int) -> float:
+    """Accuracy below that with statistics estimated anew, in points: the mean of steps."""
+    return 100 * statistics.mean(
+        of_step[ANEW] - of_step[f"{momentum} {warmup}"]
+        for of_step in run["accuracies"].values()
+    )
+
+
+def table(found: list[dict]) -> str:
+    """One line an average, one column a network and batch size."""
+    columns = ["momentum", "window"]
+    cells = []
+    for network, batch_size in SETTINGS:
+        own = [r for r in found if (r["network"], r["batch_size"]) == (network, batch_size)]
+        if own:
+            columns.append(f"{TRAINED[network].title}, batches of {batch_size}")
+            cells.append(own)
+    rows = [
+        [
+            str(momentum),
+            f"1/{warmup} of the examples" if warmup else "Keras's",
+            *(tables.mean(lag(run, momentum, warmup) for run in own) for own in cells),
+        ]
+        for momentum, warmup in AVERAGES
+    ]
+    return tables.markdown(columns, rows)
+
+
+def section(results: pathlib.Path) -> str:
+    """The section of results/README.md."""
+    title = "## Moving statistics of batch norms: how far they lag"
+    records = runs.RunRecords(results / PLACE)
+    found = records.runs
+    if not found:
+        return f"{title}\n\nNot run."
+    steps = ", ".join(found[0]["accuracies"])
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in found})))
+    return (
+        f"{title}\n\n{tables.commands(found)}: accuracy on validation images with each "
+        "average, in points below that with statistics estimated anew, the mean over steps "
+        f"{steps} of Adam at 0.001. {records.setting['classes']} training classes of a "
+        f"few-shot image set, seeds {seeds}: mean ± standard deviation over them."
+        f"\n\n{table(found)}"
+    )
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("data_file", None, "The images, as for examples.few_shot.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    flags.DEFINE_list(
+        "steps", ["10", "20", "40", "80", "160", "320", "640"], "Evaluated after these."
+    )
+    flags.DEFINE_string("output_dir", "runs/moving_statistics", "Where to write.")
+    flags.mark_flag_as_required("data_file")
+
+
+def main(_arguments: list[str]) -> None:
+    found = few_shot_data.load("images", data_file=FLAGS.data_file)
+    setting = {"classes": CLASSES, "steps": FLAGS.steps, "data_file": found.fingerprint}
+    records = runs.RunRecords(runs.results_folder(FLAGS.output_dir) / PLACE, setting)
+    titles: dict[runs.Key, str] = {
+        (network, size, seed): f"{TRAINED[network].title}, batches of {size}, seed {seed}"
+        for seed in map(int, FLAGS.seeds)
+        for network, size in SETTINGS
+    }
+    runs.run_all(records, titles, lambda *key: one_run(*key, found.train))
+    print(f"\n{table(records.runs)}")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    command.run(main)
