@@ -228,7 +228,8 @@ def telling_statistics(
     variables, share = [layer.moving_mean, layer.moving_variance], 1 - layer.momentum
     if _warms_up(layer):
         variables, share = [*variables, layer.seen_examples], 1.0
-    return [(each, ops.zeros_like(each)) for each in variables], share
+    values = [ops.zeros_like(ops.convert_to_tensor(each)) for each in variables]
+    return list(zip(variables, values, strict=True)), share
 
 
 def _warms_up(layer: keras.layers.BatchNormalization) -> bool:
