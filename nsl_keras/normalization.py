@@ -69,19 +69,17 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     Keras's moving statistics start at mean 0 and variance 1, and hold `momentum^t` of that
     after `t` steps: with the momentum 0.99 a third after 100 steps, and inference is far
     below training for as long. Then they lag: weights move fast in the first hundreds of
-    steps, and statistics of the last hundred are those of other weights. Here the
-    statistics `s_t` of a batch of `n_t` examples, the first ones or after `N` others, count
-    by
+    steps, and an average over a hundred steps is one of other weights. Here the statistics
+    `s_t` of a batch of `n_t` examples, after `N` examples before it, count by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, 64 n_t / (N + 64 n_t))
 
-    The first step replaces the start values whole, after that the average is over about the
-    last 64th of the examples so far (or one batch, where that is more), and after
-    `64 / (1 - momentum)` steps it is Keras's. Before that a last batch of a few examples
-    counts for as many. In training the outputs are those of
-    `keras.layers.BatchNormalization` from the start. `nsl_keras.convert.fold` makes a plain
-    `keras.layers.BatchNormalization` of it.
+    The first step replaces the start values whole. Then the average is over about the last
+    64th of the examples so far, or one batch where that is more; a batch of a few examples
+    counts little. After some `64 / (1 - momentum)` steps the average is Keras's. In training
+    the outputs are those of `keras.layers.BatchNormalization` from the start.
+    `nsl_keras.convert.fold` makes a plain `keras.layers.BatchNormalization` of it.
 
     Args:
         Those of `keras.layers.BatchNormalization`, and:
@@ -112,7 +110,8 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (ICML
         2013), Section 4: polynomial-decay averaging, here with `eta = 63`. Neither of the
         two papers that this package implements speaks of it; their authors' code has
-        fixed momenta. Why 64: `python -m benchmarks.statistics`, and docs/results.md.
+        fixed momenta. Why 64: `python -m benchmarks.moving_statistics` and
+        docs/results.md.
     """
 
     def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
