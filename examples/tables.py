@@ -38,6 +38,11 @@ twice, so delete its file first. Commit the files that changed, and the tables:
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
     make results
 
+Most results are older than the averages of `layers.BatchNormalization` over the last 64th of
+the examples, and were made when it was the last ninth of the steps; those of
+`moving_statistics` and `no_harm/runs_unbiased` are not. The two differ in the first hundreds
+of steps, and at a momentum of 0.99 in the first thousands.
+
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `examples.demo.spirals`, and `examples.implicit_regularization` is
 `examples.neural_similarity.implicit_regularization`."""
