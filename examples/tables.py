@@ -38,10 +38,10 @@ twice, so delete its file first. Commit the files that changed, and the tables:
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
     make results
 
-Most results are older than the averages of `layers.BatchNormalization` over the last 64th of
-the examples, and were made when it was the last ninth of the steps; those of
-`moving_statistics` and `no_harm/runs_unbiased` are not. The two differ in the first hundreds
-of steps, and at a momentum of 0.99 in the first thousands.
+All but those of `moving_statistics` and `no_harm/runs_unbiased` were made when the moving
+statistics of `layers.BatchNormalization` were averages over the last ninth of the steps, not
+the last 64th. The two differ in the first hundreds of steps, and with a momentum of 0.99 in
+the first thousands.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `examples.demo.spirals`, and `examples.implicit_regularization` is

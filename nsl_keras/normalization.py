@@ -77,8 +77,8 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     The first step replaces the start values whole. Then the average is over about the last
     64th of the examples so far, or one batch where that is more; a batch of a few examples
-    counts little. After some `64 / (1 - momentum)` steps the average is Keras's. The outputs
-    in training are those of `keras.layers.BatchNormalization` from the start.
+    counts little. After some `64 / (1 - momentum)` steps the average is Keras's. Outputs in
+    training are those of `keras.layers.BatchNormalization` from the start.
     `nsl_keras.convert.fold` makes a plain `keras.layers.BatchNormalization` of it.
 
     Args:
