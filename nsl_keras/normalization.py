@@ -16,7 +16,12 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, fused_batch_normalization
+from nsl_keras.backend import (
+    Tensor,
+    at_least_float32,
+    fused_batch_normalization,
+    on_all_replicas,
+)
 from nsl_keras.inheritance import StandsOnKeras
 
 #: How slowly the window of the moving statistics grows: a 64th of the examples so far.
@@ -196,11 +201,11 @@ def move_statistics(
         layer: A built batch norm.
         mean: Mean of the batch.
         variance: Its variance.
-        examples: How many examples they are of.
+        examples: How many examples they are of, on this replica.
     """
     rate: Any = 1 - layer.momentum
     if _warms_up(layer):
-        count = ops.cast(examples, "float32")
+        count = on_all_replicas(examples)
         seen = ops.convert_to_tensor(layer.seen_examples)
         # No example at all: nothing that divides by zero.
         part = WARMUP * count / ops.maximum(seen + WARMUP * count, 1.0)

@@ -57,6 +57,7 @@ if keras.backend.backend() == "tensorflow":
         ReplicatedSteps,
         counted,
         is_first_process,
+        on_all_replicas,
         start_workers,
         weighed,
     )
@@ -99,6 +100,7 @@ else:
         largest,
         map_elements,
         max_pooling,
+        on_all_replicas,
         outside_traces,
         require_shapes,
         start_workers,
@@ -188,6 +190,7 @@ __all__ = [
     "largest",
     "map_elements",
     "max_pooling",
+    "on_all_replicas",
     "outside_traces",
     "require_backend",
     "require_shapes",

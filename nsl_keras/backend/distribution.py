@@ -41,6 +41,16 @@ def start_workers(timeout: float) -> tf.distribute.Strategy:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
+def on_all_replicas(examples: Any) -> Any:
+    """Returns how many examples a batch has, of which a replica has so many."""
+    share, context = _share.get(), tf.distribute.get_replica_context()
+    if share is not None:
+        times = share.times
+    else:
+        times = 1 if context is None else context.num_replicas_in_sync
+    return tf.cast(examples, "float32") * tf.cast(times, "float32")
+
+
 def is_first_process(model: keras.Model) -> bool:
     """Whether this process is the first of those that train the model, or the only one."""
     resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
@@ -56,10 +66,12 @@ class Share(NamedTuple):
     Attributes:
         weight: The number of its examples, as a multiple of the mean over the replicas.
         counted: How many of its examples, from the first on, metrics count.
+        times: How many times its examples the batch has.
     """
 
     weight: Any
     counted: Any
+    times: Any
 
 
 #: The share that the step under way has; `None` where all replicas have the same number.
@@ -348,10 +360,10 @@ def _part_of(batch: Any, dealt: str) -> tuple[Any, Share]:
     place = tf.convert_to_tensor(context.replica_id_in_sync_group)
     total = tf.shape(_first(batch))[0]
     if dealt == SAME:
-        return batch, Share(1.0, tf.where(place == 0, total, 0))
+        return batch, Share(1.0, tf.where(place == 0, total, 0), 1)
     start, stop = place * total // replicas, (place + 1) * total // replicas
     return _mapped(lambda each: each[start:stop], batch), Share(
-        replicas * (stop - start) / total, stop - start
+        replicas * (stop - start) / total, stop - start, total / (stop - start)
     )
 
 
