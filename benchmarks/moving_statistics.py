@@ -132,7 +132,9 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
             average.update(of_batch)
         if step in steps:
             anew = evaluation.in_training_mode(model, norms, images, batch_size)[1]
-            tried = {ANEW: anew} | {name_of(each): each.values for each in averages}
+            tried = {ANEW: anew} | {
+                name_of(each.momentum, each.warmup): each.values for each in averages
+            }
             accuracies[str(step)] = {}
             for name, values in tried.items():
                 with evaluation.with_statistics(norms, values):
@@ -148,15 +150,15 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
     }
 
 
-def name_of(average: Average) -> str:
+def name_of(momentum: float, warmup: int) -> str:
     """The name of an average in records."""
-    return f"{average.momentum} {average.warmup}"
+    return f"{momentum} {warmup}"
 
 
 def lag(run: dict, momentum: float, warmup: int) -> float:
     """Accuracy below that with statistics estimated anew, in points: the mean of steps."""
     return 100 * statistics.mean(
-        of_step[ANEW] - of_step[f"{momentum} {warmup}"]
+        of_step[ANEW] - of_step[name_of(momentum, warmup)]
         for of_step in run["accuracies"].values()
     )
 

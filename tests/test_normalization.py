@@ -130,7 +130,7 @@ def test_moving_statistics_are_the_weighted_average(momentum):
 
 
 def test_a_batch_counts_by_its_examples():
-    """As if all batches were put together, where the window is wide enough."""
+    """A last one of a single example moves the average little."""
     parts = [2.0 * batches(1, (size, 3), size)[0] for size in (64, 64, 1)]
     layer = BatchNormalization()
     mean, seen = 0.0, 0
