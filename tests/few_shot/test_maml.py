@@ -380,6 +380,15 @@ def test_moving_statistics_follow_the_queries_in_training_alone(make):
     np.testing.assert_allclose(numbers(norm.moving_variance), expected, rtol=1e-4)
 
 
+def test_moving_statistics_count_all_queries():
+    inputs, labels = episodes(2)
+    norm = nsl_keras.layers.BatchNormalization()
+    layers = [norm, keras.layers.Flatten(), keras.layers.Dense(int(labels.max()) + 1)]
+    plain = keras.Sequential([keras.Input(inputs[2].shape[2:]), *layers])
+    MAML(plain, inner_steps=1, batch_normalization="moving")(inputs, training=True)
+    assert float(norm.seen_examples) == labels.size
+
+
 @pytest.mark.long
 def test_fit_with_xla_equals_fit_without_and_stops_at_non_finite_losses():
     inputs, labels = episodes(2)
