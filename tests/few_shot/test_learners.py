@@ -213,6 +213,17 @@ def test_batch_normalization_policies(policy, training):
         np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
+def test_moving_statistics_count_the_images_of_all_sets(policy):
+    layer = nsl_keras.layers.BatchNormalization()
+    backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
+    model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
+    (support, labels, queries), _ = data.episodes()
+    model((support, labels, queries), training=True)
+    images = support.shape[:2], queries.shape[:2]
+    assert float(layer.seen_examples) == sum(map(np.prod, images))
+
+
 def test_a_frozen_backbone_keeps_its_statistics():
     backbone = data.convolutional()
     inputs, _ = data.episodes(shape=IMAGE)
