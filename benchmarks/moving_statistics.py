@@ -4,9 +4,9 @@
 
 Trains small networks with Adam(1e-3) on 20 training classes of a few-shot image set, and
 averages the statistics of their batches in several ways beside each other: from zero and
-one with a fixed momentum, as Keras does, and over a part of the examples so far, as
-`nsl_keras.layers.BatchNormalization` does. At some steps the network is evaluated on a
-fifth of the images, which it was not trained on, with each of the averages, and with
+one with a fixed momentum, as Keras does, and over a window that grows with the examples so
+far, as `nsl_keras.layers.BatchNormalization` does. At some steps the network is evaluated
+on a fifth of the images, which it was not trained on, with each of the averages, and with
 statistics that are estimated anew.
 
 Writes a file a run to --output_dir/results/moving_statistics/. Runs that are there are not
@@ -19,6 +19,7 @@ import os
 import pathlib
 import statistics
 from collections.abc import Iterator
+from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,10 +39,36 @@ FLAGS = flags.FLAGS
 #: Where the records are, in results/.
 PLACE = "moving_statistics"
 CLASSES = 20
-#: Averages by momentum and by the parts that examples so far are cut into; 0 is Keras's.
-AVERAGES = [
-    (momentum, warmup) for momentum in (0.9, 0.99) for warmup in (0, 4, 9, 16, 32, 64, 128)
+
+
+class Window(NamedTuple):
+    """Over how many examples an average is, until its momentum's own window is shorter.
+
+    Args:
+        parts: The parts that the examples so far are cut into, of which the window is one.
+        shortest: How many examples it has at least.
+    """
+
+    parts: int
+    shortest: int = 0
+
+    @property
+    def title(self) -> str:
+        least = f", at least {self.shortest}" if self.shortest else ""
+        return f"1/{self.parts} of the examples{least}"
+
+
+#: That of `nsl_keras.layers.BatchNormalization`.
+OURS = Window(512, 32)
+WINDOWS = [
+    *map(Window, (4, 16, 64, 512)),
+    *(Window(parts, 32) for parts in (64, 256)),
+    OURS,
+    Window(1024, 32),
+    Window(512, 128),
 ]
+#: Averages by momentum and window; those without one are Keras's.
+AVERAGES = [(momentum, window) for momentum in (0.9, 0.99) for window in (None, *WINDOWS)]
 ANEW = "anew"
 
 
@@ -72,9 +99,12 @@ def of_batch_alone(momentum: float = 0.0, **options: str) -> keras.layers.Layer:
     return keras.layers.BatchNormalization(momentum=0.0, **options)
 
 
-def weight(momentum: float, warmup: int, step: int) -> float:
-    """The weight of the batch of a step, from 1, where batches are of one size."""
-    return max(1 - momentum, warmup / (step - 1 + warmup)) if warmup else 1 - momentum
+def weight(momentum: float, window: Window | None, seen: int, count: int) -> float:
+    """The weight of a batch of `count` examples after `seen` others."""
+    if window is None:
+        return 1 - momentum
+    length = max(seen / window.parts, min(seen, window.shortest))
+    return max(1 - momentum, count / (count + length))
 
 
 class Average:
@@ -82,18 +112,20 @@ class Average:
 
     Args:
         momentum: The momentum that it ends with.
-        warmup: How many parts of the examples so far are cut into; 0 for a fixed momentum.
+        window: What it is over before; `None` for a fixed momentum.
         start: What a fixed momentum starts from.
     """
 
-    def __init__(self, momentum: float, warmup: int, start: list[np.ndarray]) -> None:
-        self.momentum, self.warmup = momentum, warmup
-        self.values, self.step = start, 0
+    def __init__(
+        self, momentum: float, window: Window | None, start: list[np.ndarray]
+    ) -> None:
+        self.momentum, self.window = momentum, window
+        self.values, self.seen = start, 0
 
-    def update(self, of_batch: list[np.ndarray]) -> None:
+    def update(self, of_batch: list[np.ndarray], count: int) -> None:
         """Takes in the statistics of the next batch."""
-        self.step += 1
-        part = weight(self.momentum, self.warmup, self.step)
+        part = weight(self.momentum, self.window, self.seen, count)
+        self.seen += count
         self.values = [
             (1 - part) * old + part * new
             for old, new in zip(self.values, of_batch, strict=True)
@@ -129,11 +161,11 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
         model.train_on_batch(images[chosen], labels[chosen])
         of_batch = [keras.ops.convert_to_numpy(each) for each in stored]
         for average in averages:
-            average.update(of_batch)
+            average.update(of_batch, batch_size)
         if step in steps:
             anew = evaluation.in_training_mode(model, norms, images, batch_size)[1]
             tried = {ANEW: anew} | {
-                name_of(each.momentum, each.warmup): each.values for each in averages
+                name_of(each.momentum, each.window): each.values for each in averages
             }
             accuracies[str(step)] = {}
             for name, values in tried.items():
@@ -150,15 +182,15 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
     }
 
 
-def name_of(momentum: float, warmup: int) -> str:
+def name_of(momentum: float, window: Window | None) -> str:
     """The name of an average in records."""
-    return f"{momentum} {warmup}"
+    return " ".join(map(str, (momentum, *(window or ()))))
 
 
-def lag(run: dict, momentum: float, warmup: int) -> float:
+def lag(run: dict, momentum: float, window: Window | None) -> float:
     """Accuracy below that with statistics estimated anew, in points: the mean of steps."""
     return 100 * statistics.mean(
-        of_step[ANEW] - of_step[name_of(momentum, warmup)]
+        of_step[ANEW] - of_step[name_of(momentum, window)]
         for of_step in run["accuracies"].values()
     )
 
@@ -175,10 +207,10 @@ def table(found: list[dict]) -> str:
     rows = [
         [
             str(momentum),
-            f"1/{warmup} of the examples" if warmup else "Keras's",
-            *(tables.mean(lag(run, momentum, warmup) for run in own) for own in cells),
+            window.title if window else "Keras's",
+            *(tables.mean(lag(run, momentum, window) for run in own) for own in cells),
         ]
-        for momentum, warmup in AVERAGES
+        for momentum, window in AVERAGES
     ]
     return tables.markdown(columns, rows)
 
@@ -205,7 +237,9 @@ def _define_flags() -> None:
     flags.DEFINE_string("data_file", None, "The images, as for examples.few_shot.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
     flags.DEFINE_list(
-        "steps", ["10", "20", "40", "80", "160", "320", "640"], "Evaluated after these."
+        "steps",
+        ["10", "20", "40", "80", "160", "320", "640", "1280"],
+        "Evaluated after these.",
     )
     flags.DEFINE_string("output_dir", "runs/moving_statistics", "Where to write.")
     flags.mark_flag_as_required("data_file")

@@ -24,8 +24,11 @@ from nsl_keras.backend import (
 )
 from nsl_keras.inheritance import StandsOnKeras
 
-#: How slowly the window of the moving statistics grows: a 64th of the examples so far.
-WARMUP = 64.0
+#: Over how many examples the moving statistics are at least, once there are as many.
+SHORTEST_WINDOW = 32.0
+
+#: Which part of the examples so far they are over, where that is more.
+PART_OF_EXAMPLES = 1 / 512
 
 #: A number of examples after which every momentum has its own window.
 SETTLED = 1e12
@@ -78,12 +81,13 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     `s_t` of a batch of `n_t` examples, after `N` examples before it, count by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
-        r_t = max(1 - momentum, 64 n_t / (N + 64 n_t))
+        r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
 
-    The first step replaces the start values whole. Then the average is over about the last
-    64th of the examples so far, or one batch where that is more; a batch of a few examples
-    counts little. After some `64 / (1 - momentum)` steps the average is Keras's. Outputs in
-    training are those of `keras.layers.BatchNormalization` from the start.
+    The first step replaces the start values whole. Then the average is over the last batch
+    and a window of about 32 examples before it, or a 512th of all before it, where that is
+    more; a batch of a few examples counts little. After some `512 / (1 - momentum)` steps
+    the average is Keras's. Outputs in training are those of
+    `keras.layers.BatchNormalization` from the start.
     `nsl_keras.convert.fold` makes a plain `keras.layers.BatchNormalization` of it.
 
     Args:
@@ -113,10 +117,10 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     Reference:
         Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (ICML
-        2013), Section 4: polynomial-decay averaging, here with `eta = 63`. Neither of the
-        two papers that this package implements speaks of it; their authors' code has
-        fixed momenta. Why 64: `python -m benchmarks.moving_statistics` and
-        docs/results.md.
+        2013), Section 4: polynomial-decay averaging, here with `eta = 511` and a least
+        window. Neither of the two papers that this package implements speaks of it; their
+        authors' code has fixed momenta. Why 32 and 512:
+        `python -m benchmarks.moving_statistics` and docs/results.md.
     """
 
     def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
@@ -207,9 +211,9 @@ def move_statistics(
     if _warms_up(layer):
         count = on_all_replicas(examples)
         seen = ops.convert_to_tensor(layer.seen_examples)
+        window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))
         # No example at all: nothing that divides by zero.
-        part = WARMUP * count / ops.maximum(seen + WARMUP * count, 1.0)
-        rate = ops.maximum(rate, part)
+        rate = ops.maximum(rate, count / ops.maximum(count + window, 1.0))
         layer.seen_examples.assign(seen + count)
     for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         old = ops.convert_to_tensor(stored)

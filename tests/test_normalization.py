@@ -115,33 +115,41 @@ def batches(count, shape=(16, 3), seed=0):
     return [rng.normal(3 + 0.1 * n, 2, size=shape).astype("float32") for n in range(count)]
 
 
+def rate_of(count, seen, momentum=0.99):
+    window = max(seen / 512, min(seen, 32))
+    return max(1 - momentum, count / (count + window))
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
-def test_moving_statistics_are_the_weighted_average(momentum):
-    layer = BatchNormalization(momentum=momentum)
-    mean = variance = 0.0
-    for step, batch in enumerate(batches(30), start=1):
+@pytest.mark.parametrize("before", [0, 512 * 100])
+def test_moving_statistics_are_the_weighted_average(momentum, before):
+    """From the first batch on, and where the window is one of many examples."""
+    layer = filled(BatchNormalization(momentum=momentum), (16, 3))
+    layer.seen_examples.assign(before)
+    mean, variance = (each.numpy() for each in (layer.moving_mean, layer.moving_variance))
+    for step, batch in enumerate(batches(30)):
         layer(batch, training=True)
-        rate = max(1 - momentum, 64 / (step + 63))
+        rate = rate_of(16, before + 16 * step, momentum)
         mean = (1 - rate) * mean + rate * batch.astype("float64").mean(axis=0)
         variance = (1 - rate) * variance + rate * batch.astype("float64").var(axis=0)
         np.testing.assert_allclose(layer.moving_mean, mean, rtol=2e-5)
         np.testing.assert_allclose(layer.moving_variance, variance, rtol=2e-5)
-    assert float(layer.seen_examples) == 30 * 16
+    assert float(layer.seen_examples) == before + 30 * 16
 
 
 def test_a_batch_counts_by_its_examples():
     """A last one of a single example moves the average little."""
-    parts = [2.0 * batches(1, (size, 3), size)[0] for size in (64, 64, 1)]
+    parts = [2.0 * batches(1, (size, 3), size)[0] for size in (20, 20, 20, 1)]
     layer = BatchNormalization()
     mean, seen = 0.0, 0
     for part in parts:
         layer(part, training=True)
-        rate = 64 * len(part) / (seen + 64 * len(part))
+        rate = rate_of(len(part), seen)
         mean = (1 - rate) * mean + rate * part.mean(axis=0)
         seen += len(part)
-    assert rate == 64 / 192
+    assert rate == 1 / 33
     np.testing.assert_allclose(layer.moving_mean, mean, rtol=1e-5)
-    assert float(layer.seen_examples) == 129
+    assert float(layer.seen_examples) == 61
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.9999])

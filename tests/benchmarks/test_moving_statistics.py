@@ -10,34 +10,35 @@ import numpy as np
 import pytest
 
 from benchmarks import moving_statistics
-from benchmarks.moving_statistics import ANEW, AVERAGES, Average, lag
+from benchmarks.moving_statistics import ANEW, AVERAGES, OURS, Average, lag
 from nsl_keras.layers import BatchNormalization
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.99])
-@pytest.mark.parametrize("warmup", [0, 64])
-def test_averages_are_those_of_the_layers(momentum, warmup):
-    make = BatchNormalization if warmup else keras.layers.BatchNormalization
+@pytest.mark.parametrize("window", [None, OURS])
+def test_averages_are_those_of_the_layers(momentum, window):
+    make = BatchNormalization if window else keras.layers.BatchNormalization
     layer = make(momentum=momentum)
     layer.build((8, 3))
-    average = Average(momentum, warmup, [np.zeros(3), np.ones(3)])
+    average = Average(momentum, window, [np.zeros(3), np.ones(3)])
     rng = np.random.default_rng(0)
-    for _ in range(5):
+    for _ in range(8):
         batch = rng.normal(2, 3, size=(8, 3)).astype("float32")
         layer(batch, training=True)
-        average.update([batch.mean(axis=0), batch.var(axis=0)])
+        average.update([batch.mean(axis=0), batch.var(axis=0)], 8)
     stored = layer.moving_mean, layer.moving_variance
     for one, other in zip(average.values, stored, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_lag_is_the_mean_loss_of_accuracy():
-    run = {"accuracies": {"1": {ANEW: 0.5, "0.9 64": 0.4}, "2": {ANEW: 0.5, "0.9 64": 0.6}}}
-    assert lag(run, 0.9, 64) == pytest.approx(0)
-    run["accuracies"]["2"]["0.9 64"] = 0.44
-    assert lag(run, 0.9, 64) == pytest.approx(8)
+    name = "0.9 512 32"
+    run = {"accuracies": {"1": {ANEW: 0.5, name: 0.4}, "2": {ANEW: 0.5, name: 0.6}}}
+    assert lag(run, 0.9, OURS) == pytest.approx(0)
+    run["accuracies"]["2"][name] = 0.44
+    assert lag(run, 0.9, OURS) == pytest.approx(8)
 
 
 @pytest.mark.long
