@@ -40,8 +40,8 @@ twice, so delete its file first. Commit the files that changed, and the tables:
 
 All but those of `moving_statistics` and `no_harm/runs_unbiased` were made when the moving
 statistics of `layers.BatchNormalization` were averages over the last ninth of the steps,
-not the last 64th. The two differ in the first hundreds of steps, and with a momentum of
-0.99 in the first thousands.
+not the last batch and some 32 examples, or the last 512th of all. The two differ in the
+first thousand steps, and with a momentum of 0.99 in the first ten thousands.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `examples.demo.spirals`, and `examples.implicit_regularization` is
