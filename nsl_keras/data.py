@@ -96,7 +96,8 @@ def batches(
         verbose: Progress: `"auto"`, 0, 1 or 2, see `nsl_keras.progress.Progress`.
 
     Raises:
-        ValueError: For data of another kind, without an example, or without an end.
+        ValueError: For data of another kind, without an example, or a data set that says
+            that it has no end, without `steps`. A generator does not say so.
     """
     batch_size = validation.optional(validation.positive_integer, batch_size, "batch_size")
     steps = validation.optional(validation.positive_integer, steps, "steps")
@@ -137,8 +138,8 @@ def _source(
     count = known_length(x)
     if count == math.inf and not has_end:
         raise ValueError(
-            "`x` must end, or `steps` say how many batches to take. Received: an "
-            f"endless {type(x).__name__}"
+            "`x` must end, as a data set does after `take(n)`, or `steps` say how many "
+            f"batches to take. Received: an endless {type(x).__name__}"
         )
     number = None if count == math.inf else count
     if isinstance(x, keras.utils.PyDataset):

@@ -27,8 +27,6 @@ from nsl_keras.training import finite_examples, mark_non_finite
 #: A function of a batch of inputs, in the form that the model takes.
 Function = Callable[[Any], Any]
 
-_HALF = ("float16", "bfloat16")
-
 #: Number of examples on which the written model is compared.
 _DRAWN = 3
 
@@ -147,7 +145,8 @@ def save_model(
             each.name: tensor
             for each, tensor in zip(inputs.specifications, batch, strict=True)
         }
-        _compare(scratch, given, predict(prepare(inputs.pack(batch))))
+        expected = predict(prepare(inputs.pack(batch)))
+        _compare(scratch, given, expected, _relative_tolerance(model))
         if path.exists():  # Another process was faster.
             raise _taken(path)
     return path
@@ -402,7 +401,18 @@ def _without(tensors: Sequence[Any], finite: Any) -> list[Any]:
 # What is written.
 
 
-def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> None:
+def _relative_tolerance(model: keras.Model) -> float:
+    """How far two runs of a model may be apart: compiled, half precision rounds less."""
+    dtypes = {each.compute_dtype for each in (model, *rewiring.sublayers(model))}
+    return 0.05 if dtypes & {"float16", "bfloat16"} else 1e-4
+
+
+def _compare(
+    folder: pathlib.Path,
+    inputs: Mapping[str, Any],
+    expected: Any,
+    relative_tolerance: float,
+) -> None:
     """Raises unless the written model answers, and predicts what is expected."""
     import tensorflow as tf  # Under JAX too, SavedModels are TensorFlow's.
 
@@ -413,7 +423,6 @@ def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> 
     received = loaded.serve(*given.values())
     pairs = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
     for number, pair in enumerate(pairs):
-        precise = keras.backend.standardize_dtype(pair[0].dtype) not in _HALF
         one, two = (
             np.asarray(ops.convert_to_numpy(each)).astype("float64") for each in pair
         )
@@ -423,7 +432,7 @@ def _compare(folder: pathlib.Path, inputs: Mapping[str, Any], expected: Any) -> 
                 f"with bounds give examples within them. Received: output {number} with "
                 "NaN or infinite entries"
             )
-        tolerance = (1e-4 if precise else 0.05) * max(1e-3, np.abs(one).max(initial=0.0))
+        tolerance = relative_tolerance * max(1e-3, np.abs(one).max(initial=0.0))
         difference = float(np.max(np.abs(one - two), initial=0.0))
         if one.shape != two.shape or not difference <= tolerance:
             raise RuntimeError(

@@ -48,7 +48,10 @@ def reason_for_inexactness(layer: keras.Operation) -> str | None:
         layer.interpolation in INTERPOLATIONS
     )
     if resizes or isinstance(layer, RESIZING) or operation in RESIZING_OPERATIONS:
-        return "the gradient of its resizing has no gradient"
+        return (
+            "the gradient of its resizing has no gradient "
+            '(`UpSampling2D(interpolation="nearest")` is exact)'
+        )
     if operation == "Softsign" or getattr(layer, "activation", None) is SOFTSIGN:
         return "the gradient of its softsign has no gradient"
     return None
@@ -85,8 +88,7 @@ def require_second_derivatives(
             raise ValueError(
                 f"`{argument}` must be made of layers whose second derivatives are exact: "
                 "the full gradient runs through the gradients of the inner steps. On "
-                f"TensorFlow those of this layer are not: {reason}. Replace the layer "
-                '(`UpSampling2D(interpolation="nearest")` is exact), use the JAX '
-                f"backend{remedy}. Received: layer {layer.name!r} of type "
+                f"TensorFlow those of this layer are not: {reason}. Replace the layer, "
+                f"or use the JAX backend{remedy}. Received: layer {layer.name!r} of type "
                 f"{type(layer).__name__!r}"
             )

@@ -266,6 +266,26 @@ def test_plain_keras_models_export_too(tmp_path, size):
     np.testing.assert_allclose(loaded.serve(images(3)), model(images(3)), rtol=1e-5)
 
 
+def test_half_precision_inside_is_compared_as_such(tmp_path):
+    """Compiled, bfloat16 rounds elsewhere; a last layer in float32 does not change that."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
+    last = keras.layers.Dense(10, dtype="float32")
+    model = keras.Sequential([keras.Input((64,)), *hidden, last])
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_variables:
+        weight.assign(weight + rng.uniform(-0.5, 0.5, weight.shape))
+    examples = rng.random((64, 64)).astype("float32")
+    eager = keras.ops.convert_to_numpy(model(examples))
+    path = export.save_model(model, tmp_path, examples=examples)
+    loaded = tf.saved_model.load(str(path))
+    served = loaded.serve(examples)
+    scale = np.abs(eager).max()
+    np.testing.assert_allclose(served, eager, atol=0.05 * scale)
+    assert np.abs(served - eager).max() > 1e-4 * scale, "This model rounds alike."
+
+
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "mine").write_text("kept")

@@ -185,6 +185,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
+        if not isinstance(outputs, tuple) or any(
+            isinstance(each, tuple) for each in outputs
+        ):
+            raise ValueError(
+                "`head` must have one output: several targets are the columns of one, as "
+                f"of `Dense(2)`. Received: output shapes {outputs}"
+            )
         if self.task == "classification":
             _require_logits(self.head, outputs)
         elif len(outputs) != 2 or outputs[-1] is None:

@@ -218,7 +218,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
                 of one input or several, that ends in `Dense` (or `CosineDense`), with or
-                without a softmax.
+                without a softmax; with `task="regression"` a trained regressor, that ends
+                in a linear layer.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 
@@ -227,8 +228,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
         Raises:
             ValueError: If `model` is subclassed or not built, has several outputs, does
-                not end in a dense layer, or ends in another activation; for
-                `task="regression"`.
+                not end in a dense layer, or ends in another activation.
 
         Example:
 
@@ -239,12 +239,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         >>> tuple(model(keras.ops.ones((2, 32, 32, 3))).shape)
         (2, 4)
         """
-        if options.get("task", "classification") != "classification":
-            raise ValueError(
-                '`task` must be "classification" for a model made of a classifier. '
-                f"Received: task={options['task']!r}"
-            )
-        backbone, head = split_classifier(model)
+        task = options.get("task", "classification")
+        backbone, head = split_classifier(model, softmax=task != "regression")
         made = cls(backbone, head, dictionary, **options)
         made.build(model.input_shape)
         return made
@@ -402,7 +398,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             ValueError: For fewer examples than entries, labels outside the classes,
                 classes without an example, targets of another shape or none at all; for
                 NaN, infinities, all-zero features under the cosine metric, and where given
-                values are fixed; for a data set without an end, without `steps`.
+                values are fixed; for a data set without an end, without `steps`. A
+                generator without an end needs `steps` too: nothing tells it from others.
 
         Example:
 
@@ -493,7 +490,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
         Raises:
             ValueError: If `k` is not in `1..num_neighbors`, and for data of another kind,
-                without an example, or without an end where there are no `steps`.
+                without an example, or a data set without an end where there are no `steps`.
 
         Example:
 

@@ -392,6 +392,11 @@ def _choose(
                 "`layers` must choose layers without LoRA and quantization, which are made "
                 f"for the plain product with the kernel. Received: layer {layer.name!r}"
             )
+    if not chosen and layers is None:
+        raise ValueError(
+            "`model` must hold a convolution of more than one tap to convert: Conv1D, "
+            f"Conv2D, Conv3D, DepthwiseConv2D or SeparableConv2D. Received: none{note}"
+        )
     if not chosen:
         raise ValueError(
             "`layers` must choose at least one layer; convertible are "

@@ -154,8 +154,8 @@ class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each kind of similarity takes its parameters from it (the
             diagonal, the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
-            makes them sparse softly.
+        similarity_regularizer: Regularizer of the static similarity's parameters, which it
+            draws to zero, not to the identity; `"l1"` makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
             your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
@@ -229,8 +229,8 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each kind of similarity takes its parameters from it (the
             diagonal, the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
-            makes them sparse softly.
+        similarity_regularizer: Regularizer of the static similarity's parameters, which it
+            draws to zero, not to the identity; `"l1"` makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
             your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
@@ -310,8 +310,8 @@ class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each kind of similarity takes its parameters from it (the
             diagonal, the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters; `"l1"`
-            makes them sparse softly.
+        similarity_regularizer: Regularizer of the static similarity's parameters, which it
+            draws to zero, not to the identity; `"l1"` makes them sparse softly.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
             your own from `nsl_keras.predictors.register`, regularized as the kernel is; or

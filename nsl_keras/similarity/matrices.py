@@ -27,7 +27,8 @@ class Similarity(abc.ABC):
     """Base class of similarities; subclass it for a structure of your own.
 
     A subclass says which parameters `M` has. Everything else (static and dynamic
-    layers, equivalent kernels, folding) follows from these three methods:
+    layers, equivalent kernels, folding) follows from these three methods, and where they
+    have to know the size of the kernel, from `for_kernel_size`:
 
     * `parameter_shape(taps)`: the shape of the parameters,
     * `parameters_from(matrix)`: the parameters that give (or are nearest to) a matrix,
@@ -54,7 +55,7 @@ class Similarity(abc.ABC):
     ...     def parameters_from(self, matrix):
     ...         return matrix[:1, 0]
     ...     def matrix(self, parameters):
-    ...         return parameters[..., None] * keras.ops.eye(9)
+    ...         return parameters[..., None] * keras.ops.eye(9)  # For 3x3 kernels.
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity="scaled")
     >>> tuple(layer(keras.ops.ones((1, 8, 8, 2))).shape)
     (1, 6, 6, 4)
@@ -94,7 +95,8 @@ class Similarity(abc.ABC):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
         # `W^T M x = (M^T W)^T x`, with one block `M` for all channels.
-        return ops.einsum("tu,tco->uco", self.matrix(parameters), kernel)  # NSL Eq. (2)
+        matrix = self._matrix_of(parameters, kernel.shape[0])
+        return ops.einsum("tu,tco->uco", matrix, kernel)  # NSL Eq. (2)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(p) x_p` at every output position of a convolution.
@@ -108,13 +110,24 @@ class Similarity(abc.ABC):
             `M(p) x_p`, tap after tap along the last axis, in one part or several.
         """
         patches = ops.stack(windows, axis=-2)
-        compared = ops.matmul(self.matrix(parameters), patches)
+        compared = ops.matmul(self._matrix_of(parameters, len(windows)), patches)
         *positions, taps, channels = ops.shape(compared)
         return [ops.reshape(compared, (*positions, taps * channels))]
 
     def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
         """Returns `M x` for the vectors `x` in rows `(..., taps)`."""
-        return ops.matmul(rows, ops.swapaxes(self.matrix(parameters), -1, -2))
+        matrix = self._matrix_of(parameters, rows.shape[-1])
+        return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
+
+    def _matrix_of(self, parameters: Tensor, taps: int) -> Tensor:
+        matrix = self.matrix(parameters)
+        if tuple(matrix.shape[-2:]) != (taps, taps):
+            raise ValueError(
+                f"`similarity.matrix` must return matrices of shape {(taps, taps)} for "
+                "this kernel; `for_kernel_size` tells a similarity of which size that is. "
+                f"Received: shape {tuple(matrix.shape)} from {self!r}"
+            )
+        return matrix
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

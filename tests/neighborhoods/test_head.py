@@ -50,6 +50,11 @@ def normalized(layer, **options):
     return keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
 
 
+def of_two_outputs(form):
+    features = keras.Input((4,))
+    return keras.Model(features, form([keras.layers.Dense(n)(features) for n in (1, 2)]))
+
+
 @pytest.mark.parametrize(
     ("head", "options", "message"),
     [
@@ -63,6 +68,8 @@ def normalized(layer, **options):
             "must return logits",
         ),
         (keras.layers.Reshape((2, 2)), {}, "of shape .batch, classes."),
+        (of_two_outputs(list), {"task": "regression"}, r"one output.*\[\(None, 1\), "),
+        (of_two_outputs(lambda found: dict(zip("ab", found, strict=True))), {}, "{'a': "),
         (keras.layers.Reshape((2, 2)), {"task": "regression"}, "of shape .batch, outputs."),
         (normalized(keras.layers.Dropout, rate=0.5), {"inner_loop": "dual"}, "Dropout"),
         (

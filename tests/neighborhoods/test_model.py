@@ -646,7 +646,7 @@ def test_neighbors_and_starts_of_data_sets():
         model.initialize_from(source, seed=4)
         np.testing.assert_allclose(model.dictionary.keys, keys, atol=1e-5)
         np.testing.assert_allclose(model.dictionary.values, values, atol=1e-6)
-    with pytest.raises(ValueError, match=r"`x` must end, or `steps` say.*an endless"):
+    with pytest.raises(ValueError, match=r"`x` must end, .*or `steps` say.*an endless"):
         model.initialize_from(pairs.repeat())
     with pytest.raises(ValueError, match="`y` must be given, or come with the data set"):
         model.initialize_from(pairs.map(lambda x, y: x))

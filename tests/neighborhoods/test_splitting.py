@@ -170,7 +170,7 @@ def same_layer_twice():
         ),
         (
             lambda: keras.Sequential([keras.Input((5, 4)), layers.Dense(3)]),
-            r"outputs of shape \(batch, classes\)",
+            r"outputs of shape \(batch, classes\) or \(batch, targets\)",
         ),
         (lambda: sequential(layers.Dense(1)), "at least two classes"),
     ],
@@ -180,6 +180,22 @@ def test_models_that_are_no_such_classifier(make, message):
         from_classifier(make())
 
 
-def test_no_regression_of_a_classifier():
-    with pytest.raises(ValueError, match='`task` must be "classification"'):
-        from_classifier(sequential(layers.Dense(3)), task="regression")
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_trained_regressor(targets):
+    source = sequential(layers.Dense(targets))
+    model = from_classifier(source, task="regression", inner_learning_rate=1e-9)
+    expected = ops.convert_to_numpy(source(IMAGES))
+    np.testing.assert_allclose(model(IMAGES), expected, atol=1e-6)
+    model.compile("sgd", "mse")
+    model.fit(IMAGES, np.ones((len(IMAGES), targets)), verbose=0)
+    assert np.any(ops.convert_to_numpy(model(IMAGES)) != expected)
+    np.testing.assert_array_equal(source(IMAGES), expected)
+
+
+def test_a_regressor_ends_in_a_linear_layer():
+    for end in (
+        [layers.Dense(3, activation="softmax")],
+        [layers.Dense(3), layers.Softmax()],
+    ):
+        with pytest.raises(ValueError, match=r"a linear layer|which ends in Softmax"):
+            from_classifier(sequential(*end), task="regression")

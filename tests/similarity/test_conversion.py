@@ -409,7 +409,7 @@ def test_layers_of_other_forms(plain):
     with pytest.raises(ValueError, match=r"at least one.*'first', 'depthwise', 'second'"):
         add_similarity(plain, layers=lambda layer: False)
     dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="convertible are none"):
+    with pytest.raises(ValueError, match="must hold a convolution of more than one tap"):
         add_similarity(dense)
 
 

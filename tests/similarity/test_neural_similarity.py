@@ -452,6 +452,29 @@ def test_error_of_parameters_of_another_shape(predictor):
         layer(FAMILY["conv2d"].tensor())
 
 
+class OfThreeByThree(similarities.Similarity):
+    """Knows one size alone."""
+
+    def parameter_shape(self, taps):
+        return (1,)
+
+    def parameters_from(self, matrix):
+        return matrix[:1, 0]
+
+    def matrix(self, parameters):
+        return parameters[..., None] * ops.eye(9)
+
+
+@pytest.mark.parametrize("predictor", [None, "cnn"], ids=["static", "dynamic"])
+def test_error_of_a_matrix_of_another_shape(predictor):
+    images = np.ones((1, 8, 8, 2), "float32")
+    options = {"similarity": OfThreeByThree(), "predictor": predictor}
+    assert NeuralSimilarityConv2D(4, 3, **options)(images).shape == (1, 6, 6, 4)
+    layer = NeuralSimilarityConv2D(4, 5, **options)
+    with pytest.raises(ValueError, match=r"matrix` must .*\(25, 25\).*for_kernel_size"):
+        layer(images)
+
+
 def test_reference_matrices_of_the_tests():
     """What the tests compare with, on entries that one can read off."""
     cholesky = to_matrix(SIMILARITIES["positive_semidefinite"], np.array([2.0, 3, 4]))
