@@ -85,7 +85,8 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
 
     The first step replaces the start values whole. Then the average is over the last batch
     and a window of about 32 examples before it, or a 512th of all before it, where that is
-    more; a batch of a few examples counts little. After some `512 / (1 - momentum)` steps
+    more; a batch of a few examples counts little, and so does one with little outside its
+    mask. After some `512 / (1 - momentum)` steps
     the average is Keras's. Outputs in training are those of
     `keras.layers.BatchNormalization` from the start.
     `nsl_keras.convert.fold` makes a plain `keras.layers.BatchNormalization` of it.
@@ -165,7 +166,14 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
             outputs = super().call(inputs, training=True, mask=mask)
         of_batch = [scope.get_current_value(each) for each in statistics]
         mean, variance = (each / (1 - self.momentum) for each in of_batch)
-        move_statistics(self, mean, variance, ops.shape(inputs)[0])
+        examples: Any = ops.shape(inputs)[0]
+        if mask is not None:
+            # Padding tells nothing: an example counts by its steps that are none.
+            share = ops.cast(mask, "float32")
+            if len(share.shape) > 1:
+                share = ops.mean(share, axis=tuple(range(1, len(share.shape))))
+            examples = ops.sum(share)
+        move_statistics(self, mean, variance, examples)
         return outputs
 
     def load_own_variables(self, store: Any) -> None:
@@ -208,17 +216,19 @@ def move_statistics(
         examples: How many examples they are of, on this replica.
     """
     rate: Any = 1 - layer.momentum
+    told: Any = True
     if _warms_up(layer):
         count = on_all_replicas(examples)
         seen = ops.convert_to_tensor(layer.seen_examples)
         window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))
-        # No example at all: nothing that divides by zero.
-        rate = ops.maximum(rate, count / ops.maximum(count + window, 1.0))
+        told = count > 0  # No example at all moves nothing, and divides by nothing.
+        rate = ops.maximum(rate, count / ops.where(told, count + window, 1.0))
         layer.seen_examples.assign(seen + count)
     for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         old = ops.convert_to_tensor(stored)
         weight = ops.cast(rate, old.dtype)
-        stored.assign((1 - weight) * old + weight * ops.cast(new, old.dtype))
+        moved = (1 - weight) * old + weight * ops.cast(new, old.dtype)
+        stored.assign(ops.where(told, moved, old))
 
 
 def telling_statistics(

@@ -152,6 +152,24 @@ def test_a_batch_counts_by_its_examples():
     assert float(layer.seen_examples) == 61
 
 
+def test_padding_counts_as_no_examples():
+    layer = filled(BatchNormalization(), (4, 6, 3))
+    batch = batches(1, (4, 6, 3))[0]
+    mask = np.zeros((4, 6), bool)
+    before = [weight.numpy() for weight in layer.weights]
+    layer(batch, mask=mask, training=True)
+    layer(batch[:0], mask=mask[:0], training=True)
+    layer(batch[:0], training=True)
+    for weight, expected in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    layer.seen_examples.assign(64)
+    mask[1, :3] = True
+    layer(batch, mask=mask, training=True)
+    expected = before[2] + rate_of(0.5, 64) * (batch[1, :3].mean(axis=0) - before[2])
+    np.testing.assert_allclose(layer.moving_mean, expected, rtol=1e-5)
+    assert float(layer.seen_examples) == 64.5
+
+
 @pytest.mark.parametrize("momentum", [0.9, 0.9999])
 def test_small_variances_are_not_rounded_away(momentum):
     layer = BatchNormalization(momentum=momentum)

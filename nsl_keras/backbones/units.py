@@ -45,6 +45,12 @@ def check_images(
             "`input_shape` must have three axes, (height, width, channels) or, channels "
             f"first, (channels, height, width). Received: input_shape={input_shape}"
         )
+    channels = input_shape[channel_axis()]
+    if not isinstance(channels, int) or channels < 1:
+        raise ValueError(
+            "`input_shape` must have a known number of channels, of at least 1. "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
     sizes = height_and_width(input_shape)
     if any(known if size is None else size < least for size in sizes):
         demand = "of known size, at least" if known else "at least"

@@ -58,7 +58,7 @@ def split_classifier(
         raise ValueError(
             "`model` must end in logits or in a softmax over at least two classes, or for "
             "a regression in a linear layer. Received: layer "
-            f"{last.name!r} with activation={activation.__name__!r}"
+            f"{last.name!r} with activation={getattr(activation, '__name__', activation)!r}"
         )
     replaced.append(last)
     if any(call.layer in replaced for call in calls[:-1]):

@@ -80,14 +80,16 @@ class SmoothedCrossentropy(keras.losses.Loss):
         rank = len(y_pred.shape)
         if len(y_true.shape) == rank and y_true.shape[-1] == 1:
             y_true = ops.squeeze(y_true, axis=-1)
+        sizes = zip(y_true.shape, y_pred.shape[:-1], strict=False)
+        fits = all(None in pair or pair[0] == pair[1] for pair in sizes)
         log_probabilities = ops.log(ops.softmax(y_pred) + self.offset)
         uniform = ops.mean(log_probabilities, axis=-1)
-        if len(y_true.shape) == rank - 1:
+        if fits and len(y_true.shape) == rank - 1:
             hits = y_true[..., None] == ops.arange(classes, dtype=y_true.dtype)
             # `where`, not a product: no hit at all must not pass for a label of zeros.
             at_label = ops.sum(ops.where(hits, log_probabilities, 0), axis=-1)
             at_label = ops.where(ops.any(hits, axis=-1), at_label, float("nan"))
-        elif len(y_true.shape) == rank and y_true.shape[-1] == classes:
+        elif fits and len(y_true.shape) == rank and y_true.shape[-1] == classes:
             at_label = ops.sum(y_true * log_probabilities, axis=-1)
         else:
             raise ValueError(

@@ -121,6 +121,10 @@ class SphereConvolution(Sphere):
             raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
+        if self.normalize in ("both", "kernel"):
+            # Before the product, which half precision might not hold.
+            lengths = norm(kernel, tuple(range(self.rank + 1)))
+            kernel = ops.cast(kernel / lengths, self.compute_dtype)
         wide = keras.backend.result_type(self.compute_dtype, "float32")
         outputs = ops.cast(convolve(self, inputs, kernel), wide)
         if self.normalize in ("both", "input"):
@@ -136,15 +140,11 @@ class SphereConvolution(Sphere):
             if self.groups > 1:
                 norms = ops.repeat(norms, self.filters // self.groups, axis)
             outputs = outputs / norms
-        # What there is one of for each filter stands on the axis of the channels.
-        shape = [1] * len(outputs.shape)
-        shape[self.channel_axis] = -1
-        if self.normalize in ("both", "kernel"):
-            axes = tuple(range(self.rank + 1))
-            outputs = outputs / ops.reshape(norm(kernel, axes), shape)
         if self.response != "cosine":
             curvature = self.curvature
-            if curvature is not None:
+            if curvature is not None:  # One for each filter, on the axis of the channels.
+                shape = [1] * len(outputs.shape)
+                shape[self.channel_axis] = -1
                 curvature = ops.reshape(curvature, shape)
             outputs = respond(outputs, self.response, curvature)
         return add_bias_and_activate(self, ops.cast(outputs, self.compute_dtype))
@@ -267,11 +267,12 @@ class SphereDense(Sphere, keras.layers.Dense):
     def call(self, inputs: Tensor) -> Tensor:
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
         kernel = ops.convert_to_tensor(self.kernel)
+        if self.normalize in ("both", "kernel"):
+            # Before the product, which half precision might not hold.
+            kernel = kernel / norm(kernel, axis=0)
         outputs = at_least_float32(ops.matmul(inputs, ops.cast(kernel, inputs.dtype)))
         if self.normalize in ("both", "input"):
             outputs = outputs / norm(inputs, axis=-1, keepdims=True)
-        if self.normalize in ("both", "kernel"):
-            outputs = outputs / norm(kernel, axis=0)
         outputs = respond(outputs, self.response, self.curvature)
         outputs = ops.cast(outputs, self.compute_dtype)
         if self.bias is not None:

@@ -231,6 +231,8 @@ def small_images(height, width):
         (backbones.convnet4, small_images(None, 6), r"must be at least 7x7 .*\(None, 6, 3"),
         (backbones.densenet_bc, small_images(3, 8), r"must be at least 4x4 .*\(3, 8, 3\)"),
         (backbones.cnn9, small_images(7, 32), r"`input_shape` must be .*8x8"),
+        (backbones.cnn9, {"input_shape": (32, 32, None)}, "number of channels.*None"),
+        (backbones.cnn4, {"input_shape": (32, 32, 0)}, r"number of channels.*32, 0\)"),
         (backbones.cnn9, small_images(None, 32), r"must be of known size.*None"),
         (backbones.cnn10, small_images(31, 32), r"`input_shape` must .*32x32"),
         (backbones.cnn4, small_images(15, 32), r"`input_shape` must .*16x16"),

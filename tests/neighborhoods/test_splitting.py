@@ -169,6 +169,10 @@ def same_layer_twice():
             "must end in logits or in a softmax.*activation='sigmoid'",
         ),
         (
+            lambda: sequential(layers.Dense(3, activation=layers.Softmax())),
+            "must end in logits or in a softmax.*activation=<Softmax",
+        ),
+        (
             lambda: keras.Sequential([keras.Input((5, 4)), layers.Dense(3)]),
             r"outputs of shape \(batch, classes\) or \(batch, targets\)",
         ),

@@ -112,6 +112,9 @@ def test_errors_at_construction(arguments, message):
     [
         ((3, 2), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 2\)"),
         ((3, 1, 1), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 1, 1\)"),
+        ((4, 1), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(4, 1\)"),
+        ((1, 3), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(1, 3\)"),
+        ((4, 1, 5), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(4, 1, 5\)"),
         ((3, 1), (3, 1), r"`y_pred` must hold .*at least 2 .*y_pred.shape=\(3, 1\)"),
     ],
 )

@@ -273,6 +273,19 @@ def test_causal_lines():
     assert np.any(received)
 
 
+@pytest.mark.parametrize("layer", [SphereConv2D, SphereDense])
+def test_a_product_beyond_half_precision(layer):
+    arguments = (4, 3) if layer is SphereConv2D else (4,)
+    images = np.random.default_rng(0).integers(1, 256, (2, 3, 3, 64)).astype("float32")
+    if layer is SphereDense:
+        images = images.reshape(2, -1)
+    ones = keras.initializers.Constant(1.0)
+    expected = layer(*arguments, kernel_initializer=ones)(images)
+    assert float(ops.max(expected)) > 0.8
+    found = layer(*arguments, kernel_initializer=ones, dtype="mixed_float16")(images)
+    np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
+
+
 def test_half_precision_takes_norms_in_float32():
     # The sum of squares under a patch is far above the largest float16, 65504.
     layer = make_layer(dtype="mixed_float16", padding="same", normalize="input")
