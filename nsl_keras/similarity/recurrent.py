@@ -423,7 +423,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     feature `i = block * block_size + t`; without a block size `M = M_s`.
 
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
-    kernels `M_x^T W` and `M_h^T R`, equal up to the rounding of the compute dtype.
+    kernels `M_x^T W` and `M_h^T R`, equal up to the rounding of the compute dtype. Fold
+    before you pass weights on: Keras's cell loads a file of this one's without `M_x` and
+    `M_h`, and without an error.
 
     *Dynamic*: each `M` is the identity plus what a predictor sees, at every step, in the
     vector that the `M` meets: `M_x(x_t)` and `M_h(h_{t-1})`, before dropout and reset.
