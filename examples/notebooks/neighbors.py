@@ -272,8 +272,8 @@ for name in ("linear", "convolutional"):
 # %% [markdown]
 # What that says: on linear features, which cannot tell textures apart, the neighbours gained
 # with every seed, and before adaptation the head is far worse: training counts on the step.
-# On convolutional features they gained nothing; their twins ended a little better. Neighbours
-# make up for what features lack, and these lack little.
+# On convolutional features they gained a point or two. Neighbours make up for what features
+# lack, and these lack little.
 #
 # The dotted lines are no baseline; the plain twins are.
 #
