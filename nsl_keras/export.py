@@ -146,7 +146,7 @@ def save_model(
             for each, tensor in zip(inputs.specifications, batch, strict=True)
         }
         expected = predict(prepare(inputs.pack(batch)))
-        _compare(scratch, given, expected, _relative_tolerance(model))
+        _compare(scratch, given, expected, _relative_tolerance(model, expected))
         if path.exists():  # Another process was faster.
             raise _taken(path)
     return path
@@ -401,9 +401,12 @@ def _without(tensors: Sequence[Any], finite: Any) -> list[Any]:
 # What is written.
 
 
-def _relative_tolerance(model: keras.Model) -> float:
+def _relative_tolerance(model: keras.Model, outputs: Any) -> float:
     """How far two runs of a model may be apart: compiled, half precision rounds less."""
     dtypes = {each.compute_dtype for each in (model, *rewiring.sublayers(model))}
+    dtypes |= {
+        keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(outputs)
+    }
     return 0.05 if dtypes & {"float16", "bfloat16"} else 1e-4
 
 
