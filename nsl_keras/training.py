@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import ReplicatedSteps, Tensor, assert_in_graph
 
 
@@ -172,7 +172,7 @@ def valid_labels(y: Tensor, num_classes: int, axes: int = 1) -> tuple[Tensor, st
 
     Args:
         y: Tensor of class numbers, with `axes` axes or one more of size 1; or with one
-            more of size `num_classes`, of probabilities.
+            more of size `num_classes`, or of unknown size, of probabilities.
         num_classes: Number of classes.
         axes: Number of axes before that of the classes.
 
@@ -181,9 +181,11 @@ def valid_labels(y: Tensor, num_classes: int, axes: int = 1) -> tuple[Tensor, st
     """
     if not keras.backend.is_float_dtype(y.dtype):
         y = ops.cast(y, "int32")  # Booleans have no order on TensorFlow.
-    if len(y.shape) == axes + 1 and y.shape[-1] == num_classes > 1:
+    # Class numbers have one axis less, or a last axis of known size 1: losses demand it.
+    if len(y.shape) == axes + 1 and y.shape[-1] in (num_classes, None) and num_classes > 1:
         sums = ops.sum(ops.cast(y, "float32"), axis=-1)
-        return ops.all(y >= 0, axis=-1) & (ops.abs(sums - 1) <= 1e-3), (
+        near = ops.abs(sums - 1) <= validation.SUM_TOLERANCE
+        return ops.all(y >= 0, axis=-1) & near, (
             "Each row of `y` must be a probability distribution over the "
             f"{num_classes} classes; multi-label targets are not supported."
         )

@@ -18,6 +18,8 @@ LARGEST = 2**31 - 1
 LARGEST_WINDOW = 2**20
 #: The most steps of an inner loop: each is traced by itself.
 MOST_STEPS = 1000
+#: How far from 1 the probabilities of a row may sum. Those in bfloat16 have eight bits.
+SUM_TOLERANCE = 1e-2
 
 
 def optional(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
@@ -222,7 +224,7 @@ def probabilities(array: Any, name: str) -> None:
 
 def _probability_rows(values: np.ndarray, demand: str) -> None:
     wrong = (values < 0).any(axis=1) | (
-        np.abs(values.sum(axis=1, dtype="float64") - 1) > 1e-3
+        np.abs(values.sum(axis=1, dtype="float64") - 1) > SUM_TOLERANCE
     )
     if wrong.any():
         row = int(np.argmax(wrong))

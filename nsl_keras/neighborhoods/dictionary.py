@@ -81,9 +81,8 @@ class NeighborDictionary(keras.layers.Layer):
 
     Raises:
         ValueError: For arguments outside the ranges above, among them a dictionary of
-            less than one entry, a dropout that keeps no entry, and fixed values that are
-            no probabilities; at build, if `num_values` is still unknown, or another than
-            the head's.
+            less than one entry, and fixed values that are no probabilities; at build, if
+            `num_values` is still unknown, or another than the head's.
 
     Example:
 
@@ -199,7 +198,8 @@ class NeighborDictionary(keras.layers.Layer):
     def num_dropped(self) -> int:
         """Number of entries left out of a training step's softmax."""
         # 100 * 0.29 is a little less than 29.
-        return math.floor(round(self.num_neighbors * self.dropout, 6))
+        dropped = math.floor(round(self.num_neighbors * self.dropout, 6))
+        return min(dropped, self.num_neighbors - 1)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")

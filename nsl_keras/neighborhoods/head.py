@@ -189,8 +189,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             isinstance(each, tuple) for each in outputs
         ):
             raise ValueError(
-                "`head` must have one output: several targets are the columns of one, as "
-                f"of `Dense(2)`. Received: output shapes {outputs}"
+                "`head` must have one output, outside a list: several targets are the "
+                f"columns of one, as of `Dense(2)`. Received: output shapes {outputs}"
             )
         if self.task == "classification":
             _require_logits(self.head, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import re
 import warnings
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ from nsl_keras.training import (
 )
 
 UNADAPTED = "unadapted_"
+
+#: Parameters that stand for any others.
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Predictions(NamedTuple):
@@ -159,7 +163,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         inner_loop: str = "auto",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        # `fit` and `evaluate` go past `__call__`: inputs must not be rounded there alone.
+        super().__init__(autocast=False, **kwargs)
         if backbone is not None and not isinstance(backbone, keras.layers.Layer):
             raise ValueError(
                 "`backbone` must be a Keras layer or model, or None. "
@@ -297,6 +302,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             outputs = self.backbone.compute_output_spec(inputs)
         else:
             outputs = self.backbone(inputs)
+        outputs = rewiring.only(outputs)
         if not hasattr(outputs, "shape"):
             raise ValueError(
                 "`backbone` must have one output. Received: backbone "
@@ -561,6 +567,19 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
     def metrics(self) -> list[keras.metrics.Metric]:
         """The loss, the compiled metrics, and their copies before adaptation."""
         return [*super().metrics, *self._unadapted_metrics.metrics]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Results by name. A metric may have several: those before adaptation are told."""
+        copies = {id(metric) for metric in self._unadapted_metrics.metrics}
+        results = {}
+        for metric in self.metrics:
+            result = metric.result()
+            if not isinstance(result, dict):
+                result = {metric.name: result}
+            elif id(metric) in copies:
+                result = {f"{UNADAPTED}{key}": value for key, value in result.items()}
+            results.update(result)
+        return results
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not datasets.is_in_memory(x):
@@ -838,9 +857,21 @@ def _copy(metric: Any, name: str) -> keras.metrics.Metric:
     if not isinstance(metric, keras.metrics.Metric):
         return keras.metrics.MeanMetricWrapper(metric, name=name)
     try:
+        if _loses_arguments(type(metric)):
+            raise NotImplementedError("get_config is Keras's own")
         return type(metric).from_config({**metric.get_config(), "name": name})
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            "`metrics` must be metrics with a config, so that they can be kept before "
-            f"adaptation too. Received: {metric!r}"
+            "`metrics` must be metrics whose `get_config` holds the arguments of their "
+            "`__init__`, so that they can be kept before adaptation too. "
+            f"Received: {metric!r}"
         ) from error
+
+
+def _loses_arguments(kind: type[keras.metrics.Metric]) -> bool:
+    """Whether a kind of metric takes arguments, but has no config of its own."""
+    if kind.get_config is not keras.metrics.Metric.get_config:
+        return False
+    arguments = inspect.signature(kind).parameters.values()
+    named = {each.name for each in arguments if each.kind not in _VARIADIC}
+    return not named <= {"name", "dtype"}

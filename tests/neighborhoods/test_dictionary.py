@@ -45,6 +45,7 @@ def test_dropout_of_a_share_that_binary_numbers_miss():
     # 100 * 0.29 is a little less than 29.
     assert NeighborDictionary(100, 3, dropout=0.29).num_dropped == 29
     assert NeighborDictionary(7, 3, dropout=0.5).num_dropped == 3
+    assert NeighborDictionary(3, 3, dropout=0.9999999).num_dropped == 2  # One is kept.
 
 
 def test_dropout_is_uniform_and_nearly_independent():

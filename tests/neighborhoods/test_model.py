@@ -201,6 +201,143 @@ def test_metrics_before_adaptation_have_the_names_of_keras():
     )
 
 
+class Range(keras.metrics.Metric):
+    """A metric of two results."""
+
+    def __init__(self, name="range", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.sum = self.add_weight(name="sum", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sum.assign_add(ops.sum(ops.abs(y_pred)))
+
+    def result(self):
+        return {"total": self.sum.value, "negative": -self.sum.value}
+
+
+def test_a_metric_of_several_results_keeps_those_before_adaptation():
+    model = make_model(inner_learning_rate=5.0)
+    model.compile("sgd", LOSS, metrics=[Range()])
+    for found in (
+        model.evaluate(X, Y, batch_size=48, verbose=0, return_dict=True),
+        model.test_on_batch(X, Y, return_dict=True),
+    ):
+        names = ("total", "negative", "unadapted_total", "unadapted_negative")
+        assert set(found) == {"loss", *names}
+        for name, adapt in (("total", True), ("unadapted_total", False)):
+            expected = np.abs(ops.convert_to_numpy(model(X, adapt=adapt))).sum()
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+        assert found["total"] != found["unadapted_total"]
+        assert found["unadapted_negative"] == -found["unadapted_total"]
+
+
+class Above(keras.metrics.Mean):
+    """A metric whose argument its config does not hold."""
+
+    def __init__(self, threshold=0.0, name="above", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.threshold = threshold
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(ops.cast(y_pred > self.threshold, "float32"))
+
+
+def test_a_metric_that_would_lose_its_arguments():
+    model = make_model()
+    model.compile("sgd", LOSS, metrics=[Above(100.0)])
+    with pytest.raises(ValueError, match="`metrics` must be metrics whose `get_config`"):
+        model.evaluate(X, Y, verbose=0)
+
+    class Kept(Above):
+        def get_config(self):
+            return {**super().get_config(), "threshold": self.threshold}
+
+    model.compile("sgd", LOSS, metrics=[Kept(100.0)])
+    found = model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert (found["above"], found["unadapted_above"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("with_backbone", [True, False])
+def test_inputs_are_not_rounded_in_predict_alone(with_backbone):
+    """In half precision `fit` and `evaluate` go past the cast of `__call__`."""
+    layers = [
+        keras.layers.Rescaling(1e-6, dtype="float32"),
+        keras.layers.Dense(5, dtype="float32"),
+    ]
+    backbone = keras.Sequential([keras.Input((6,)), *layers])
+    model = nsl_keras.MetaNeighborhoodModel(
+        backbone if with_backbone else None,
+        keras.layers.Dense(3, dtype="float32"),
+        make_dictionary(dtype="float32"),
+        dtype="mixed_float16",
+    )
+    x = X * (1e6 if with_backbone else 1 + 2**-12)
+    model.compile("sgd", LOSS)
+    model.build((None, 6))
+    adapted = ops.convert_to_numpy(model.predictions(x).adapted)
+    assert np.isfinite(adapted).all()
+    np.testing.assert_array_equal(model(x), adapted)
+    np.testing.assert_allclose(model.predict(x, verbose=0), adapted, rtol=1e-3)
+
+
+def test_an_only_output_may_come_in_a_list():
+    inputs = keras.Input((6,))
+    backbone = keras.Model(inputs, [keras.layers.Dense(5)(inputs)])
+    model = nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), make_dictionary())
+    assert model.compute_output_shape((None, 6)) == (None, 3)
+    model.compile("sgd", LOSS)
+    model.fit(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (48, 3)
+    classifier = keras.Model(inputs, [keras.layers.Dense(3)(inputs)])
+    converted = nsl_keras.MetaNeighborhoodModel.from_classifier(classifier, 6)
+    np.testing.assert_allclose(
+        converted(X, adapt=False), classifier(X), rtol=1e-5, atol=1e-6
+    )
+    model = nsl_keras.MetaNeighborhoodModel(None, classifier, make_dictionary())
+    with pytest.raises(ValueError, match="`head` must have one output, outside a list"):
+        model.build((None, 6))
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="data sets of TensorFlow")
+def test_soft_labels_of_unknown_size():
+    import tensorflow as tf
+
+    rows = (np.eye(3)[Y] * 0.9 + 0.1 / 3).astype("float32")
+    signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None, None)))
+    model = make_model()
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+
+    def batches(labels):
+        made = tf.data.Dataset.from_generator(
+            lambda: iter([(X, labels)]), output_signature=signature
+        )
+        return made.apply(tf.data.experimental.assert_cardinality(1))
+
+    expected = model.evaluate(X, rows, batch_size=48, verbose=0)
+    assert model.evaluate(batches(rows), verbose=0) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="probability distribution"):
+        model.evaluate(batches(2 * rows), verbose=0)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="data sets of TensorFlow")
+def test_soft_labels_in_bfloat16():
+    """Their rows sum to 1 as nearly as eight bits can."""
+    import tensorflow as tf
+
+    rows = tf.nn.softmax(tf.cast(np.random.default_rng(0).normal(size=(48, 3)), "bfloat16"))
+    assert np.abs(tf.reduce_sum(tf.cast(rows, "float32"), -1) - 1).max() > 1e-3
+    model = make_model()
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    batches = tf.data.Dataset.from_tensors((X, rows))
+    losses = [
+        model.evaluate(*given, batch_size=size, verbose=0)
+        for given, size in (((X, rows), 48), ((batches,), None))
+    ]
+    assert np.isfinite(losses).all() and losses[0] == pytest.approx(losses[1], rel=1e-3)
+    with pytest.raises(ValueError, match="must be a probability distribution"):
+        model.evaluate(X, rows * 1.1, verbose=0)
+
+
 def test_one_hot_targets_and_recompilation():
     model = make_model()
     one_hot = np.eye(3, dtype="float32")[Y]
