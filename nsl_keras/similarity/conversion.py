@@ -168,20 +168,24 @@ def add_similarity(
             name = rewiring.unused_name(f"{layer.name}_depthwise", names)
             config = separable.depthwise_config(layer, name)
             pointwise = [separable.pointwise_convolution(layer)]
-        new_layer = _CONVERTIBLE[type(layer)].from_config(
-            {
-                **config,
-                # What was not trained in a frozen layer is its kernel, not its similarity.
-                "trainable": True,
-                "similarity": similarity,
-                "similarity_regularizer": similarity_regularizer,
-                "similarity_constraint": similarity_constraint,
-                "predictor": its_predictor,
-                "learn_shape": learn_shape,
-                "shape_threshold": shape_threshold,
-                "kernel_trainable": layer.trainable and not freeze_backbone,
-            }
-        )
+        config |= {
+            # What was not trained in a frozen layer is its kernel, not its similarity.
+            "trainable": True,
+            "similarity": similarity,
+            "similarity_regularizer": similarity_regularizer,
+            "similarity_constraint": similarity_constraint,
+            "predictor": its_predictor,
+            "learn_shape": learn_shape,
+            "shape_threshold": shape_threshold,
+            "kernel_trainable": layer.trainable and not freeze_backbone,
+        }
+        try:
+            new_layer = _CONVERTIBLE[type(layer)].from_config(config)
+        except TypeError as error:
+            # Keras puts one, with all of the config, around what the constructor says.
+            if isinstance(error.__context__, ValueError):
+                raise error.__context__ from None
+            raise
         new_layers.append(new_layer)
         places[id(layer)] = [new_layer, *pointwise]
     new_model = rewiring.rebuild(model, lambda layer: places.get(id(layer)), verbose)
@@ -371,8 +375,10 @@ def _choose(
             logging.warning("Left as they are%s", note)
     elif callable(layers):
         chosen = [layer for layer in convertible if layers(layer)]
-    elif isinstance(layers, (list, tuple, set, frozenset)) and all(
-        isinstance(name, str) for name in layers
+    elif (
+        isinstance(layers, Collection)
+        and not isinstance(layers, str)
+        and all(isinstance(name, str) for name in layers)
     ):
         unknown = sorted(set(layers) - {layer.name for layer in convertible})
         if unknown:

@@ -42,7 +42,8 @@ class Similarity(abc.ABC):
 
     Two class attributes narrow the use: `static_only`, for structures that no predictor
     can give, and `shared_by_channels`, whether `M` is one block for all channels. Where it
-    is not, `taps` counts the taps of every channel, channel after channel.
+    is not, `taps` counts the taps of every channel, channel after channel, and no predictor
+    can give it.
 
     Example:
 
@@ -71,6 +72,11 @@ class Similarity(abc.ABC):
     static_only: bool = False
     shared_by_channels: bool = True
 
+    @property
+    def takes_predictor(self) -> bool:
+        """Whether a predictor can give it."""
+        return self.shared_by_channels and not self.static_only
+
     def for_kernel_size(self, kernel_size: tuple[int, ...]) -> Similarity:
         """Returns the similarity for a kernel whose taps lie on a grid of this size.
 
@@ -94,9 +100,15 @@ class Similarity(abc.ABC):
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
-        # `W^T M x = (M^T W)^T x`, with one block `M` for all channels.
-        matrix = self._matrix_of(parameters, kernel.shape[0])
-        return ops.einsum("tu,tco->uco", matrix, kernel)  # NSL Eq. (2)
+        taps, channels, filters = kernel.shape
+        # `W^T M x = (M^T W)^T x`
+        if self.shared_by_channels:
+            matrix = self._matrix_of(parameters, taps)
+            return ops.einsum("tu,tco->uco", matrix, kernel)  # NSL Eq. (2)
+        matrix = self._matrix_of(parameters, channels * taps)
+        by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
+        equivalent = ops.matmul(ops.transpose(matrix), by_channel)  # NSL Eq. (1)
+        return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(p) x_p` at every output position of a convolution.
@@ -448,12 +460,6 @@ class Full(Similarity):
 
     def matrix(self, parameters: Tensor) -> Tensor:
         return parameters
-
-    def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
-        taps, channels, filters = kernel.shape
-        by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
-        equivalent = ops.matmul(ops.transpose(parameters), by_channel)  # NSL Eq. (1)
-        return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
 
 def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:

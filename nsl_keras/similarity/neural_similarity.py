@@ -25,6 +25,11 @@ _SERVED: weakref.WeakKeyDictionary[keras.layers.Layer, weakref.ref[Any]] = (
 )
 
 
+def get_initializer(identifier: Any) -> keras.initializers.Initializer:
+    """Returns an initializer of `M`; the default one, the identity, for `None`."""
+    return keras.initializers.get("identity" if identifier is None else identifier)
+
+
 def is_identity(initializer: keras.initializers.Initializer) -> bool:
     """Whether an initializer is Keras's identity, with ones on its diagonal."""
     return isinstance(initializer, keras.initializers.Identity) and initializer.gain == 1
@@ -56,7 +61,7 @@ class NeuralSimilarity(FloatKernel):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.similarity = matrices.get(similarity)
-        self.similarity_initializer = keras.initializers.get(similarity_initializer)
+        self.similarity_initializer = get_initializer(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.learn_shape = validation.boolean(learn_shape, "learn_shape")
@@ -71,7 +76,7 @@ class NeuralSimilarity(FloatKernel):
         raise NotImplementedError
 
     def _check_dynamic(self, predictor: Any) -> None:
-        if self.similarity.static_only:
+        if not self.similarity.takes_predictor:
             raise ValueError(
                 f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
                 f"predictor. Received: predictor={predictor!r}"
@@ -133,8 +138,10 @@ class NeuralSimilarity(FloatKernel):
         del shape  # That of the similarity's parameters, which is checked below.
         size = (self._matrix_size, self._matrix_size)
         with outside_traces():
-            # A similarity may have to look at the values, as a Cholesky factor does.
-            matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=dtype))
+            # A similarity may have to look at the values, as a Cholesky factor does, and
+            # half precision would round eigenvalues below zero.
+            wide = keras.backend.result_type(dtype, "float32")
+            matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=wide))
         return ops.cast(self._parameters_from(matrix), dtype)
 
     def _parameters_from(self, matrix: np.ndarray) -> Tensor:

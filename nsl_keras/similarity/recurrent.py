@@ -19,7 +19,11 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.inheritance import StandsOnKeras
 from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity, VectorSimilarity
+from nsl_keras.similarity.neural_similarity import (
+    NeuralSimilarity,
+    VectorSimilarity,
+    get_initializer,
+)
 
 #: The recurrent kernel's argument is that of the input kernel.
 SAME = "same"
@@ -113,7 +117,7 @@ class SimilarityCell(StandsOnKeras):
         self.recurrent_similarity = _similarity_or_none(recurrent_similarity)
         self.block_size = block_size
         self.recurrent_block_size = recurrent_block_size
-        self.similarity_initializer = keras.initializers.get(similarity_initializer)
+        self.similarity_initializer = get_initializer(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         # The static arguments reach the kernels with a static `M`. If there is none, they

@@ -133,7 +133,8 @@ class SphereConvolution(Sphere):
             axis = self.channel_axis % (self.rank + 2)
             before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
             squares = ops.square(ops.cast(inputs, wide))
-            squares = ops.reshape(squares, (*before, self.groups, -1, *after))
+            width = inputs.shape[axis] // self.groups
+            squares = ops.reshape(squares, (*before, self.groups, width, *after))
             ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=wide)
             squares = convolve(self, ops.sum(squares, axis=axis + 1), ones)
             norms = ops.sqrt(squares + NORM_EPSILON)

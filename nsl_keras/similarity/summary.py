@@ -227,9 +227,11 @@ def summary(
 
 def _added_variables(part: NeuralSimilarity) -> list[keras.Variable]:
     """Returns the variables of a layer that the plain one does not have."""
-    return [
-        each for each in part.weights if each is not part.kernel and each is not part.bias
-    ]
+    plain = [part.kernel, part.bias]
+    activation = getattr(part, "activation", None)
+    if isinstance(activation, keras.layers.Layer):  # As `PReLU`, which has weights.
+        plain += activation.weights
+    return [each for each in part.weights if not any(each is other for other in plain)]
 
 
 def _size(variable: keras.Variable) -> int:

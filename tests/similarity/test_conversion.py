@@ -402,6 +402,26 @@ def test_progress_over_layers(capsys):
     assert "4/4" in shown and shown.endswith("\n")
 
 
+def test_errors_of_the_layers_come_through(plain):
+    """Keras would put a `TypeError` with a whole config around them."""
+    for arguments, message in (
+        ({"learn_shape": "yes"}, "`learn_shape` must be True or False"),
+        ({"shape_threshold": 1.0}, "`shape_threshold` must be"),
+        ({"similarity": "sparse", "predictor": "sphere"}, "`similarity` .* takes no pred"),
+        ({"predictor": "sphere", "similarity_regularizer": "l1"}, "must be None with a"),
+        ({"similarity_regularizer": "foo"}, "foo"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            add_similarity(plain, layers=["first"], **arguments)
+        assert caught.value.__cause__ is None
+
+
+def test_layers_by_any_collection_of_names(plain):
+    expected = converted(add_similarity(plain, layers=["second"]))
+    for names in ({"second": 1}.keys(), {"second"}, ("second",)):
+        assert converted(add_similarity(plain, layers=names)) == expected
+
+
 def test_layers_of_other_forms(plain):
     for wrong in ("first", 3, [plain.layers[0]]):
         with pytest.raises(ValueError, match="`layers` must be None, a list of names"):

@@ -15,7 +15,7 @@ from similarity_layers import (
     to_matrix,
 )
 
-from nsl_keras import similarities
+from nsl_keras import predictors, similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
 from nsl_keras.similarity import matrices
 
@@ -274,6 +274,22 @@ def test_positive_semidefinite_starts_from_any_such_matrix(matrix):
     assert_close(from_initial_matrix(matrix).similarity_matrix, matrix, 1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_positive_semidefinite_starts_in_half_precision(dtype):
+    """Rounded to it a matrix of rank 3 would have eigenvalues below zero."""
+    matrix = GRAM @ GRAM.T
+    layer = NeuralSimilarityConv2D(
+        *(4, (2, 3)),
+        similarity="positive_semidefinite",
+        similarity_initializer=keras.initializers.Constant(matrix),
+        dtype=dtype,
+    )
+    layer.build((None, 5, 5, 2))
+    assert layer.similarity_parameters.dtype == dtype
+    found = ops.convert_to_numpy(ops.cast(layer.similarity_matrix, "float32"))
+    np.testing.assert_allclose(found, matrix, atol=0.05 * matrix.max())
+
+
 @pytest.mark.parametrize(
     "matrix",
     [
@@ -459,6 +475,39 @@ def test_full_matrix_is_ordered_channel_by_channel(name):
     # W[t, c] reads x[u, d] through M[(c, t), (d, u)].
     expected[taps - 1, 1] = 2 * kernel[1, 3]
     assert_close(equivalent, expected, 1e-6)
+
+
+class PerChannel(similarities.Similarity):
+    """A factor for each tap of each channel: by the three methods alone."""
+
+    shared_by_channels = False
+
+    def parameter_shape(self, taps):
+        return (taps,)
+
+    def parameters_from(self, matrix):
+        return ops.diagonal(matrix)
+
+    def matrix(self, parameters):
+        return parameters[..., None] * ops.eye(parameters.shape[-1])
+
+
+def test_a_matrix_over_channels_of_ones_own():
+    layer = NeuralSimilarityConv2D(4, 3, similarity=PerChannel())
+    images = random(2, 5, 5, 3)
+    layer(images)
+    factors = RNG.normal(size=27)
+    layer.similarity_parameters.assign(factors)
+    # M is diagonal, channel after channel: each weight has a factor of its own.
+    expected = layer.kernel * factors.reshape(3, 3, 3).transpose(1, 2, 0)[..., None]
+    assert_close(layer.equivalent_kernel, expected, 1e-6)
+    assert_close(layer.fold()(images), layer(images), 1e-5)
+    for make in (
+        lambda: NeuralSimilarityConv2D(4, 3, similarity=PerChannel(), predictor="sphere"),
+        lambda: predictors.SimilarityPredictor(similarity=PerChannel()),
+    ):
+        with pytest.raises(ValueError, match="`similarity`"):
+            make()
 
 
 def test_names_in_the_tests_are_those_of_the_package():

@@ -18,7 +18,11 @@ from similarity_layers import (
 )
 
 from nsl_keras import similarities
-from nsl_keras.layers import NeuralSimilarityConv2D
+from nsl_keras.layers import (
+    GlobalNeuralSimilarity2D,
+    NeuralSimilarityConv2D,
+    NeuralSimilarityGRUCell,
+)
 
 RNG = np.random.default_rng(6)
 each_layer = pytest.mark.parametrize("name", FAMILY)
@@ -107,6 +111,22 @@ def test_similarity_initializer_is_the_matrix(name, dtype):
         layer.build(member.inputs.shape)
         expected = np.diag(np.diag(matrix)) if similarity == "diagonal" else matrix
         assert_close(layer.similarity_matrix, expected, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda **each: NeuralSimilarityConv2D(4, 3, **each), (None, 8, 8, 3)),
+        (lambda **each: GlobalNeuralSimilarity2D(4, 3, **each), (None, 8, 8, 3)),
+        (lambda **each: NeuralSimilarityGRUCell(4, **each), (None, 3)),
+    ],
+    ids=["convolution", "global", "recurrent"],
+)
+def test_no_similarity_initializer_is_the_identity(make, shape):
+    layers = [make(**options) for options in ({}, {"similarity_initializer": None})]
+    for layer in layers:
+        layer.build(shape)
+    assert layers[1].get_config() == {**layers[0].get_config(), "name": layers[1].name}
 
 
 def test_similarity_initializer_by_name_and_as_a_function():

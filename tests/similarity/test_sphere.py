@@ -286,6 +286,15 @@ def test_a_product_beyond_half_precision(layer):
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow",
+    reason="TensorFlow's own convolutions refuse empty batches",
+)
+def test_an_empty_batch():
+    layer = SphereConv2D(4, 3, groups=2)
+    assert tuple(layer(np.zeros((0, 8, 8, 6), "float32")).shape) == (0, 6, 6, 4)
+
+
 def test_half_precision_takes_norms_in_float32():
     # The sum of squares under a patch is far above the largest float16, 65504.
     layer = make_layer(dtype="mixed_float16", padding="same", normalize="input")

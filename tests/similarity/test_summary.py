@@ -223,6 +223,15 @@ def test_totals_are_those_of_the_plain_network():
     )
 
 
+def test_weights_of_an_activation_are_the_plain_layers():
+    convolution = keras.layers.Conv2D(4, 3, activation=keras.layers.PReLU())
+    plain = keras.Sequential([keras.Input((8, 8, 3)), convolution])
+    plain(keras.ops.ones((1, 8, 8, 3)))
+    result = summary(add_similarity(plain))
+    assert result.parameters - result.similarity_parameters == plain.count_params()
+    assert result.similarity_parameters == result.layers[0].similarity_parameters == 9
+
+
 def test_unknown_sizes_and_kinds():
     inputs = keras.Input((None, None, 3))
     outputs = layers.NeuralSimilarityConv2D(4, 3, name="open")(inputs)

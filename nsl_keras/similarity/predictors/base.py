@@ -87,7 +87,7 @@ class Predictor(keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self._dtype_is_given = kwargs.get("dtype") is not None
         self._served: str | None = None
-        if self.similarity is not None and self.similarity.static_only:
+        if self.similarity is not None and not self.similarity.takes_predictor:
             raise ValueError(
                 "`similarity` must be one that can be predicted. "
                 f"Received: similarity={type(self.similarity).__name__!r}"
