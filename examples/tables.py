@@ -38,7 +38,7 @@ twice, so delete its file first. Commit the files that changed, and the tables:
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
     make results
 
-All but those of `moving_statistics` and `no_harm/runs_unbiased` were made when the moving
+All but those of `moving_statistics` and `no_harm/runs_unbiased*` were made when the moving
 statistics of `layers.BatchNormalization` were averages over the last ninth of the steps,
 not the last batch and some 32 examples, or the last 512th of all. The two differ in the
 first thousand steps, and with a momentum of 0.99 in the first ten thousands.

@@ -16,9 +16,10 @@ one epoch shows what they do to the gap between training and inference:
 
     python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1
 
-Each run is a file in --output_dir/results/no_harm/runs, or runs_unbiased, and is not made
-twice: an interrupted matrix goes on where it stopped. Processes that share a matrix need
-the same flags but for --shard. --output_dir=. adds to the results of this repository.
+Each run is a file in --output_dir/results/no_harm/runs, or in a folder beside it that other
+flags give its name, and is not made twice: an interrupted matrix goes on where it stopped.
+Processes that share a matrix need the same flags but for --shard. --output_dir=. adds to
+the results of this repository.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def main(arguments: list[str]) -> None:
         report.write(folder)
         return
     setting = Setting(epochs=FLAGS.epochs, batch_norm=FLAGS.batch_norm)
-    place = folder / report.PLACES[setting.batch_norm]
-    records = runs.RunRecords(place, dataclasses.asdict(setting))
+    place = report.PLACES[setting.batch_norm]
+    if setting.epochs != Setting.epochs:
+        place += f"_epochs_{setting.epochs}"
+    records = runs.RunRecords(folder / place, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
     networks = FLAGS.network or list(NETWORKS)
     if setting.batch_norm != "keras":
