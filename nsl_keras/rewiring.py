@@ -71,16 +71,6 @@ def require_graph(model: Any) -> None:
         )
 
 
-def only(outputs: Any) -> Any:
-    """Returns outputs, or shapes of outputs: those of a list of one without the list.
-
-    `keras.Model(inputs, [outputs])` returns a tensor, but its shapes come in a list.
-    """
-    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
-    is_list = single and isinstance(outputs[0], (tuple, keras.KerasTensor))
-    return outputs[0] if is_list else outputs
-
-
 class WithBackbone:
     """Mixin of models that are more than a graph, around a backbone that is one."""
 

@@ -302,7 +302,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             outputs = self.backbone.compute_output_spec(inputs)
         else:
             outputs = self.backbone(inputs)
-        outputs = rewiring.only(outputs)
+        if isinstance(outputs, (list, tuple)) and len(outputs) == 1:
+            (outputs,) = outputs  # Of `keras.Model(inputs, [outputs])`: it gives a tensor.
         if not hasattr(outputs, "shape"):
             raise ValueError(
                 "`backbone` must have one output. Received: backbone "
@@ -856,16 +857,17 @@ def _resolved(metric: Any, targets: Any) -> tuple[str, Any]:
 def _copy(metric: Any, name: str) -> keras.metrics.Metric:
     if not isinstance(metric, keras.metrics.Metric):
         return keras.metrics.MeanMetricWrapper(metric, name=name)
-    try:
-        if _loses_arguments(type(metric)):
-            raise NotImplementedError("get_config is Keras's own")
-        return type(metric).from_config({**metric.get_config(), "name": name})
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(
-            "`metrics` must be metrics whose `get_config` holds the arguments of their "
-            "`__init__`, so that they can be kept before adaptation too. "
-            f"Received: {metric!r}"
-        ) from error
+    cause = None
+    if not _loses_arguments(type(metric)):
+        try:
+            return type(metric).from_config({**metric.get_config(), "name": name})
+        except (TypeError, ValueError, NotImplementedError) as error:
+            cause = error
+    raise ValueError(
+        "`metrics` must be metrics whose `get_config` holds the arguments of their "
+        "`__init__`, so that they can be kept before adaptation too. "
+        f"Received: {metric!r}"
+    ) from cause
 
 
 def _loses_arguments(kind: type[keras.metrics.Metric]) -> bool:
