@@ -77,10 +77,8 @@ def main(arguments: list[str]) -> None:
         report.write(folder)
         return
     setting = Setting(epochs=FLAGS.epochs, batch_norm=FLAGS.batch_norm)
-    place = report.PLACES[setting.batch_norm]
-    if setting.epochs != Setting.epochs:
-        place += f"_epochs_{setting.epochs}"
-    records = runs.RunRecords(folder / place, dataclasses.asdict(setting))
+    place = folder / report.place(setting.batch_norm, setting.epochs)
+    records = runs.RunRecords(place, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
     networks = FLAGS.network or list(NETWORKS)
     if setting.batch_norm != "keras":

@@ -28,6 +28,7 @@ from benchmarks.no_harm.comparison import (
 from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
 from benchmarks.no_harm.methods import COMPARED, METHODS
 from benchmarks.no_harm.networks import MOMENTUM, NETWORKS
+from benchmarks.no_harm.training import Setting
 from examples.common import runs, tables
 from nsl_keras import files
 
@@ -39,10 +40,18 @@ WORST_MEAN = -0.3
 FULL_COLOUR = 5.0
 
 PICTURE = "no_harm.png"
-#: Where the runs are: those of five epochs by the batch norms of their networks, and those
-#: of one, which show the gap.
+#: Where the runs are, by the batch norms of their networks.
 PLACES = {"keras": "runs", "unbiased": "runs_unbiased"}
-FIRST_EPOCH = "runs_unbiased_epochs_1"
+
+
+def place(batch_norm: str, epochs: int = Setting.epochs) -> str:
+    """Returns the folder of runs: that of another number of epochs ends in it."""
+    name = PLACES[batch_norm]
+    return name if epochs == Setting.epochs else f"{name}_epochs_{epochs}"
+
+
+#: Those that show the gap.
+FIRST_EPOCH = place("unbiased", 1)
 
 
 def verdicts(comparisons: list[Comparison]) -> list[str]:
@@ -382,7 +391,7 @@ def page(records: runs.RunRecords, unbiased: runs.RunRecords) -> str:
 
 Does a method of this package, used naively and with every default, make a first training
 worse than that of the plain network? Written by `python -m benchmarks.no_harm --report`
-from the files in `{PLACES["keras"]}/` and `{FIRST_EPOCH}/`.
+from the files in `{place("keras")}/` and `{FIRST_EPOCH}/`.
 
 Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
 {setting["batch_size"]}, images in [0, 1], no augmentation. Accuracies are those on test
@@ -440,7 +449,7 @@ The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Ke
 brackets those of the baselines; seeds are those of a cell. Networks that are converted
 were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
 others for {epochs}: in these three rows compare each gap only with that of its baseline.
-`{PLACES["unbiased"]}/` holds the same for {setting["epochs"]} epochs, as far as it was run;
+`{place("unbiased")}/` holds the same for {setting["epochs"]} epochs, as far as it was run;
 it will be reported when it is whole.
 
 "Estimated anew" means that the moving averages are replaced by the means of the statistics
@@ -461,8 +470,8 @@ def write(folder: pathlib.Path) -> None:
     Raises:
         ValueError: If there are no two runs to compare.
     """
-    places = PLACES["keras"], FIRST_EPOCH
-    records, unbiased = (runs.RunRecords(folder / place) for place in places)
+    places = place("keras"), FIRST_EPOCH
+    records, unbiased = (runs.RunRecords(folder / each) for each in places)
     comparisons = compare(records.runs)
     if not comparisons:
         raise ValueError(

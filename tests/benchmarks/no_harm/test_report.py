@@ -143,6 +143,16 @@ def test_page_and_picture(tmp_path, capsys):
     assert "iFiLM | not applicable |" in text
     assert "\nNot run.\n\n## Cells\n" in text
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
+    # The gap of the other batch norms is that of runs of one epoch.
+    for epochs, gap in ((5, 0.5), (1, 0.25)):
+        others = runs.RunRecords(
+            tmp_path / report.place("unbiased", epochs), {**setting, "epochs": epochs}
+        )
+        for name in ("plain", "static_dns"):
+            others.add(("digits", "narrow_cnn", name, 0), record(name, 0, 0.5, gap=gap))
+    report.write(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| static DNS | 0.0 (0.0) | 0 | 1 | 2 | 25.0 (25.0) | 0 | 1 | 1 |" in text
 
 
 def test_picture_has_methods_and_cells():
