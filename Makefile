@@ -21,6 +21,7 @@ PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
 	tests/similarity/test_dense.py::test_an_empty_batch \
+	tests/similarity/test_sphere.py::test_an_empty_batch \
 	tests/neighborhoods/test_head.py::test_integer_features \
 	tests/neighborhoods/test_golden.py tests/test_normalization.py \
 	tests/few_shot/test_functional.py::test_statistics_beside_norms_out_of_reach
