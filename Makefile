@@ -65,13 +65,13 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.run
 
-# Every method, used naively, against the plain network: some five hours on one core, and
+# Every method, used naively, against the plain network: some ten hours on one core, and
 # more where seeds scatter. What is trained already stays; `--help` names fewer cells and
 # shares for several processes.
 no-harm: $(INSTALLED)
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA)))
 	$(PY) -m benchmarks.no_harm $(if $(DATA),--data_dir=$(abspath $(DATA))) \
-		--batch_norm=unbiased --epochs=1
+		--batch_norm=unbiased
 	$(PY) -m benchmarks.no_harm --report
 
 # Ten thousand requests to a server on this machine; needs the extra `serving`.

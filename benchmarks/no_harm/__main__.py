@@ -11,13 +11,11 @@ core. What converts a trained network is compared with that network trained on f
 both with a new optimizer. Where the 95 % interval of a method in a cell is wider than two
 points to either side, the method gets further seeds there, up to --most_seeds.
 
-With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's;
-one epoch shows what they do to the gap between training and inference:
+With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's:
+a matrix of its own, which shares the networks that have none.
 
-    python -m benchmarks.no_harm --batch_norm=unbiased --epochs=1
-
-Each run is a file in --output_dir/results/no_harm/runs, or in a folder beside it that other
-flags give its name, and is not made twice: an interrupted matrix goes on where it stopped.
+Each run is a file in --output_dir/results/no_harm/runs (or runs_unbiased) and is not made
+twice: an interrupted matrix goes on where it stopped.
 Processes that share a matrix need the same flags but for --shard. --output_dir=. adds to
 the results of this repository.
 """
@@ -54,7 +52,6 @@ flags.DEFINE_enum(
     list(BATCH_NORMS),
     "Batch norms of the networks; those without are left out where it is unbiased.",
 )
-flags.DEFINE_integer("epochs", 5, "Epochs of each training.", lower_bound=1)
 flags.DEFINE_string("shard", "0/1", "Which share of the runs to make: i/n, with i < n.")
 flags.DEFINE_bool("report", False, "Write table and picture, and train nothing.")
 flags.DEFINE_string(
@@ -76,8 +73,8 @@ def main(arguments: list[str]) -> None:
     if FLAGS.report:
         report.write(folder)
         return
-    setting = Setting(epochs=FLAGS.epochs, batch_norm=FLAGS.batch_norm)
-    place = folder / report.place(setting.batch_norm, setting.epochs)
+    setting = Setting(batch_norm=FLAGS.batch_norm)
+    place = folder / report.MATRICES[setting.batch_norm].place
     records = runs.RunRecords(place, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
     networks = FLAGS.network or list(NETWORKS)

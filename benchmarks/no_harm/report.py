@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -28,7 +30,6 @@ from benchmarks.no_harm.comparison import (
 from benchmarks.no_harm.data import DATASETS, TEST_IMAGES
 from benchmarks.no_harm.methods import COMPARED, METHODS
 from benchmarks.no_harm.networks import MOMENTUM, NETWORKS
-from benchmarks.no_harm.training import Setting
 from examples.common import runs, tables
 from nsl_keras import files
 
@@ -39,19 +40,38 @@ WORST_MEAN = -0.3
 #: Where the picture's colours end.
 FULL_COLOUR = 5.0
 
-PICTURE = "no_harm.png"
-#: Where the runs are, by the batch norms of their networks.
-PLACES = {"keras": "runs", "unbiased": "runs_unbiased"}
+
+class Matrix(NamedTuple):
+    """Networks with one kind of batch norm, and those without any.
+
+    Attributes:
+        owner: Whose batch norms they are.
+        place: Folder of the runs.
+        picture: File of the differences.
+    """
+
+    owner: str
+    place: str
+    picture: str
 
 
-def place(batch_norm: str, epochs: int = Setting.epochs) -> str:
-    """Returns the folder of runs: that of another number of epochs ends in it."""
-    name = PLACES[batch_norm]
-    return name if epochs == Setting.epochs else f"{name}_epochs_{epochs}"
+#: By the batch norms of the networks, in the order of the report.
+MATRICES = {
+    "unbiased": Matrix("this package's", "runs_unbiased", "no_harm.png"),
+    "keras": Matrix("Keras's", "runs", "no_harm_keras.png"),
+}
 
 
-#: Those that show the gap.
-FIRST_EPOCH = place("unbiased", 1)
+def load(folder: pathlib.Path, batch_norm: str) -> list[dict]:
+    """Returns the runs of a matrix. Those without batch norm are the same in each."""
+    found = runs.RunRecords(folder / MATRICES[batch_norm].place).runs
+    if batch_norm == "keras" or not found:
+        return found
+    return [*found, *itertools.filterfalse(_has_batch_norm, load(folder, "keras"))]
+
+
+def _has_batch_norm(run: dict) -> bool:
+    return NETWORKS[run["network"]].batch_norm
 
 
 def verdicts(comparisons: list[Comparison]) -> list[str]:
@@ -100,7 +120,7 @@ def clear_differences(comparisons: list[Comparison]) -> str:
     return "\n".join(parts)
 
 
-def clear_gaps(title: str, comparisons: list[Comparison]) -> str:
+def clear_gaps(comparisons: list[Comparison]) -> str:
     """Markdown: how many gaps are too large, by chance too, and all that clearly are."""
     failed = [each for each in comparisons if each.has_large_gap()]
     clear = [
@@ -111,9 +131,10 @@ def clear_gaps(title: str, comparisons: list[Comparison]) -> str:
     ]
     chance = sum(each.chance_of_a_large_gap for each in comparisons)
     return (
-        f"* {title}: too large in {len(failed)} of {len(comparisons)} cells; baselines "
-        f"beside themselves: in about {chance:.0f}. Clearly more than "
-        f"{GAP_ABOVE_PLAIN:.0f} above the baseline's: {'; '.join(clear) or 'none'}."
+        f"* Too large in {len(failed)} of {len(comparisons)} cells; baselines beside "
+        f"themselves: in about {chance:.0f}.\n"
+        f"* Clearly more than {GAP_ABOVE_PLAIN:.0f} above the baseline's: "
+        f"{'; '.join(clear) or 'none'}."
     )
 
 
@@ -206,7 +227,12 @@ def _mean_gaps(cells: list[Comparison], epoch: str, inference: str = MOVING) -> 
 
 def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str:
     """Markdown: the gap by the batch norms of the networks, in the cells that have both."""
-    both = {_place(each) for each in with_keras} & {_place(each) for each in unbiased}
+    both = {
+        key
+        for key in {_place(each) for each in with_keras}
+        & {_place(each) for each in unbiased}
+        if NETWORKS[key[1]].batch_norm
+    }
     with_keras, unbiased = (
         [each for each in cells if _place(each) in both] for cells in (with_keras, unbiased)
     )
@@ -215,7 +241,7 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
     estimated = [each for each in map(_estimated, unbiased) if each.found]
     measures = [
         ("Keras's batch norms", with_keras, MOVING),
-        ("unbiased", unbiased, MOVING),
+        ("this package's", unbiased, MOVING),
         ("estimated anew", estimated, ESTIMATED),
     ]
     columns = ["method"]
@@ -232,16 +258,13 @@ def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str
         ]
         for name, method in COMPARED.items()
     ]
-    parts = [tables.markdown(columns, rows)]
-    for title, cells, inference in measures[1:]:
-        lines = [
-            _gap_verdict(f"{method.title} ({_count(own)})", own, inference)
-            for name, method in COMPARED.items()
-            if (own := of_method(cells, name))
-        ]
-        parts.append(f"{title.capitalize()}:")
-        parts.append("\n".join(["```", *(lines or ["NOT RUN"]), "```"]))
-    return "\n\n".join(parts)
+    lines = [
+        _gap_verdict(f"{method.title} ({_count(own)})", own, ESTIMATED)
+        for name, method in COMPARED.items()
+        if (own := of_method(estimated, name))
+    ]
+    block = "\n".join(["```", *(lines or ["NOT RUN"]), "```"])
+    return f"{tables.markdown(columns, rows)}\n\nEstimated anew:\n\n{block}"
 
 
 def _estimated(cell: Comparison) -> Comparison:
@@ -273,8 +296,9 @@ def _gap_columns(cells: list[Comparison], inference: str) -> list[str]:
     ]
 
 
-def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
+def cell_tables(found: Iterable[dict], comparisons: list[Comparison]) -> str:
     """Markdown: a table a cell, with a row a method."""
+    found = list(found)
     parts = []
     for dataset in DATASETS:
         for network in NETWORKS:
@@ -291,7 +315,7 @@ def cell_tables(found: list[dict], comparisons: list[Comparison]) -> str:
                     if (each.dataset, each.network) == (dataset, network)
                 }
                 parts.append(f"{title}\n\n{_cell_table(network, own, compared)}")
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "Not run."
 
 
 def _cell_table(network: str, found: list[dict], compared: dict[str, Comparison]) -> str:
@@ -379,19 +403,28 @@ def plot_differences(comparisons: list[Comparison]) -> Figure:
     return figure
 
 
-def page(records: runs.RunRecords, unbiased: runs.RunRecords) -> str:
-    """Markdown of the whole report."""
-    found, setting = records.runs, records.setting
-    comparisons = compare(found)
-    others = compare(unbiased.runs)
-    gaps = gap_section(comparisons, others)
-    epochs = (unbiased.setting or setting)["epochs"]
-    lines = "\n".join(verdicts(comparisons))
+def page(found: dict[str, list[dict]], setting: dict) -> str:
+    """Markdown of the whole report, of the runs by batch norm."""
+    comparisons = {name: compare(found[name]) for name in MATRICES}
+    sections = "\n\n".join(
+        matrix_section(matrix, comparisons[name]) for name, matrix in MATRICES.items()
+    )
+    cells = "\n\n".join(
+        f"## Cells: {matrix.owner} batch norms\n\n"
+        f"{cell_tables(filter(_has_batch_norm, found[name]), comparisons[name])}"
+        for name, matrix in MATRICES.items()
+    )
+    unbiased, with_keras = MATRICES["unbiased"], MATRICES["keras"]
+    without = itertools.filterfalse(_has_batch_norm, found["keras"])
     return f"""# Do no harm
 
 Does a method of this package, used naively and with every default, make a first training
-worse than that of the plain network? Written by `python -m benchmarks.no_harm --report`
-from the files in `{place("keras")}/` and `{FIRST_EPOCH}/`.
+worse than that of the plain network? Written by `python -m benchmarks.no_harm --report`.
+
+Two matrices: networks with `nsl_keras.layers.BatchNormalization`, which this package's
+backbones have (`--batch_norm=unbiased`, in `{unbiased.place}/`), and the same networks
+with `keras.layers.BatchNormalization` (in `{with_keras.place}/`). The networks without
+batch norm are part of both, with the same runs.
 
 Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
 {setting["batch_size"]}, images in [0, 1], no augmentation. Accuracies are those on test
@@ -399,91 +432,95 @@ images at the end, in percent, mean ± standard deviation over seeds. At most
 {TEST_IMAGES:,} test images are used, always the same. Differences are in points, to the
 plain network of the same training images, order and, where a method has them, start
 weights; half-widths are those of the 95 % interval (paired t). The difference of the last
-{LAST_EPOCHS} epochs is that of the mean accuracies after each of them. What is converted
-from a trained network is trained for as many epochs again, with a new optimizer, and so is
-the plain network that it is compared with.
+{LAST_EPOCHS} epochs is that of the mean accuracies after each of them: where batch norms
+jitter, one epoch says little. What is converted from a trained network is trained for as
+many epochs again, with a new optimizer, and so is the plain network that it is compared
+with.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same {setting["compared_images"]} training images. In training mode batch norms normalize
 by batches; dictionaries are complete in both modes. The batch norms of the networks have a
 momentum of {MOMENTUM:g}. Step times are ratios to the plain network's.
 
-![Differences to the plain network]({PICTURE})
+In the verdicts a loss has half its 95 % interval beside it, and the difference of the last
+{LAST_EPOCHS} epochs. A gap has the accuracies in both modes beside it, and by how much it
+is above the baseline's, with half the 95 % interval. How often a baseline's gap would be
+too large beside itself is found by drawing the seeds of both sides from the baseline's own
+runs in each cell, with replacement. In the tables of methods, differences are means ±
+standard deviations over the cells, and gaps are means over them.
 
-## Verdicts
-
-A loss has half its 95 % interval beside it, and the difference of the last {LAST_EPOCHS}
-epochs: where the network's batch norms jitter, one epoch says little. A gap has the
-accuracies in both modes beside it, and by how much it is above the baseline's, with half
-the 95 % interval.
-
-```
-{lines}
-```
-
-## Beyond chance
-
-Differences whose 95 % interval does not hold zero. Of {len(comparisons)} differences
-chance alone would put about {0.025 * len(comparisons):.0f} above and as many below.
-
-{clear_differences(comparisons)}
-
-Gaps after one epoch, with Keras's batch norms and with this package's (see below). How
-often a baseline would be too large beside itself is found by drawing the seeds of both
-sides from the baseline's own runs in each cell, with replacement.
-
-{clear_gaps("Keras's", comparisons)}
-{clear_gaps("This package's", others)}
-
-## Methods
-
-Differences are means ± standard deviations over the cells; gaps are means over them.
-
-{summary_table(comparisons)}
+{sections}
 
 ## The gap, by the batch norms of the network
 
-The same networks, but with `nsl_keras.layers.BatchNormalization` in place of Keras's
-(`python -m benchmarks.no_harm --batch_norm=unbiased --epochs={epochs}`, in
-`{FIRST_EPOCH}/`). Mean gaps after one epoch over the cells that have both, in
-brackets those of the baselines; seeds are those of a cell. Networks that are converted
-were trained before, with Keras's batch norms for {setting["epochs"]} epochs, and with the
-others for {epochs}: in these three rows compare each gap only with that of its baseline.
-`{place("unbiased")}/` holds the same for {setting["epochs"]} epochs, as far as it was run;
-it will be reported when it is whole.
+Mean gaps after one epoch over the cells that both matrices have, but those without batch
+norm; in brackets those of the baselines. Seeds are those of a cell.
 
-"Estimated anew" means that the moving averages are replaced by the means of the statistics
-that the final weights give on the batches of these images. What is then left of a gap is
-not a matter of moving averages.
+"Estimated anew" means that the moving averages of this package's batch norms are replaced
+by the means of the statistics that the final weights give on the batches of these images.
+What is then left of a gap is not a matter of moving averages.
 
-{gaps}
+{gap_section(comparisons["keras"], comparisons["unbiased"])}
 
-## Cells
+{cells}
 
-{cell_tables(found, comparisons)}
+## Cells: no batch norms
+
+{cell_tables(without, comparisons["keras"])}
 """
 
 
+def matrix_section(matrix: Matrix, comparisons: list[Comparison]) -> str:
+    """Markdown: picture, verdicts, what is beyond chance, and a table of the methods."""
+    title = f"## With {matrix.owner} batch norms"
+    if not comparisons:
+        return f"{title}\n\nNot run."
+    chance = 0.025 * len(comparisons)
+    lines = "\n".join(verdicts(comparisons))
+    return f"""{title}
+
+![Differences to the plain network]({matrix.picture})
+
+{summary_table(comparisons)}
+
+Differences whose 95 % interval does not hold zero. Of {len(comparisons)} differences
+chance alone would put about {chance:.0f} above and as many below.
+
+{clear_differences(comparisons)}
+
+Gaps after one epoch:
+
+{clear_gaps(comparisons)}
+
+Verdicts:
+
+```
+{lines}
+```"""
+
+
 def write(folder: pathlib.Path) -> None:
-    """Writes page and picture of the runs in a folder, and prints the verdicts.
+    """Writes page and pictures of the runs in a folder, and prints the verdicts.
 
     Raises:
         ValueError: If there are no two runs to compare.
     """
-    places = place("keras"), FIRST_EPOCH
-    records, unbiased = (runs.RunRecords(folder / each) for each in places)
-    comparisons = compare(records.runs)
-    if not comparisons:
+    found = {name: load(folder, name) for name in MATRICES}
+    settings = [runs.RunRecords(folder / each.place).setting for each in MATRICES.values()]
+    comparisons = {name: compare(its) for name, its in found.items()}
+    if not any(comparisons.values()):
         raise ValueError(
             f"`output_dir` must hold runs of a method and of its baseline. Received: "
-            f"{records.folder} with {len(records.runs)} runs"
+            f"{folder} with {sum(map(len, found.values()))} runs"
         )
-    print("\n".join(verdicts(comparisons)))
-    text = page(records, unbiased)
-    for name, save in (
-        ("README.md", lambda path: path.write_text(text)),
-        (PICTURE, lambda path: plot_differences(comparisons).savefig(path, dpi=150)),
-    ):
-        with files.replacing(folder / name) as scratch:
-            save(scratch)
-        print(f"Wrote {folder / name}")
+    setting = next(each for each in settings if each is not None)
+    with files.replacing(folder / "README.md") as scratch:
+        scratch.write_text(page(found, setting))
+    print(f"Wrote {folder / 'README.md'}")
+    for name, matrix in MATRICES.items():
+        if comparisons[name]:
+            print(f"\nWith {matrix.owner} batch norms:")
+            print("\n".join(verdicts(comparisons[name])))
+            with files.replacing(folder / matrix.picture) as scratch:
+                plot_differences(comparisons[name]).savefig(scratch, dpi=150)
+            print(f"Wrote {folder / matrix.picture}")

@@ -33,7 +33,8 @@ def write_results(results: pathlib.Path, folder: pathlib.Path) -> None:
     (folder / "all.md").write_text(everything.replace(step_times, ""))
     (folder / "step_times.md").write_text(f"# Step times and memory\n\n{step_times}\n")
     (folder / "no_harm.md").write_text((results / "no_harm" / "README.md").read_text())
-    shutil.copy(results / "no_harm" / "no_harm.png", folder)
+    for picture in (results / "no_harm").glob("*.png"):
+        shutil.copy(picture, folder)
     shutil.copytree(results / "figures", folder / "figures")
 
 

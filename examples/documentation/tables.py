@@ -10,8 +10,6 @@ import pathlib
 import re
 from collections.abc import Callable, Collection
 
-import benchmarks.no_harm.comparison
-import benchmarks.no_harm.report
 import benchmarks.table
 import examples.demo.table
 import examples.few_shot.methods
@@ -23,6 +21,7 @@ import examples.neural_similarity.table
 import examples.regression.table
 import examples.serving.table
 from benchmarks import moving_statistics
+from benchmarks.no_harm import comparison, report
 from examples.common import runs, tables
 from examples.neural_similarity import predictor_cost
 
@@ -197,11 +196,13 @@ def _moving_statistics() -> str:
     return _shown(moving_statistics.section(RESULTS), moving_statistics.PLACE)
 
 
-def _no_harm() -> str:
-    records = runs.RunRecords(RESULTS / "no_harm" / "runs")
-    comparisons = benchmarks.no_harm.comparison.compare(records.runs)
-    made = benchmarks.no_harm.report.summary_table(comparisons)
-    return _shown(f"`python -m benchmarks.no_harm --output_dir=.`\n\n{made}", "no_harm", 6)
+def _no_harm(batch_norm: str) -> str:
+    found = report.load(RESULTS / "no_harm", batch_norm)
+    made = report.summary_table(comparison.compare(found))
+    command = "`python -m benchmarks.no_harm --output_dir=.`"
+    if batch_norm == "unbiased":
+        command += ", for networks with batch norms with `--batch_norm=unbiased`"
+    return _shown(f"{command}\n\n{made}", "no_harm", 6)
 
 
 def _costs() -> str:
@@ -291,7 +292,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cnn9": _neural_similarity,
     "regression": _regression,
     "predictor_cost": _predictor_cost,
-    "no_harm": _no_harm,
+    "no_harm": lambda: _no_harm("unbiased"),
+    "no_harm_keras": lambda: _no_harm("keras"),
     "moving_statistics": _moving_statistics,
     "costs": _costs,
     "memory": _memory,

@@ -64,14 +64,12 @@ def test_gaps_beyond_chance():
     # Of these three on average 0.12 above plain's, one is below it.
     for seed, gap in enumerate((0.05, 0.3, 0.31)):
         found.append(record("static_uns", seed, 0.5, gap=gap))
-    assert report.clear_gaps("Keras's", comparison.compare(found)) == (
-        "* Keras's: too large in 2 of 3 cells; baselines beside themselves: in about 0. "
-        "Clearly more than 1 above the baseline's: "
+    assert report.clear_gaps(comparison.compare(found)) == (
+        "* Too large in 2 of 3 cells; baselines beside themselves: in about 0.\n"
+        "* Clearly more than 1 above the baseline's: "
         "static DNS, digits narrow CNN +10.0 ± 0.0."
     )
-    assert report.clear_gaps("None", []).endswith(
-        "Clearly more than 1 above the baseline's: none."
-    )
+    assert report.clear_gaps([]).endswith("above the baseline's: none.")
 
 
 def test_scattered_seeds_need_more():
@@ -141,18 +139,36 @@ def test_page_and_picture(tmp_path, capsys):
         in text
     )
     assert "iFiLM | not applicable |" in text
-    assert "\nNot run.\n\n## Cells\n" in text
-    assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
-    # The gap of the other batch norms is that of runs of one epoch.
-    for epochs, gap in ((5, 0.5), (1, 0.25)):
-        others = runs.RunRecords(
-            tmp_path / report.place("unbiased", epochs), {**setting, "epochs": epochs}
-        )
-        for name in ("plain", "static_dns"):
-            others.add(("digits", "narrow_cnn", name, 0), record(name, 0, 0.5, gap=gap))
+    assert "## With this package's batch norms\n\nNot run.\n" in text
+    assert (tmp_path / "no_harm_keras.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "no_harm.png").exists()
+
+
+def test_both_kinds_of_batch_norms(tmp_path, capsys):
+    """Each has its verdicts and picture, and networks without batch norm count in both."""
+    setting = {"learning_rate": 1e-3, "epochs": 2, "batch_size": 32, "compared_images": 512}
+    for batch_norm, gap, networks in (
+        ("keras", 0.5, ("narrow_cnn", "no_batch_norm")),
+        ("unbiased", 0.25, ("narrow_cnn",)),
+    ):
+        records = runs.RunRecords(tmp_path / report.MATRICES[batch_norm].place, setting)
+        for network in networks:
+            for name in ("plain", "static_dns"):
+                made = record(name, 0, 0.5, gap=gap, network=network)
+                records.add(("digits", network, name, 0), made)
     report.write(tmp_path)
+    printed = capsys.readouterr().out
+    assert printed.count("PASS static DNS (2 cells): mean") == 2
     text = (tmp_path / "README.md").read_text()
-    assert "| static DNS | 0.0 (0.0) | 0 | 1 | 2 | 25.0 (25.0) | 0 | 1 | 1 |" in text
+    assert "| static DNS | 50.0 (50.0) | 0 | 1 | 1 | 25.0 (25.0) | 0 | 1 | 1 |" in text
+    _, own, keras_own, _, cells, keras_cells, without = text.split("\n## ")
+    assert own.startswith("With this package's") and "| 37.5 | 37.5 |" in own
+    assert keras_own.startswith("With Keras's") and "| 50.0 | 50.0 |" in keras_own
+    assert cells.count("\n### ") == keras_cells.count("\n### ") == 1
+    assert "### digits, no batch norm\n" in without and without.count("\n### ") == 1
+    for name in ("no_harm.png", "no_harm_keras.png"):
+        assert f"]({name})" in text
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_picture_has_methods_and_cells():
@@ -197,8 +213,8 @@ def test_gaps_by_batch_norms():
         "| 4.2 (4.0) | 0 | 2 | 2 |"
     ) in text
     assert "| static UNS | not run |" in text
-    # A verdict on each that is not Keras's.
-    assert text.count("\nPASS static DNS (2 cells): inference at most 3 points") == 2
+    # The verdicts on moving averages are those of the matrices.
+    assert text.count("\nPASS static DNS (2 cells): inference at most 3 points") == 1
     # Runs of before, and cells that one of them lacks.
     for run in unbiased[0].found[1], *unbiased[1].found:
         del run["by_mode"]["first_epoch"]["estimated"]
