@@ -251,7 +251,7 @@ def test_positive_semidefinite_has_no_negative_eigenvalue():
         matrix = similarity.matrix(random(45))
         eigenvalues = np.linalg.eigvalsh(ops.convert_to_numpy(matrix).astype("float64"))
         assert eigenvalues.min() > -1e-5 * eigenvalues.max()
-        assert_equal(matrix, ops.transpose(matrix))
+        assert_close(matrix, ops.transpose(matrix), 1e-6)
 
 
 GRAM = RNG.normal(size=(6, 3))
