@@ -38,12 +38,12 @@ twice, so delete its file first. Commit the files that changed, and the tables:
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
     make results
 
-All but those of `moving_statistics`, `no_harm/runs_unbiased` and the networks without batch
-norm in `no_harm/runs` were made when the moving statistics of `layers.BatchNormalization`
-were averages over the last ninth of the steps, not the last batch and some 32 examples, or
-the last 512th of all. So were there, on CIFAR-10 (10,000), dynamic DNS with seed 3 and what
-was converted to it with seeds 2 to 4. The two differ in the first thousand steps, and with
-a momentum of 0.99 in the first ten thousands.
+Most were made when the moving statistics of `layers.BatchNormalization` were averages over
+the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of
+all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
+ten thousands. Newer are those of `moving_statistics` and `no_harm/runs_unbiased`, and the
+networks without batch norm in `no_harm/runs`; among these dynamic DNS on CIFAR-10 (10,000)
+has an older seed, 3, and what was converted to it three, 2 to 4.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `examples.demo.spirals`, and `examples.implicit_regularization` is

@@ -4,8 +4,8 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Without oneDNN, which TensorFlow turns on by itself on some processors only, its CPU kernels
-# take no channels first.
+# Without oneDNN, which TensorFlow turns on by itself on newer processors only, its CPU
+# kernels take no channels first.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Tests run in several processes, whose threads would wait for each other's.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
