@@ -21,7 +21,7 @@ import examples.neural_similarity.table
 import examples.regression.table
 import examples.serving.table
 from benchmarks import moving_statistics
-from benchmarks.no_harm import comparison, report
+from benchmarks.no_harm import comparison, report, report_tables
 from examples.common import runs, tables
 from examples.neural_similarity import predictor_cost
 
@@ -198,7 +198,7 @@ def _moving_statistics() -> str:
 
 def _no_harm(batch_norm: str) -> str:
     found = report.load(RESULTS / "no_harm", batch_norm)
-    made = report.summary_table(comparison.compare(found))
+    made = report_tables.summary_table(comparison.compare(found))
     command = "`python -m benchmarks.no_harm --output_dir=.`"
     if batch_norm == "unbiased":
         command += ", for networks with batch norms with `--batch_norm=unbiased`"
