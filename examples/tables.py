@@ -42,8 +42,7 @@ Most were made when the moving statistics of `layers.BatchNormalization` were av
 the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of
 all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
 ten thousands. Newer are those of `moving_statistics` and `no_harm/runs_unbiased`, and the
-networks without batch norm in `no_harm/runs`; among these dynamic DNS on CIFAR-10 (10,000)
-has an older seed, 3, and what was converted to it three, 2 to 4.
+networks without batch norm in `no_harm/runs`.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `examples.demo.spirals`, and `examples.implicit_regularization` is

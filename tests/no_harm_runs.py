@@ -2,7 +2,15 @@
 
 
 def record(
-    method, seed, accuracy, *, gap=0.0, dataset="digits", network="narrow_cnn", seconds=1.0
+    method,
+    seed,
+    accuracy,
+    *,
+    gap=0.0,
+    dataset="digits",
+    network="narrow_cnn",
+    seconds=1.0,
+    command="python -m benchmarks.no_harm",
 ):
     return {
         "dataset": dataset,
@@ -20,6 +28,7 @@ def record(
             "last_epoch": {"training": 0.9, "inference": 0.9},
         },
         "seconds_per_step": seconds,
+        "command": command,
     }
 
 

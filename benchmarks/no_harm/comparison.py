@@ -119,12 +119,18 @@ class Comparison:
         ]
 
     @property
-    def step_time(self) -> float:
-        """Time of a step over the baseline's."""
-        pairs = zip(self.found, self.baseline, strict=True)
-        return statistics.median(
-            run["seconds_per_step"] / other["seconds_per_step"] for run, other in pairs
-        )
+    def step_time(self) -> float | None:
+        """Time of a step over the baseline's, `None` if that is not known.
+
+        Only seeds whose two runs one command made count: those of two commands may be of
+        machines of different speed.
+        """
+        ratios = [
+            run["seconds_per_step"] / other["seconds_per_step"]
+            for run, other in zip(self.found, self.baseline, strict=True)
+            if run["command"] == other["command"]
+        ]
+        return statistics.median(ratios) if ratios else None
 
 
 def test_accuracy(run: dict, epochs: int = 1) -> float:

@@ -85,7 +85,11 @@ with.
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same {setting["compared_images"]} training images. In training mode batch norms normalize
 by batches; dictionaries are complete in both modes. The batch norms of the networks have a
-momentum of {MOMENTUM:g}. Step times are ratios to the plain network's.
+momentum of {MOMENTUM:g}.
+
+Step times are ratios to the plain network's, the median over the seeds whose two runs one
+command made. They are unknown where there is no such seed: runs of two commands may be of
+machines of different speed.
 
 In the verdicts a loss has half its 95 % interval beside it, and the difference of the last
 {LAST_EPOCHS} epochs. A gap has the accuracies in both modes beside it, and by how much it

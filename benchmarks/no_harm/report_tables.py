@@ -46,7 +46,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
                 f"{statistics.mean(each.difference_of_last_epochs for each in cells):+.2f}",
                 *_mean_gaps(cells, "first_epoch"),
                 *_mean_gaps(cells, "last_epoch"),
-                f"{statistics.median(each.step_time for each in cells):.2f}x",
+                _step_time(cells),
             ]
         )
     return tables.markdown(columns, rows)
@@ -62,6 +62,12 @@ def _mean_gaps(cells: list[Comparison], epoch: str, inference: str = MOVING) -> 
         f"{statistics.mean(mean_gap(of(each), epoch, inference) for each in cells):.1f}"
         for of in of_both
     ]
+
+
+def _step_time(cells: list[Comparison]) -> str:
+    """The median of the cells where it is known."""
+    known = [each.step_time for each in cells if each.step_time is not None]
+    return f"{statistics.median(known):.2f}x" if known else "unknown"
 
 
 def gap_section(with_keras: list[Comparison], unbiased: list[Comparison]) -> str:
@@ -180,7 +186,7 @@ def _cell_table(network: str, found: list[dict], compared: dict[str, Comparison]
                 f"{mean_gap(own):.1f}",
                 f"{mean_gap(own, 'last_epoch'):.1f}",
                 f"{own[0]['parameters']:,}",
-                f"{cell.step_time:.2f}x" if cell else "",
+                _step_time([cell]) if cell else "",
                 tables.seeds(own),
             ]
         )

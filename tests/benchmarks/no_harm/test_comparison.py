@@ -49,6 +49,16 @@ def test_conversions_are_compared_with_the_longer_training():
     assert cell.difference == pytest.approx(-10.0)
 
 
+def test_step_time_of_runs_made_side_by_side():
+    found = several("plain", [0.5, 0.5, 0.5])
+    found += [record("static_dns", seed, 0.5, seconds=1.5) for seed in (0, 1)]
+    found.append(record("static_dns", 2, 0.5, seconds=9.0, command="another"))
+    found.append(record("static_uns", 0, 0.5, command="another"))
+    static_dns, static_uns = comparison.compare(found)
+    assert static_dns.step_time == pytest.approx(1.5)
+    assert static_uns.step_time is None
+
+
 def test_chance_of_a_large_gap():
     gaps = (0.0, 0.1)
     found = several("static_dns", [0.5, 0.5])

@@ -44,3 +44,17 @@ def test_gaps_by_batch_norms():
     assert f"| static DNS | {shares}" in text
     assert "\nFAIL static DNS (1 cell): inference at most 3 points" in text
     assert report_tables.gap_section([], compared(0.3, ["small_resnet"])) == "Not run."
+
+
+def test_step_times_that_are_not_known():
+    found = several("plain", [0.5], seconds=2.0) + several("static_dns", [0.5], seconds=3.0)
+    found += several("static_uns", [0.5], command="another")
+    comparisons = comparison.compare(found)
+    for text in (
+        report_tables.summary_table(comparisons),
+        report_tables.cell_tables(found, comparisons),
+    ):
+        (known,) = [line for line in text.splitlines() if "| static DNS |" in line]
+        assert "| 1.50x |" in known
+        (unknown,) = [line for line in text.splitlines() if "| static UNS |" in line]
+        assert "| unknown |" in unknown
