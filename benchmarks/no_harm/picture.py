@@ -6,10 +6,7 @@ import math
 
 from matplotlib.figure import Figure
 
-from benchmarks.no_harm.comparison import (
-    Comparison,
-    of_method,
-)
+from benchmarks.no_harm.comparison import Comparison, of_method
 from benchmarks.no_harm.data import DATASETS
 from benchmarks.no_harm.methods import COMPARED
 from benchmarks.no_harm.networks import NETWORKS
