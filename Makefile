@@ -23,7 +23,7 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/similarity/test_dense.py::test_an_empty_batch \
 	tests/similarity/test_sphere.py::test_an_empty_batch \
 	tests/neighborhoods/test_head.py::test_integer_features \
-	tests/neighborhoods/test_golden.py tests/test_normalization.py \
+	tests/neighborhoods/test_golden.py tests/training/test_normalization.py \
 	tests/few_shot/test_functional.py::test_statistics_beside_norms_out_of_reach
 # The folder of tensorflow-datasets' prepared copies, for the tests on real images.
 DATA := $(NSL_KERAS_DATA_DIR)

@@ -19,7 +19,7 @@ from benchmarks import moving_statistics
 from examples.demo import spirals
 from examples.documentation.tables import with_tables
 from examples.neural_similarity import implicit_regularization, predictor_cost
-from nsl_keras import files
+from nsl_keras.training import files
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -51,5 +51,5 @@ from nsl_keras import visualize as visualize
 from nsl_keras.neighborhoods.model import (
     MetaNeighborhoodModel as MetaNeighborhoodModel,
 )
-from nsl_keras.training import NonFiniteLossError as NonFiniteLossError
+from nsl_keras.training.checks import NonFiniteLossError as NonFiniteLossError
 from nsl_keras.version import __version__ as __version__

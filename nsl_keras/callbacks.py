@@ -5,7 +5,7 @@ from nsl_keras.neighborhoods.callbacks import (
     EntryStatistics,
     NeighborProjector,
 )
-from nsl_keras.training_backup import TrainingBackup
+from nsl_keras.training.backup import TrainingBackup
 
 __all__ = [
     "DictionaryInitializer",

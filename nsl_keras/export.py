@@ -16,13 +16,14 @@ import numpy as np
 from absl import logging
 from keras import ops
 
-from nsl_keras import files, rewiring, validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import at_any_batch_size, require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.conversion import fold
 from nsl_keras.similarity.recurrent import similarities_of
-from nsl_keras.training import finite_examples, mark_non_finite
+from nsl_keras.training import files
+from nsl_keras.training.checks import finite_examples, mark_non_finite
 
 #: A function of a batch of inputs, in the form that the model takes.
 Function = Callable[[Any], Any]

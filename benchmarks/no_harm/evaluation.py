@@ -10,7 +10,8 @@ import numpy as np
 
 import nsl_keras
 from examples.common.data import Split
-from nsl_keras import normalization, rewiring
+from nsl_keras import rewiring
+from nsl_keras.training import normalization
 
 
 def accuracy(model: keras.Model, split: Split) -> float:

@@ -11,7 +11,7 @@ from benchmarks.no_harm.comparison import LAST_EPOCHS, Comparison, compare
 from benchmarks.no_harm.data import TEST_IMAGES
 from benchmarks.no_harm.networks import MOMENTUM, NETWORKS
 from examples.common import runs
-from nsl_keras import files
+from nsl_keras.training import files
 
 
 class Matrix(NamedTuple):

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from examples.common import image_folders
-from nsl_keras import files
+from nsl_keras.training import files
 
 PARTS = ("train", "validation", "test")
 

@@ -25,7 +25,7 @@ import keras
 
 import nsl_keras
 from examples.common import strategies
-from nsl_keras import files
+from nsl_keras.training import files
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]

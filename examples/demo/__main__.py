@@ -39,7 +39,7 @@ from examples.demo import table
 from examples.demo.networks import SETTINGS, Setting, build_model, compile_model
 from examples.demo.table import TITLES
 from examples.serving.card import model_card
-from nsl_keras import files
+from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")

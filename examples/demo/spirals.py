@@ -25,7 +25,7 @@ from absl import flags, logging
 
 import nsl_keras
 from examples.common import command, runs
-from nsl_keras import files
+from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 

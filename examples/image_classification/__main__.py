@@ -49,7 +49,7 @@ from examples.common import (
     tables,
 )
 from examples.image_classification import methods, table
-from nsl_keras import files
+from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(

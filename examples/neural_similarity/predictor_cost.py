@@ -28,8 +28,8 @@ from absl import flags
 import nsl_keras
 from examples.common import command, data, recipe, runs, tables
 from examples.few_shot import data as few_shot_data
-from nsl_keras.normalization import BatchNormalization
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.training.normalization import BatchNormalization
 
 FLAGS = flags.FLAGS
 

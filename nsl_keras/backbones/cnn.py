@@ -17,7 +17,7 @@ from nsl_keras.backbones.units import (
     height_and_width,
 )
 from nsl_keras.backend import Tensor
-from nsl_keras.normalization import BatchNormalization
+from nsl_keras.training.normalization import BatchNormalization
 
 
 def convnet4(

@@ -16,7 +16,7 @@ from nsl_keras.backbones.units import (
     check_images,
 )
 from nsl_keras.backend import Tensor
-from nsl_keras.normalization import BatchNormalization
+from nsl_keras.training.normalization import BatchNormalization
 
 
 def densenet_bc(

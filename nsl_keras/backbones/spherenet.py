@@ -16,10 +16,10 @@ from nsl_keras.backbones.units import (
     he_normal,
     height_and_width,
 )
-from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.sphere import SphereConv2D
+from nsl_keras.training.normalization import BatchNormalization
 
 
 def self_attention_spherenet(

@@ -14,7 +14,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, is_known, variable_scope
 from nsl_keras.data import is_array
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.training import (
+from nsl_keras.training.checks import (
     CheckedModel,
     arguments_by_name,
     check,

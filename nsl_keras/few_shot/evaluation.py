@@ -17,7 +17,7 @@ from nsl_keras.few_shot.episodes import (
     number_of_episodes,
 )
 from nsl_keras.progress import Progress
-from nsl_keras.training import NonFiniteLossError
+from nsl_keras.training.checks import NonFiniteLossError
 
 #: A model that scores `(support images, support labels, query images)`, or any callable
 #: from a batch of episodes to logits of shape `(episodes, queries, ways)`.

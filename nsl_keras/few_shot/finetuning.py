@@ -34,7 +34,7 @@ from nsl_keras.few_shot.functional import (
 from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.progress import Progress
-from nsl_keras.training import NonFiniteLossError
+from nsl_keras.training.checks import NonFiniteLossError
 
 #: The most steps or epochs of an episode: more would not end.
 MOST_STEPS = 1_000_000

@@ -15,7 +15,8 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, max_pooling
-from nsl_keras.normalization import (
+from nsl_keras.training.checks import require_logits
+from nsl_keras.training.normalization import (
     BatchNormalization,
     NormalizationByBatch,
     called_twice,
@@ -23,7 +24,6 @@ from nsl_keras.normalization import (
     normalizing_by_batch,
     telling_statistics,
 )
-from nsl_keras.training import require_logits
 
 Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
 

@@ -18,8 +18,8 @@ from nsl_keras.few_shot.functional import (
     select_variables,
 )
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.second_order import require_second_derivatives
-from nsl_keras.training import is_checking
+from nsl_keras.training.checks import is_checking
+from nsl_keras.training.second_order import require_second_derivatives
 
 FORMS = ("fixed", "learned")
 

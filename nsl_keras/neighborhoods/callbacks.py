@@ -11,11 +11,12 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import data, files, validation
+from nsl_keras import data, validation
 from nsl_keras.neighborhoods import explain
 from nsl_keras.neighborhoods.dictionary import require_same_length
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.training_backup import require_before_backup
+from nsl_keras.training import files
+from nsl_keras.training.backup import require_before_backup
 
 _CONFIG = """embeddings {
   tensor_name: "neighbors"

@@ -26,8 +26,8 @@ from nsl_keras.neighborhoods.inner_loop import (
     InnerLoop,
     NestedTape,
 )
-from nsl_keras.second_order import require_second_derivatives
-from nsl_keras.training import require_logits
+from nsl_keras.training.checks import require_logits
+from nsl_keras.training.second_order import require_second_derivatives
 
 INNER_LOOPS = ("auto", "dual", "tape")
 

@@ -21,7 +21,7 @@ from nsl_keras.neighborhoods.dictionary import NeighborDictionary, require_same_
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
 from nsl_keras.neighborhoods.splitting import split_classifier
-from nsl_keras.training import (
+from nsl_keras.training.checks import (
     CheckedModel,
     arguments_by_name,
     check,

@@ -11,9 +11,9 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
-from nsl_keras.normalization import BatchNormalization
 from nsl_keras.registry import Names
 from nsl_keras.similarity import matrices
+from nsl_keras.training.normalization import BatchNormalization
 
 #: The networks of the predictors that layers make from a name: functions that are given
 #: the predictor, and return its layers.

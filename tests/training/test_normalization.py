@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from nsl_keras.backend import gradients_of
-from nsl_keras.normalization import (
+from nsl_keras.training.normalization import (
     BatchNormalization,
     NormalizationByBatch,
     normalizing_by_batch,

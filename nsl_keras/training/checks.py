@@ -35,7 +35,7 @@ class NonFiniteLossError(ArithmeticError):
     >>> raise nsl_keras.NonFiniteLossError("The loss became nan in batch 3 of epoch 1.")
     Traceback (most recent call last):
         ...
-    nsl_keras.training.NonFiniteLossError: The loss became nan in batch 3 of epoch 1.
+    nsl_keras.training.checks.NonFiniteLossError: The loss became nan in batch 3 of epoch 1.
     """
 
 

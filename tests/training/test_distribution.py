@@ -20,7 +20,7 @@ import nsl_keras
 from nsl_keras.backend import cluster
 from nsl_keras.distribution import DistributedModel, distribute
 
-TESTS = pathlib.Path(__file__).parent
+TESTS = pathlib.Path(__file__).parents[1]
 TRAINING = str(TESTS / "distributed_training.py")
 
 #: Seconds for six trainings, about one minute of a core of a quiet machine.

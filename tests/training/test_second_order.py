@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from nsl_keras.second_order import INTERPOLATIONS, require_second_derivatives
+from nsl_keras.training.second_order import INTERPOLATIONS, require_second_derivatives
 
 
 def graph(operation, shape):

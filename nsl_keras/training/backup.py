@@ -17,8 +17,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import files, validation
+from nsl_keras import validation
 from nsl_keras.backend import begin_fit_at, is_first_process
+from nsl_keras.training import files
 
 _HEADER = b"nsl_keras training state 1\n"
 _DIGEST_BYTES = 64

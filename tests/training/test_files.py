@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from nsl_keras import files
+from nsl_keras.training import files
 
 KILLED = """
 import os, signal, sys
-from nsl_keras import files
+from nsl_keras.training import files
 with files.replacing(sys.argv[1]) as scratch:
     scratch.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
     files.write_text(path, "first")
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(path)],
-        cwd=pathlib.Path(__file__).parents[1],
+        cwd=pathlib.Path(__file__).parents[2],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert killed.returncode == -9

@@ -11,8 +11,8 @@ from jax_process import run_script_under_jax
 from keras import ops
 
 import nsl_keras
-from nsl_keras import training_backup
 from nsl_keras.callbacks import TrainingBackup
+from nsl_keras.training import backup
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(24, 6)).astype("float32")
@@ -143,7 +143,7 @@ def test_other_processes_read_and_do_not_write(tmp_path, monkeypatch):
     whole, _ = fit(dense_model(), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(dense_model(), tmp_path / "shared", killed_at=2)
-    monkeypatch.setattr(training_backup, "is_first_process", lambda model: False)
+    monkeypatch.setattr(backup, "is_first_process", lambda model: False)
     left = states(tmp_path / "shared")
     history, _ = fit(dense_model(), tmp_path / "shared")
     assert history.history == whole.history
@@ -172,7 +172,7 @@ def test_epoch_is_what_is_kept(tmp_path):
 
 
 def test_epoch_of_a_process_that_does_not_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_backup, "is_first_process", lambda model: False)
+    monkeypatch.setattr("nsl_keras.training.backup.is_first_process", lambda model: False)
     backup = TrainingBackup(tmp_path, every=3)
     with pytest.raises(KeyboardInterrupt):
         dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), backup])
@@ -403,8 +403,8 @@ def test_shuffled_data_sets(tmp_path):
 
 UNDER_JAX = """
 import pathlib, sys
-sys.path.insert(0, str(pathlib.Path("tests").resolve()))
-import test_training_backup as tests
+sys.path.insert(0, str(pathlib.Path("tests/training").resolve()))
+import test_backup as tests
 folder = pathlib.Path(sys.argv[1])
 tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
 tests.test_a_training_that_stopped_stays_stopped(folder / "stopped")

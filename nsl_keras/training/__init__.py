@@ -1,0 +1,1 @@
+"""What `fit` needs beyond Keras: data, checks, batch norms, devices, interrupted runs."""

@@ -1,0 +1,97 @@
+"""Examples in any form that Keras's `predict` takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+
+class _Function(keras.Model):
+    """Private: a function of batches as a model, whose `predict` takes all of Keras's data.
+
+    Args:
+        function: Callable from a batch of inputs to a tensor or a structure of them.
+        model: The model whose weights the function reads.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], model: keras.layers.Layer) -> None:
+        super().__init__()
+        self.function = function
+        self.model = model
+        self.built = True
+        self.compile(run_eagerly=True)  # A graph would be traced anew at every call.
+
+    def call(self, inputs: Any) -> Any:
+        return self.function(inputs)
+
+
+def predict(
+    function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
+) -> Any:
+    """Returns a function of all examples, as NumPy arrays.
+
+    Args:
+        function: Callable from a batch of inputs to a tensor or a structure of them.
+        model: The model whose weights the function reads.
+        x: Inputs, as for `keras.Model.predict`.
+        **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
+    """
+    return _Function(function, model).predict(x, **{"verbose": 0, **options})
+
+
+def is_in_memory(x: Any) -> bool:
+    """Whether `x` is an array or a structure of arrays, and no data set or generator."""
+    leaves = tree.flatten(x)
+    return bool(leaves) and all(
+        hasattr(leaf, "__array__") or ops.is_tensor(leaf) or np.isscalar(leaf)
+        for leaf in leaves
+    )
+
+
+def _is_one_array(x: Any) -> bool:
+    """Whether `x` is an array, or nested lists of numbers."""
+    return hasattr(x, "__array__") or all(np.isscalar(leaf) for leaf in tree.flatten(x))
+
+
+def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
+    """Returns all examples and their targets as NumPy arrays.
+
+    Args:
+        x: Array, a structure of arrays, or an iterable of batches `x` or `(x, y)`.
+        y: Array of targets, or `None` where there are none or `x` yields them.
+        steps: int or `None`, the number of batches to take of an iterable.
+
+    Returns:
+        `(x, y)`, with `None` for `y` where there are no targets.
+
+    Raises:
+        ValueError: If an iterable has no batches, or `y` is given beside one.
+    """
+    if is_in_memory(x):
+        x = np.asarray(x) if _is_one_array(x) else tree.map_structure(np.asarray, x)
+        return x, None if y is None else np.asarray(y)
+    if y is not None:
+        raise ValueError(
+            "`y` must be None where `x` is a data set, which yields its own targets. "
+            f"Received: x of type {type(x).__name__}, y of type {type(y).__name__}"
+        )
+    batches = [
+        keras.utils.unpack_x_y_sample_weight(batch)[:2]
+        for batch in itertools.islice(iter(x), steps)
+    ]
+    if not batches:
+        raise ValueError(
+            f"`x` must hold at least one batch. Received: an empty {type(x).__name__}"
+        )
+    if batches[0][1] is None:
+        batches = [(inputs,) for inputs, _ in batches]
+    parts = tree.map_structure(
+        lambda *leaves: np.concatenate([ops.convert_to_numpy(each) for each in leaves]),
+        *batches,
+    )
+    return parts if len(parts) == 2 else (*parts, None)
