@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 from golden_files import gradients
+from helpers import OneBatch
 from keras import ops
-from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras import few_shot
