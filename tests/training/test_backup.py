@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -403,7 +403,7 @@ def test_shuffled_data_sets(tmp_path):
 
 UNDER_JAX = """
 import pathlib, sys
-sys.path.insert(0, str(pathlib.Path("tests/training").resolve()))
+sys.path += ["tests", "tests/training"]
 import test_backup as tests
 folder = pathlib.Path(sys.argv[1])
 tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
@@ -419,7 +419,7 @@ def test_under_jax(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNDER_JAX)
     (tmp_path / "neighborhoods").mkdir()
-    run_script_under_jax(script, str(tmp_path))
+    run_under_jax(script, str(tmp_path))
 
 
 def test_a_model_that_is_not_built(tmp_path):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 
 from examples.campaign import plans
 from examples.few_shot import methods as few_shot_methods
@@ -160,7 +160,7 @@ def images(tmp_path):
 def test_published_rows_train_under_jax(module, flag, method, images, tmp_path):
     script = tmp_path / "rows.py"
     script.write_text(SCRIPT)
-    run_script_under_jax(script, str(tmp_path), str(images), module, flag, method)
+    run_under_jax(script, str(tmp_path), str(images), module, flag, method)
     wanted = [
         row
         for row in ROWS

@@ -1,7 +1,7 @@
 """A loop on the device trains as Keras's own does, on the same batches."""
 
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 
 LOOP = """
 import pathlib, sys
@@ -38,4 +38,4 @@ for host, device in zip(found[0][1], found[1][1], strict=True):
 def test_a_loop_on_the_device_is_the_loop_of_keras(tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
-    run_script_under_jax(script, str(tmp_path))
+    run_under_jax(script, str(tmp_path))

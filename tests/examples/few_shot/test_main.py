@@ -8,7 +8,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from jax_process import run_under_jax
+from helpers import run_under_jax
 
 import nsl_keras
 from examples.common import runs, stopping, time_limit

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 from absl.testing import flagsaver
-from jax_process import run_under_jax
+from helpers import run_under_jax
 
 import nsl_keras
 from examples.common import runs

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from absl.testing import flagsaver
-from jax_process import run_under_jax
+from helpers import run_under_jax
 
 from examples.common import runs
 from examples.neural_similarity import __main__ as command
