@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 from golden_files import gradients
-from helpers import OneBatch
 from keras import ops
 
 import nsl_keras
