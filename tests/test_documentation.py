@@ -1,5 +1,6 @@
 """The documentation: its site builds, its code runs, and no public name is left out."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -175,9 +176,13 @@ def test_site_builds_without_a_warning(tmp_path):
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns(*GENERATED))
 
     run_python("-m", "examples.documentation", f"--folder={tmp_path / 'docs'}")
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=280
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     built = done.stdout + done.stderr
     assert done.returncode == 0, built
