@@ -171,8 +171,11 @@ class Finetuner:
             validation.positive_integer, epochs, "epochs", MOST_STEPS
         )
         self.classifier_initializer = _initializer(classifier_initializer)
-        self.rule = rule or DampenedMomentum()
-        self.similarity_rule = similarity_rule or self.rule
+        self.rule = DampenedMomentum() if rule is None else rule
+        self.similarity_rule = self.rule if similarity_rule is None else similarity_rule
+        for each in (self.rule, self.similarity_rule):
+            if not isinstance(each, DampenedMomentum):
+                raise ValueError(f"`rule` must be a DampenedMomentum. Received: {each!r}")
         copy, self._sources = copy_with_classifier(
             model, self.ways, validation.boolean(new_classifier, "new_classifier")
         )

@@ -38,7 +38,11 @@ class MatchingNet(MetricLearner):
         reading_steps: int, the number of readings of full context embeddings; `None` for
             none.
 
-    Call arguments, Input shape, Output shape: those of `ProtoNet`.
+    Input shape:
+        That of `ProtoNet`.
+
+    Output shape:
+        That of `ProtoNet`.
 
     Raises:
         ValueError: As `ProtoNet`.

@@ -89,7 +89,11 @@ class NearestNeighbor(PretrainedLearner):
         Those of `ProtoNet` but the temperature's, and:
         metric: `"cosine"` by default.
 
-    Call arguments, Input shape, Output shape: those of `ProtoNet`.
+    Input shape:
+        That of `ProtoNet`.
+
+    Output shape:
+        That of `ProtoNet`.
 
     Raises:
         ValueError: As `ProtoNet`.
@@ -151,7 +155,11 @@ class NearestCentroid(PretrainedLearner):
         normalize: bool, whether features are divided by their length before the mean is
             taken.
 
-    Call arguments, Input shape, Output shape: those of `ProtoNet`.
+    Input shape:
+        That of `ProtoNet`.
+
+    Output shape:
+        That of `ProtoNet`.
 
     Raises:
         ValueError: As `ProtoNet`.

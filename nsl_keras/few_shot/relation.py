@@ -91,7 +91,11 @@ class RelationNet(MetricLearner):
             in training; with `"support"` the pairs of the support images with the classes
             of their episode; with `"transductive"` the episode's query pairs.
 
-    Call arguments, Input shape, Output shape: those of `ProtoNet`.
+    Input shape:
+        That of `ProtoNet`.
+
+    Output shape:
+        That of `ProtoNet`.
 
     Raises:
         ValueError: As `ProtoNet`; and at build, for a backbone whose output is no feature

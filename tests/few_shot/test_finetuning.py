@@ -581,6 +581,7 @@ class Subclassed(keras.Model):
         (None, {"batch_normalization": "query"}, "`batch_normalization` must be one of"),
         (None, {"steps": 0}, "`steps` must be"),
         (None, {"seed": -1}, "`seed` must be"),
+        (None, {"rule": 0.1}, "`rule` must be a DampenedMomentum. Received: 0.1"),
         (None, {"batch_size": 0}, "`batch_size` must be a positive .*: batch_size=0"),
         (None, {"epochs": 0}, "`epochs` must be a positive .* Received: epochs=0"),
         (
