@@ -99,15 +99,6 @@ def test_bytes_stay_bytes_and_come_out_between_0_and_1():
     np.testing.assert_array_equal(drawn, floats.episode(0).query_images / np.float32(255))
 
 
-def test_floats_keep_their_values():
-    images, labels = numbered_images(dtype="float64")
-    images = images / 7 - 3
-    sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
-    drawn = sampler.episodes(3).support_images
-    assert drawn.dtype == np.float32
-    assert np.isin(drawn, images.astype("float32")).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -207,14 +198,6 @@ def test_batches_train_a_model():
     assert model.predict(batches, verbose=0).shape == (20, 6, 3)
 
 
-def test_which_episodes_are_in_a_batch():
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
-    batches = sampler.batches(4, steps=3, start=100)
-    assert len(batches) == 3
-    inputs, labels = batches[2]
-    assert same((*inputs, labels), sampler.episodes(4, start=108))
-
-
 @pytest.mark.parametrize(("fresh", "steps"), [(True, 2), (False, 3)])
 def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
@@ -251,16 +234,6 @@ def test_bad_batches(arguments, name):
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         sampler.batches(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((0,), "count"), ((2, -1), "start"), ((2, 1.0), "start")],
-)
-def test_bad_counts_of_episodes(arguments, name):
-    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(ValueError, match=f"`{name}` must be"):
-        sampler.episodes(*arguments)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -300,20 +273,6 @@ def test_equal_episodes_have_equal_fingerprints():
         few_shot.EpisodeSampler(images + 1, labels, 3, 2, 4),
     ]
     assert len({each.fingerprint for each in [first, *others]}) == 4
-
-
-def test_folders_are_read_as_data_sets(tmp_path):
-    for letter in ("alpha", "beta", "gamma"):
-        (tmp_path / letter).mkdir()
-        for number in range(5):
-            image = np.full((6, 4, 3), 10.0 * number)
-            keras.utils.save_img(tmp_path / letter / f"{number}.png", image, scale=False)
-    images = keras.utils.image_dataset_from_directory(
-        tmp_path, batch_size=None, image_size=(3, 3), verbose=False
-    )
-    sampler = few_shot.EpisodeSampler.from_dataset(images, 2, 1, 3)
-    assert sampler.classes.tolist() == [0, 1, 2]
-    assert sampler.images.shape == (15, 3, 3, 3)
 
 
 def test_images_up_to_255_that_are_not_divided_warn():

@@ -1,7 +1,5 @@
 """Finetuning episodes together is a loop over `fit`, and leaves the model alone."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -254,15 +252,6 @@ def test_many_episodes_are_finetuned_in_parts():
         np.testing.assert_allclose(found[[place]], expected, rtol=0, atol=1e-6)
 
 
-def test_own_classifier():
-    model, episodes = perturbed(network(WAYS)), make_episodes(1)
-    options = {"new_classifier": False, "rule": DampenedMomentum(1e-9), "steps": 1}
-    (queries,) = ops.convert_to_tensor(episodes.query_images)
-    (received,) = finetune(model, episodes, batch_normalization="transductive", **options)
-    expected = model(queries, training=True)
-    np.testing.assert_allclose(received, expected, rtol=0, atol=1e-5)
-
-
 def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     model, episodes = perturbed(network(7)), make_episodes(1)
     expected = finetune(model, episodes, "classifier", steps=2)
@@ -407,22 +396,6 @@ def test_the_first_step_from_zero_leads_to_class_means():
         np.testing.assert_allclose(logits[index], expected, rtol=0, atol=1e-5)
 
 
-def test_from_zero_it_is_as_good_as_the_nearest_centroid():
-    episodes = clustered(100)
-    model = feature_network(64)
-    centroid = few_shot.NearestCentroid(
-        keras.Model(model.input, model.input), 5, "euclidean", normalize=False, dtype=DTYPE
-    )
-    expected = ops.convert_to_numpy(centroid(episodes[:3]))
-
-    def accuracy(logits):
-        return np.mean(np.argmax(logits, axis=-1) == episodes.query_labels)
-
-    assert 0.4 < accuracy(expected) < 0.9
-    received = finetune(model, episodes, "classifier")
-    assert accuracy(received) > accuracy(expected) - 0.01
-
-
 def test_batches_through_the_network():
     """By the moving statistics, and from a new classifier that each episode draws."""
     model, episodes = perturbed(network(WAYS)), make_episodes()
@@ -433,24 +406,6 @@ def test_batches_through_the_network():
     logits = finetune(model, episodes, **options)
     assert np.isfinite(logits).all()
     assert np.any(finetune(model, episodes, **options, seed=1) != logits)
-
-
-def test_a_batch_of_all_images_is_the_whole_support_set():
-    episodes = clustered(2)
-    expected = finetune(feature_network(64), episodes, "classifier", steps=7)
-    received = finetune(
-        feature_network(64), episodes, "classifier", epochs=7, batch_size=1000
-    )
-    np.testing.assert_allclose(received, expected, rtol=0, atol=min(ATOL, 1e-5))
-
-
-def test_the_defaults_are_the_zero_start():
-    episodes, model = clustered(2), feature_network(64)
-    recipe = few_shot.finetuning_recipe("zero_start")
-    np.testing.assert_array_equal(
-        finetune(model, episodes, "classifier", **recipe),
-        finetune(model, episodes, "classifier"),
-    )
 
 
 def test_the_variables_of_the_paper_are_the_default():
@@ -501,14 +456,6 @@ def test_xla():
         np.testing.assert_allclose(plain, compiled, rtol=0, atol=ATOL)
 
 
-def test_mixed_precision():
-    model = network(7, dtype="mixed_bfloat16")
-    episodes = make_episodes(1, "float32")
-    logits = finetune(model, episodes, steps=2)
-    assert logits.dtype == "float32"
-    assert np.isfinite(logits).all()
-
-
 @pytest.mark.parametrize(
     ("variables", "jit_compile"),
     [
@@ -531,22 +478,6 @@ def test_non_finite_losses_name_step_and_episode(variables, jit_compile):
     diverging = Finetuner(model, WAYS, variables, 9, rule, jit_compile=jit_compile)
     with pytest.raises(nsl_keras.NonFiniteLossError, match=r"step [2-9] of episode 0"):
         diverging(make_episodes(2, "float32"))
-
-
-@pytest.mark.long
-def test_paper_strategies_on_cnn4():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, size=(60, 16, 16, 3), dtype="uint8")
-    sampler = few_shot.EpisodeSampler(images, np.arange(60) // 10, queries=3)
-    for predictor, variables in ((None, "similarity+classifier"), ("sphere", "classifier")):
-        convolution = functools.partial(
-            nsl_keras.layers.NeuralSimilarityConv2D, predictor=predictor
-        )
-        model = nsl_keras.backbones.cnn4((16, 16, 3), 9, convolution, filters=4)
-        learner = Finetuner(model, 5, variables, steps=2)
-        result = few_shot.evaluate(learner, sampler, episodes=4, batch_size=2)
-        assert result.batch_normalization == "support"
-        assert result.accuracies.shape == (4,)
 
 
 # Errors.
@@ -606,14 +537,6 @@ class Subclassed(keras.Model):
 def test_wrong_arguments(make, arguments, message, plain):
     with pytest.raises(ValueError, match=message):
         Finetuner(make() if make else plain, **{"ways": WAYS} | arguments)
-
-
-def test_classifiers_it_cannot_replace_are_finetuned():
-    finetuner = Finetuner(
-        ends_in_a_convolution(), WAYS, "classifier", steps=1, new_classifier=False
-    )
-    episodes = make_episodes(2, "float32")
-    assert finetuner(episodes).shape == (2, WAYS * QUERIES, WAYS)
 
 
 def test_other_recipes():

@@ -2,10 +2,6 @@
 
 import functools
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -393,22 +389,6 @@ def test_fit_with_xla_equals_fit_without_and_stops_at_non_finite_losses():
         other.fit(inputs, labels, verbose=0)
 
 
-def test_accumulated_gradients_of_single_episodes_are_those_of_their_batch():
-    inputs, labels = episodes(2)
-    networks = [network(), network()]
-    networks[1].set_weights(networks[0].get_weights())
-    before = networks[0].get_weights()
-    for each, batch_size in zip(networks, (2, 1), strict=True):
-        model = MAML(each, inner_steps=1, inner_learning_rate=0.1)
-        accumulated = {} if batch_size == 2 else {"gradient_accumulation_steps": 2}
-        optimizer = keras.optimizers.SGD(0.5, **accumulated)
-        model.compile(optimizer, loss_of_logits(), run_eagerly=True)
-        model.fit(inputs, labels, batch_size=batch_size, shuffle=False, verbose=0)
-    for one, two in zip(*(each.get_weights() for each in networks), strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-6)
-    assert np.any(networks[0].get_weights()[-1] != before[-1])
-
-
 @keras.saving.register_keras_serializable("test_maml")
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
@@ -447,18 +427,6 @@ def test_steps_of_mixed_precision_are_those_of_full():
     adapted = numbers(model(inputs))
     model.inner_learning_rate = 1e-30
     assert 0 < np.abs(numbers(model(inputs)) - adapted).max() < 1e-2
-
-
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="JAX has no float64 unless it is told to"
-)
-def test_networks_in_double_precision():
-    inputs, _ = episodes(2)
-    keras.config.set_dtype_policy("float64")
-    model = network()
-    keras.config.set_dtype_policy("float32")
-    found = MAML(model, inner_steps=1)(inputs)
-    assert keras.backend.standardize_dtype(found.dtype) == "float64"
 
 
 def test_a_non_finite_inner_loss_stops_fit():
@@ -527,69 +495,3 @@ def test_a_missing_second_gradient_names_the_layer():
     with pytest.raises(ValueError, match=r"or pass first_order=True.*layer 'enlarged'"):
         built(resized())
     built(resized(), first_order=True)
-
-
-SCRIPT = """
-import json
-import numpy as np
-import tensorflow as tf
-
-(cpu,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(
-    cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-import keras
-import nsl_keras
-
-random = np.random.default_rng(0)
-labels = np.tile(np.arange(4) % 2, (8, 1)).astype("int32")
-support, queries = (
-    (random.normal(size=(8, 4, 6, 6, 1)) + labels[..., None, None, None]).astype("float32")
-    for _ in range(2))
-for strategy in (
-    tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        network = keras.Sequential([
-            keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3, activation="relu"),
-            nsl_keras.layers.BatchNormalization(), keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(), keras.layers.Dense(2)])
-        model = nsl_keras.few_shot.MAML(
-            network, inner_steps=1, inner_learning_rate=0.1, learning_rate_form="learned")
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"], jit_compile=False)
-    history = model.fit((support, labels, queries), labels, batch_size=4, epochs=2,
-                        shuffle=False, verbose=0).history
-    sampler = nsl_keras.few_shot.EpisodeSampler(
-        support.reshape(-1, 6, 6, 1), labels.ravel(), ways=2, shots=2, queries=2)
-    evaluation = nsl_keras.few_shot.evaluate(model, sampler, episodes=5, verbose=0)
-    print(json.dumps({
-        "accuracies": evaluation.accuracies.tolist(),
-        "replicas": strategy.num_replicas_in_sync,
-        "history": history,
-        "weights": [
-            np.asarray(each.value).ravel().tolist() for each in model.trainable_variables],
-    }))
-"""
-
-
-@pytest.mark.long
-@tensorflow_only
-def test_two_replicas_equal_one_device():
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    one, two = map(json.loads, result.stdout.splitlines()[-2:])
-    assert (one["replicas"], two["replicas"]) == (1, 2)
-    assert len(one["weights"]) == 12
-    assert one["accuracies"] == two["accuracies"] and len(one["accuracies"]) == 5
-    for key, values in one["history"].items():
-        np.testing.assert_allclose(values, two["history"][key], atol=1e-5)
-    for own, other in zip(one["weights"], two["weights"], strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-5)

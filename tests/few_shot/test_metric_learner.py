@@ -159,17 +159,6 @@ def test_dropout_is_off_by_episode(policy):
     np.testing.assert_array_equal(model(inputs, training=True), model(inputs))
 
 
-@pytest.mark.parametrize("learner", [few_shot.ProtoNet, few_shot.MatchingNet])
-def test_double_precision(learner):
-    if keras.backend.backend() == "jax":
-        pytest.skip("JAX computes in float32 unless its switch for float64 is on")
-    keras.config.set_floatx("float64")
-    (support, labels, queries), _ = data.episodes(shape=IMAGE)
-    model = learner(data.convolutional(), data.WAYS)
-    found = model((support.astype("float64"), labels, queries.astype("float64")))
-    assert keras.backend.standardize_dtype(found.dtype) == "float64"
-
-
 def test_layers_in_full_precision_keep_their_weights():
     """In a mixed network, whatever batch norms normalize by."""
     inputs, _ = data.episodes(shape=IMAGE)
@@ -279,20 +268,6 @@ def test_shapes_that_do_not_fit(change):
         with pytest.raises(ValueError, match=r"Inputs must be .*Received: input_shape="):
             model(change(*inputs))
         model(inputs)
-
-
-def test_one_hot_query_labels_train_as_numbers_do():
-    inputs, labels = data.episodes()
-    losses = []
-    for loss, given in (
-        (LOSS, labels),
-        (LOSS, labels[..., None]),
-        (keras.losses.CategoricalCrossentropy(from_logits=True), np.eye(3)[labels]),
-    ):
-        model = proto()
-        model.compile("sgd", loss, run_eagerly=True)
-        losses.append(model.evaluate(inputs, given, verbose=0))
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
 def test_weights_of_episodes_and_of_queries():
