@@ -94,7 +94,7 @@ def test_values():
     assert len(fixed.trainable_variables) == 1
     learned = built(7, value_scale=2.0)
     logits = RNG.normal(size=(7, 3))
-    learned.value_logits.assign(logits)
+    learned.raw_values.assign(logits)
     expected = np.exp(2 * logits) / np.exp(2 * logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(learned.values, expected, rtol=1e-5)
     given = np.array([[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]])

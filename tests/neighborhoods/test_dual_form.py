@@ -143,8 +143,8 @@ def test_activations_belong_to_the_layer_before():
     )
     head.build((None, 5))
     first, last = dual_form.stages_of(head)
-    np.testing.assert_allclose(first.activate(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0])
-    assert last.is_cosine
+    np.testing.assert_allclose(first.activation(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0])
+    assert last.scale is not None
     assert [len(stage.variables) for stage in (first, last)] == [2, 1]
 
 
@@ -156,7 +156,7 @@ def test_layers_as_activations_compute_in_full_precision(policy):
     head.build((None, 5))
     (stage,) = dual_form.stages_of(head)
     outputs = ops.array([1 + 2.0**-20, -2.0])
-    np.testing.assert_array_equal(stage.activate(outputs), [1 + 2.0**-20, 0.0])
+    np.testing.assert_array_equal(stage.activation(outputs), [1 + 2.0**-20, 0.0])
 
 
 def products_in_graph(layer, batch):
