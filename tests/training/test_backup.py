@@ -403,7 +403,7 @@ def test_shuffled_data_sets(tmp_path):
 
 UNDER_JAX = """
 import pathlib, sys
-sys.path.insert(0, str(pathlib.Path("tests/training").resolve()))
+sys.path += ["tests", "tests/training"]
 import test_backup as tests
 folder = pathlib.Path(sys.argv[1])
 tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
