@@ -7,8 +7,6 @@ them it ends in an `ImportError` that says what to install.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 SUPPORTED_BACKENDS = ("tensorflow", "jax")
@@ -137,38 +135,6 @@ def begin_fit_at(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def sum_over_chunks(
-    terms: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
-    shared: Sequence[Tensor],
-    entries: Sequence[Tensor],
-    axes: Sequence[int],
-    chunk_size: int | None,
-) -> list[Tensor]:
-    """Sums what a function returns for chunks of entries, a chunk at a time.
-
-    Nothing of a chunk outlives it: the backward pass computes each chunk anew. So memory
-    holds the terms of one chunk, however many entries there are.
-
-    Args:
-        terms: Callable `terms(shared, chunk)` of two lists of tensors, which returns the
-            list of what is to be summed. Its shapes do not depend on the chunk's size.
-            Derivatives are taken with respect to `shared` and `entries` alone.
-        shared: Tensors that all entries have in common.
-        entries: Tensors with an axis over the entries, of a known size if there are chunks.
-        axes: The axis of each of `entries` that runs over the entries.
-        chunk_size: Largest number of entries in a chunk; `None` for all at once.
-
-    Returns:
-        The sums, in a list.
-    """
-    size = entries[0].shape[axes[0]]
-    if chunk_size is None or chunk_size >= size:
-        return terms(list(shared), list(entries))
-    # Even chunks: a smaller last one is computed beside the loop, which takes longer.
-    even = math.ceil(size / math.ceil(size / chunk_size))
-    return sum_in_loop(terms, list(shared), list(entries), list(axes), even)
-
-
 __all__ = [
     "BackendTensor",
     "GradientTape",
@@ -195,7 +161,7 @@ __all__ = [
     "require_backend",
     "require_shapes",
     "start_workers",
-    "sum_over_chunks",
+    "sum_in_loop",
     "variable_scope",
     "weighed",
 ]

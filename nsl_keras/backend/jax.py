@@ -57,7 +57,7 @@ def sum_in_loop(
     axes: list[int],
     chunk_size: int,
 ) -> list[Any]:
-    """Sums what a function returns for chunks of entries; see `sum_over_chunks`."""
+    """Returns the sums of `terms(shared, chunk)` over chunks of entries, in a loop."""
     chunks, rest = divmod(entries[0].shape[axes[0]], chunk_size)
 
     @jax.checkpoint

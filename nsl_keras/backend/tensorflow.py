@@ -100,10 +100,18 @@ def sum_in_loop(
     axes: list[int],
     chunk_size: int,
 ) -> list[Any]:
-    """Sums what a function returns for chunks of entries; see `sum_over_chunks`.
+    """Returns the sums of `terms(shared, chunk)` over chunks of entries, in a loop.
 
-    The backward pass computes each chunk anew: the gradient of a `while_loop` would keep
-    what each of its rounds computes.
+    The backward pass computes each chunk again: the gradient of a `while_loop` would keep
+    the results of all its rounds.
+
+    Args:
+        terms: Callable from two lists of tensors to the list of terms. Their shapes do not
+            depend on the chunk's size.
+        shared: Tensors that all entries have in common.
+        entries: Tensors with an axis of known size over the entries.
+        axes: The axis of each of `entries` that runs over the entries.
+        chunk_size: Number of entries in a chunk.
     """
 
     @tf.custom_gradient

@@ -119,7 +119,7 @@ class NeighborDictionary(keras.layers.Layer):
         self.temperature = validation.positive_number(temperature, "temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
         self.task = validation.optional(validation.one_of, task, LOSSES, "task")
-        self.fixed_values: bool | list[list[float]] = fixed_values
+        self.fixed_values = fixed_values
         if not isinstance(fixed_values, bool):
             self.fixed_values = self._checked(fixed_values, "fixed_values").tolist()
             self.num_values = len(self.fixed_values[0])
@@ -493,7 +493,3 @@ def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == classes:
         return y
     return np.eye(classes)[np.reshape(y, -1).astype("int64")]
-
-
-def require_same_length(examples, y, name, name_of_y="y"):  # TEMPORARY
-    pass
