@@ -124,6 +124,10 @@ class NeighborDictionary(keras.layers.Layer):
             self.fixed_values = self._checked(fixed_values, "fixed_values").tolist()
             self.num_values = len(self.fixed_values[0])
         self.dropout = validation.fraction(dropout, "dropout")
+        #: The number of entries left out; 100 * 0.29 is a little less than 29.
+        self.num_dropped = min(
+            math.floor(round(num_neighbors * dropout, 6)), num_neighbors - 1
+        )
         self.dropout_scope = validation.one_of(
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )
@@ -180,13 +184,6 @@ class NeighborDictionary(keras.layers.Layer):
         else:
             validation.finite(values, name)
         return values
-
-    @property
-    def num_dropped(self) -> int:
-        """The number of entries left out of a training step's softmax."""
-        # 100 * 0.29 is a little less than 29.
-        dropped = math.floor(round(self.num_neighbors * self.dropout, 6))
-        return min(dropped, self.num_neighbors - 1)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops, tree
 
-from nsl_keras.backend import Tensor, at_least_float32, gradients_of, sum_in_loop
+from nsl_keras.backend import Tensor, gradients_of, sum_in_loop
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import (
     Entries,
@@ -166,7 +166,7 @@ class DualForm(InnerLoop):
             for stage, weights in zip(self.stages, finetuned, strict=True):
                 outputs = stage.activation(_linear(stage, weights, outputs)[1])
             return outputs[:, 0]
-        outputs, start = queries, self._start()
+        outputs, start = queries, self._start(attention.dtype)
         all_rates = iter(self.learning_rate.rates())
         for stage, weights, trace in zip(
             self.stages, start, self._traces(start, entries), strict=True
@@ -193,19 +193,19 @@ class DualForm(InnerLoop):
             for tensor in (ops.swapaxes(columns, -1, -2), *rest)[: len(stage.variables)]
         ]
 
-    def _start(self) -> list[_Weights]:
+    def _start(self, dtype: str) -> list[_Weights]:
         """Returns the weights from which all examples start."""
         return [
             [
-                ops.transpose(at_least_float32(stage.kernel)),
-                *(at_least_float32(v) for v in (stage.bias, stage.scale) if v is not None),
+                ops.transpose(ops.cast(stage.kernel, dtype)),
+                *(ops.cast(v, dtype) for v in (stage.bias, stage.scale) if v is not None),
             ]
             for stage in self.stages
         ]
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
         """Returns the weights of each example after all steps."""
-        weights = self._start()
+        weights = self._start(attention.dtype)
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
             keys, values, attention = chunk

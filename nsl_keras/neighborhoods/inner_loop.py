@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, gradients_of
+from nsl_keras.backend import Tensor, gradients_of
 
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
@@ -114,11 +114,10 @@ class InnerLearningRate(keras.layers.Layer):
 
     def rates(self) -> list[Tensor]:
         """Returns the rates, in the order of the shapes given to `build_for`."""
+        dtype = keras.backend.result_type(self.variable_dtype, "float32")
         if self.form == "fixed":
-            return [ops.convert_to_tensor(self.initial, self.variable_dtype)] * (
-                self.num_weights
-            )
-        rates = [ops.abs(at_least_float32(raw)) for raw in self.raw_rates]
+            return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
+        rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.raw_rates]
         return rates * self.num_weights if self.form == "scalar" else rates
 
     def get_config(self) -> dict[str, Any]:

@@ -12,7 +12,14 @@ import keras
 from keras import ops, tree
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import GradientTape, Tensor, counted, variable_scope, weighed
+from nsl_keras.backend import (
+    GradientTape,
+    Tensor,
+    counted,
+    outside_traces,
+    variable_scope,
+    weighed,
+)
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
@@ -244,7 +251,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         rewiring.pass_on_frozen(self)
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
-        features = self.features(inputs, training=training)
+        features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         outputs = self.neighborhood(features, training=training, adapt=adapt)
         if not _in_step.get():
             return outputs
@@ -263,7 +270,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         seed: int | None = None,
         batch_size: int = 128,
         steps: int | None = None,
-        verbose: Any = "auto",
+        verbose: Any = 0,
     ) -> None:
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
@@ -319,7 +326,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         k: int = 5,
         batch_size: int = 32,
         steps: int | None = None,
-        verbose: Any = "auto",
+        verbose: Any = 0,
     ) -> Neighbors:
         """Returns each example's entries of largest attention, and what they add to it.
 
@@ -419,24 +426,21 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of MN Algorithm 1; on JAX, Keras's own step does."""
-        if keras.backend.backend() == "jax":
-            with _with_both_predictions():
+        with _with_both_predictions():
+            if keras.backend.backend() == "jax":
                 return super().train_step(*arguments)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-        with GradientTape() as outer_tape:
-            features = self.features(x, training=True)  # MN Algorithm 1, line 5.
-            # The inner loop, on a tape of its own.
-            adapted = self.neighborhood(features, training=True)
-            unadapted = self.neighborhood(features, adapt=False)
-            loss = self.compute_loss(  # MN Eq. (2)
-                x, y, adapted, sample_weight, training=True
-            )
-            scaled_loss = self.optimizer.scale_loss(weighed(loss))
-        # MN Algorithm 1, line 10.
-        self.descend(outer_tape.gradient(scaled_loss, self.trainable_variables))
-        self.track_loss(loss, x)
-        predictions = Predictions(adapted, unadapted)
-        return self.compute_metrics(x, y, predictions, sample_weight)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
+            with GradientTape() as outer_tape:
+                # The call runs the inner loop, on a tape of its own.
+                predictions = self(x, training=True)
+                loss = self.compute_loss(  # MN Eq. (2)
+                    x, y, predictions, sample_weight, training=True
+                )
+                scaled_loss = self.optimizer.scale_loss(weighed(loss))
+            # MN Algorithm 1, line 10.
+            self.descend(outer_tape.gradient(scaled_loss, self.trainable_variables))
+            self.track_loss(loss, x)
+            return self.compute_metrics(x, y, predictions, sample_weight)
 
     def test_step(self, *arguments: Any) -> Any:
         with _with_both_predictions():
@@ -520,21 +524,26 @@ class UnadaptedMetrics(keras.metrics.Metric):
     def __init__(self, compiled: keras.metrics.Metric) -> None:
         super().__init__(name="unadapted_metrics")
         self._compiled = lambda: compiled  # Keras would track an attribute.
-        for variable in compiled.variables:
-            self.add_variable(variable.shape, "zeros", variable.dtype, name=variable.name)
+        with outside_traces():
+            initial = compiled.stateless_reset_state()
+        for variable, value in zip(compiled.variables, initial, strict=True):
+            self.add_variable(
+                variable.shape,
+                lambda shape, dtype, value=value: value,
+                variable.dtype,
+                name=variable.name,
+            )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self._assign(
-            self._compiled().stateless_update_state(
-                self.variables, y_true, y_pred, sample_weight
-            )
+        updated = self._compiled().stateless_update_state(
+            self.variables, y_true, y_pred, sample_weight
         )
+        for variable, value in zip(self.variables, updated, strict=True):
+            variable.assign(value)
 
     def reset_state(self) -> None:
-        self._assign(self._compiled().stateless_reset_state())
-
-    def _assign(self, values: list[Tensor]) -> None:
-        for variable, value in zip(self.variables, values, strict=True):
+        initial = self._compiled().stateless_reset_state()
+        for variable, value in zip(self.variables, initial, strict=True):
             variable.assign(value)
 
     def result(self) -> dict[str, Any]:

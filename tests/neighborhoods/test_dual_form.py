@@ -143,7 +143,9 @@ def test_activations_belong_to_the_layer_before():
     )
     head.build((None, 5))
     first, last = dual_form.stages_of(head)
-    np.testing.assert_allclose(first.activation(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0])
+    np.testing.assert_allclose(
+        first.activation(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0]
+    )
     assert last.scale is not None
     assert [len(stage.variables) for stage in (first, last)] == [2, 1]
 
