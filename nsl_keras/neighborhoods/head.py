@@ -142,7 +142,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 entries, dtype=self.dtype_policy, name="dictionary"
             )
         self.head = head
-        self.dictionary = dictionary
         self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
             inner_learning_rate,
@@ -152,6 +151,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         )
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
+        self.dictionary = dictionary
         self.chunk_size = validation.optional(
             validation.positive_integer, chunk_size, "chunk_size"
         )
