@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops, tree
 
-from nsl_keras.backend import Tensor, gradients_of, sum_in_loop
+from nsl_keras.backend import Tensor, gradients_of, sum_over_chunks
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import (
     Entries,
@@ -119,9 +119,6 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
 _Weights = list[Tensor]
 
 
-_Terms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-
-
 class _Trace(NamedTuple):
     """One stage's inputs on the dictionary, and the loss's gradients at its outputs.
 
@@ -175,10 +172,12 @@ class DualForm(InnerLoop):
             if stage.scale is None:
                 outputs = _attend(weights, trace, attention, rates, outputs)
             else:
-                sums = self._sum_over_chunks(
+                sums = sum_over_chunks(
                     lambda _, chunk: _weighted_sums(_Trace(*chunk[:2]), chunk[2])[:1],
                     [],
                     [*trace, attention],
+                    axes=(0, 0, 1),
+                    chunk_size=self.chunk_size,
                 )
                 finetuned = _updated(stage, weights, sums, rates)
                 outputs = _linear(stage, finetuned, outputs[:, None])[1][:, 0]
@@ -219,8 +218,15 @@ class DualForm(InnerLoop):
             ]
 
         for _ in range(self.steps):
-            shared = tree.flatten(weights)
-            all_sums = iter(self._sum_over_chunks(terms, shared, [*entries, attention]))
+            all_sums = iter(
+                sum_over_chunks(
+                    terms,
+                    tree.flatten(weights),
+                    [*entries, attention],
+                    axes=(0, 0, 1),
+                    chunk_size=self.chunk_size,
+                )
+            )
             all_rates = iter(self.learning_rate.rates())
             weights = [
                 _updated(
@@ -256,23 +262,6 @@ class DualForm(InnerLoop):
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
         return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
-
-    def _sum_over_chunks(
-        self, terms: _Terms, shared: list[Tensor], entries: list[Tensor]
-    ) -> list[Tensor]:
-        """Returns the sums of `terms(shared, chunk)` over chunks of the entries.
-
-        Memory holds the terms of one chunk: the backward pass computes each chunk again.
-        Derivatives are taken with respect to `shared` and `entries` only. The entries are
-        the first axis of all but the last of `entries`, the attention.
-        """
-        size = entries[0].shape[0]
-        if self.chunk_size is None or self.chunk_size >= size:
-            return terms(shared, entries)
-        axes = [*(0 for _ in entries[1:]), 1]
-        # Even chunks: a smaller last one is computed outside the loop, which takes longer.
-        even = math.ceil(size / math.ceil(size / self.chunk_size))
-        return sum_in_loop(terms, shared, entries, axes, even)
 
     def count_multiply_adds(self, entries: int) -> int:
         """Returns the multiply-adds of one example's adaptation and prediction.

@@ -106,14 +106,6 @@ def test_recurrent_cells_have_different_titles():
     assert all(title.startswith("both\n") for title in titles)
 
 
-def test_long_names_are_broken():
-    names = [f"block_{n}_of_a_very_long_name_convolution" for n in range(13)]
-    figure = visualize.plot_similarities(model_of(*(convolution(name=n) for n in names)))
-    titles = list(panels_of(figure))
-    assert titles[3] == "block_3_of_a_very_long\nname_convolution\nmask of the taps"
-    assert len(titles) == 13
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
