@@ -83,9 +83,11 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
             ReLU, so that keys and features are alike.
         head: Keras layer or model from features to logits, or to a regression's outputs.
         dictionary: `NeighborDictionary`, or the number of entries of a default one.
-        **kwargs: Further arguments of `MetaNeighborhoodHead`, where they are described:
-            `inner_steps`, `inner_learning_rate`, `learning_rate_form`, `chunk_size`,
-            `task` and `inner_loop`; and `name`, `dtype`, `trainable` of `keras.Model`.
+        name: As in `keras.Model`.
+        dtype: As in `keras.Model`.
+        trainable: As in `keras.Model`.
+        **kwargs: `inner_steps`, `inner_learning_rate`, `learning_rate_form`,
+            `chunk_size`, `task` and `inner_loop`; see `MetaNeighborhoodHead`.
 
     Call arguments:
         inputs: Batch of inputs, as the backbone takes them.
@@ -245,9 +247,7 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
 
     def build(self, input_shape: Any) -> None:
-        # A subclassed backbone may need a call to build, so this calls it symbolically.
-        inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
-        self.neighborhood(self.features(inputs))
+        self.compute_output_shape(input_shape)
         rewiring.pass_on_frozen(self)
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
@@ -262,6 +262,11 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         if self.backbone is None:
             return inputs
         return self.backbone(inputs, training=training)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        # By a symbolic call, which a subclassed backbone may need in order to build.
+        inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
+        return tuple(self.neighborhood(self.features(inputs)).shape)
 
     def initialize_from(
         self,

@@ -59,15 +59,6 @@ def test_entries_become_examples_after_so_many_epochs(epochs, task):
     assert moments == [epoch == epochs for epoch in range(3)]
 
 
-def test_entries_stay_where_no_first_epoch_is_trained():
-    model = make_model()
-    before = model.get_weights()
-    start = DictionaryInitializer(X, Y, epochs=0)
-    model.fit(X, Y, verbose=0, callbacks=[start], initial_epoch=3, epochs=3)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_entries_stay_where_training_is_resumed(tmp_path):
     ends, starts = [], []
 
@@ -158,24 +149,6 @@ def test_statistics_against_their_definitions():
     assert found["usage_entropy"] == pytest.approx(-(usage * np.log(usage)).sum(), rel=1e-4)
     assert found["dead_entries"] == np.mean(usage < 0.9 / ENTRIES)
     assert 0 < found["dead_entries"] < 1
-
-
-def test_extreme_statistics():
-    """Equal attention, and attention that ignores all entries but one."""
-    model = make_model(temperature=1e-3)
-    keys = np.ones((ENTRIES, 5), "float32")
-    model.dictionary.keys.assign(keys)
-    _, found = measured(model, X)
-    assert found["attention_entropy"] == pytest.approx(np.log(ENTRIES), rel=1e-5)
-    assert found["usage_entropy"] == pytest.approx(np.log(ENTRIES), rel=1e-5)
-    assert found["dead_entries"] == 0
-    keys[1:] = -ops.convert_to_numpy(model.features(X[:1]))
-    keys[0] = -keys[1]
-    model.dictionary.keys.assign(keys)
-    _, found = measured(model, X[:1])
-    assert found["attention_entropy"] == pytest.approx(0, abs=1e-6)
-    assert found["usage_entropy"] == pytest.approx(0, abs=1e-6)
-    assert found["dead_entries"] == pytest.approx((ENTRIES - 1) / ENTRIES)
 
 
 def test_fit_logs_the_statistics_of_each_epoch():

@@ -7,7 +7,6 @@ from keras import ops
 
 import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
-from nsl_keras.neighborhoods.dictionary import _coprimes
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype("float32")
@@ -63,13 +62,6 @@ def test_dropout_is_uniform_and_nearly_independent():
     pairs = kept.T @ kept / rows
     off_diagonal = pairs[~np.eye(entries, dtype=bool)]
     np.testing.assert_allclose(off_diagonal, 0.25 * 18 / 19, atol=0.04)
-
-
-def test_coprimes_stay_in_int32():
-    for size in (1, 2, 12, 46341, 1_000_000):
-        largest = max(_coprimes(size))
-        assert (size - 1) * largest + size - 1 < 2**31
-        assert len(_coprimes(size)) > min(size, 1000) // 8
 
 
 def test_a_batch_looks_up_the_kept_entries_alone():
@@ -152,15 +144,6 @@ def test_bad_arguments(arguments, message):
         built(**arguments)
 
 
-def test_bad_inputs():
-    with pytest.raises(ValueError, match="last axis of the input must be known"):
-        NeighborDictionary(4, 3).build((None, None))
-    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 4"):
-        built()(ops.ones((2, 6)))
-    with pytest.raises(ValueError, match="expected ndim=2"):
-        NeighborDictionary(4, 3)(ops.ones((2, 6, 5)))
-
-
 # Entries given, and from examples.
 
 
@@ -239,16 +222,6 @@ def test_a_model_s_entries_are_its_features():
     np.testing.assert_array_equal(found.indices[:, 0], np.arange(12))
 
 
-def test_half_precision_features():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6)])
-    model = nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), 12)
-    model.initialize_from(X, LABELS)
-    features = ops.convert_to_numpy(ops.cast(backbone(X), "float32"))
-    # One example or two may share features in so few digits.
-    assert len(set(rows_of(model.dictionary.keys, features))) >= 11
-
-
 def test_assign():
     dictionary = built(value_scale=5.0)
     values = np.array([[1, 0, 0], [0.2, 0.3, 0.5], [0, 1, 0], [0.25, 0.25, 0.5]])
@@ -286,20 +259,6 @@ def test_bad_examples(kind, features, labels, entries, message):
         layer = nsl_keras.MetaNeighborhoodModel(None, CosineDense(3), layer)
     with pytest.raises(ValueError, match=message):
         layer.initialize_from(features, labels)
-
-
-@pytest.mark.parametrize(
-    ("what", "use"),
-    [
-        ("assign", lambda dictionary: dictionary.assign(keys=X[:4])),
-        ("assign", lambda dictionary: dictionary.assign(values=np.full((4, 2), 0.5))),
-        ("attention", lambda dictionary: dictionary.attention(X)),
-    ],
-    ids=["keys", "values", "attention"],
-)
-def test_what_needs_a_built_dictionary(what, use):
-    with pytest.raises(ValueError, match=rf"`{what}` needs a built layer.*'early'"):
-        use(NeighborDictionary(4, num_values=2, name="early"))
 
 
 def test_zero_features_are_points_under_the_euclidean_metric():

@@ -90,17 +90,6 @@ def test_predicts_what_the_source_predicts(make, end):
         np.testing.assert_array_equal(new, old)
 
 
-def test_dropout_and_pooling_stay_in_the_backbone():
-    model = from_classifier(sequential(layers.Dense(3, activation="softmax")))
-    kinds = [type(layer) for layer in model.backbone.layers]
-    assert kinds[-3:] == [
-        layers.GlobalAveragePooling2D,
-        layers.Dropout,
-        layers.Activation,
-    ]
-    assert model.backbone.output_shape == (None, 4)
-
-
 @pytest.mark.long
 def test_an_application_in_a_line(tmp_path):
     source = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=5)
