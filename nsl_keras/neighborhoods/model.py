@@ -497,7 +497,8 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone; the head is not quantized, since it is finetuned."""
-        self.backbone.quantize(*args, **kwargs)
+        if self.backbone is not None:
+            self.backbone.quantize(*args, **kwargs)
         self.train_function = self.test_function = self.predict_function = None
 
     def get_config(self) -> dict[str, Any]:
