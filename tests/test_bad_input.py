@@ -59,9 +59,6 @@ def test_numbers_that_would_end_the_process(make, name, largest):
     [
         (layers.GlobalNeuralSimilarity2D, "sphere"),
         (predictors.SimilarityPredictor, "pooled"),
-        (functools.partial(backbones.convnet4, (32, 32, 3)), "synchronized"),
-        (functools.partial(backbones.cnn9, (32, 32, 3)), "plus"),
-        (functools.partial(backbones.self_attention_spherenet, (8, 8, 1)), "attention"),
         (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
         (
             lambda **given: few_shot.Finetuner(small_network(), 3, **given),

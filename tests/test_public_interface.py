@@ -90,13 +90,14 @@ def test_registered():
 
 
 def inherited(thing):
-    """The arguments that a layer has from the one of Keras's that it stands on."""
-    stated = re.findall(r"Those of `keras\.layers\.(\w+)`, and:", inspect.getdoc(thing))
-    return {
-        parameter
-        for base in stated
-        for parameter in inspect.signature(getattr(keras.layers, base)).parameters
-    }
+    """The arguments that a docstring leaves to that of another layer or function."""
+    public = {name.rpartition(".")[2]: each for name, each in PUBLIC.items()}
+    found = set()
+    for name in re.findall(r"Those of `([\w.]+)`", inspect.getdoc(thing)):
+        *module, last = name.split(".")
+        other = getattr(keras.layers, last) if module else public[last]
+        found |= set(inspect.signature(other).parameters)
+    return found
 
 
 def omissions(name, thing):

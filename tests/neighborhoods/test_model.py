@@ -8,8 +8,8 @@ import sys
 import keras
 import numpy as np
 import pytest
+from helpers import OneBatch
 from keras import ops
-from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary

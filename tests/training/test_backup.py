@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -390,4 +390,4 @@ def test_under_jax(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNDER_JAX)
     (tmp_path / "neighborhoods").mkdir()
-    run_script_under_jax(script, str(tmp_path))
+    run_under_jax(script, str(tmp_path))

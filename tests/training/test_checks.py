@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -60,7 +60,7 @@ tests.stops_before_the_backup(pathlib.Path(sys.argv[1]) / "states")
 @pytest.mark.long
 def test_a_nan_stops_fit_under_jax(tmp_path):
     (tmp_path / "script.py").write_text(UNDER_JAX)
-    run_script_under_jax(tmp_path / "script.py", str(tmp_path))
+    run_under_jax(tmp_path / "script.py", str(tmp_path))
 
 
 def test_targets_that_the_loss_leaves_out_are_not_checked():
