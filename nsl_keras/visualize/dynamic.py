@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops, tree
 
 from nsl_keras import data, rewiring
-from nsl_keras.similarity.convolution import SimilarityConvolution
+from nsl_keras.similarity.comparison import NeuralSimilarity
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.visualize.figures import (
     Axes,
@@ -196,9 +196,9 @@ def _dynamic_layer(model: Any, name: str | None) -> Any:
     found = {
         each.name: each
         for each in rewiring.layers(rewiring.graph_in(model))
-        if isinstance(each, SimilarityConvolution)
+        if isinstance(each, NeuralSimilarity)
         and each.predictor is not None
-        and each.rank == 2
+        and getattr(each, "rank", 0) == 2
     }
     if not found or name not in (None, *found):
         raise ValueError(
