@@ -89,10 +89,8 @@ def add_similarity(
             fewer non-zero entries than taps the outputs change, which is warned about.
         predictor: `None` for static similarities. For dynamic ones:
 
-            * `"sphere"`, `"full_sphere"`, `"cnn"`, or a name from
-              `nsl_keras.predictors.register`: each layer gets a predictor of its own;
-            * a `nsl_keras.predictors.SimilarityPredictor`: each layer gets one like it.
-              What is left `None` in it follows the layer;
+            * `"sphere"`, `"full_sphere"`, `"cnn"`, or a
+              `nsl_keras.predictors.SimilarityPredictor`: each layer makes its own network;
             * a `nsl_keras.predictors.SharedSimilarityPredictor`: one for all layers, whose
               kernels must have the same number of taps;
             * a function that takes a layer and returns its predictor.
