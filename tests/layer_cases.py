@@ -29,9 +29,8 @@ def with_predictor(make_predictor, layer, **arguments):
 def shared(**arguments):
     return partial(
         predictors.SharedSimilarityPredictor,
+        predictors.SimilarityPredictor(width=8, **arguments),
         adapted_filters=5,
-        hidden_filters=8,
-        **arguments,
     )
 
 
@@ -250,23 +249,17 @@ VECTORS_AND_SEQUENCES = [
         *(8, 6),
     ),
     LayerCase(
-        "dense_dynamic_mlp_blocks",
+        "dense_dynamic_cnn_blocks",
         partial(
             layers.NeuralSimilarityDense,
             *(5, None, False),
             similarity="symmetric",
             block_size=4,
-            predictor="mlp",
+            predictor="cnn",
             learn_shape=True,
         ),
         (2, 12),
         *(6, 3),
-    ),
-    LayerCase(
-        "dense_similarity_predictor",
-        partial(predictors.DenseSimilarityPredictor, 4, "full_sphere"),
-        (12,),
-        *(6, 6),
     ),
     LayerCase(
         "simple_rnn_static",
@@ -293,11 +286,11 @@ VECTORS_AND_SEQUENCES = [
         7,
     ),
     LayerCase(
-        "lstm_dynamic_mlp_dropout",
+        "lstm_dynamic_cnn_dropout",
         recurrent(
             layers.NeuralSimilarityLSTMCell,
             similarity="unconstrained",
-            predictor="mlp",
+            predictor="cnn",
             recurrent_similarity=None,
             dropout=0.2,
             recurrent_dropout=0.2,

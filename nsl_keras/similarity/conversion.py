@@ -19,16 +19,15 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.similarity import matrices, predictors, separable
+from nsl_keras.similarity import matrices, predictor_cost, predictors, separable
+from nsl_keras.similarity.comparison import NeuralSimilarity
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
-    SimilarityConvolution,
 )
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.similarity.predictors import SharedSimilarityPredictor
 from nsl_keras.similarity.recurrent import (
     SimilarityCell,
     cells_of,
@@ -41,7 +40,7 @@ Shape: TypeAlias = tuple[int | None, ...]
 
 #: Layers of just these types are converted. A class derived from one of them may compute
 #: something else.
-_CONVERTIBLE: dict[type[Layer], type[SimilarityConvolution]] = {
+_CONVERTIBLE: dict[type[Layer], type[NeuralSimilarity]] = {
     keras.layers.Conv1D: NeuralSimilarityConv1D,
     keras.layers.Conv2D: NeuralSimilarityConv2D,
     keras.layers.Conv3D: NeuralSimilarityConv3D,
@@ -90,10 +89,8 @@ def add_similarity(
             fewer non-zero entries than taps the outputs change, which is warned about.
         predictor: `None` for static similarities. For dynamic ones:
 
-            * `"sphere"`, `"full_sphere"`, `"cnn"`, or a name from
-              `nsl_keras.predictors.register`: each layer gets a predictor of its own;
-            * a `nsl_keras.predictors.SimilarityPredictor`: each layer gets one like it.
-              What is left `None` in it follows the layer;
+            * `"sphere"`, `"full_sphere"`, `"cnn"`, or a
+              `nsl_keras.predictors.SimilarityPredictor`: each layer makes its own network;
             * a `nsl_keras.predictors.SharedSimilarityPredictor`: one for all layers, whose
               kernels must have the same number of taps;
             * a function that takes a layer and returns its predictor.
@@ -158,7 +155,7 @@ def add_similarity(
     _refuse_subclassed(found)
     chosen = _choose(found, layers, similarity, dynamic=predictor is not None)
     _warn_of_few_nonzeros(similarity, chosen)
-    new_layers: list[SimilarityConvolution] = []
+    new_layers: list[NeuralSimilarity] = []
     places: dict[int, list[Layer]] = {}
     names = {layer.name for layer in found}
     made = _make_predictors(predictor, chosen)
@@ -415,51 +412,35 @@ def _taps(layer: Layer) -> int:
     return math.prod(layer.kernel_size)
 
 
-def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Layer | None]:
-    """Returns a predictor for each layer: its own, the shared one, or `None`."""
+def _make_predictors(predictor: Any, chosen: list[Layer]) -> list[Any]:
+    """Returns what predicts the `M` of each layer, or `None`."""
     if isinstance(predictor, SharedSimilarityPredictor):
-        taps = math.prod(predictor.kernel_size or chosen[0].kernel_size)
-        others = [layer for layer in chosen if _taps(layer) != taps]
+        others = [layer for layer in chosen if _taps(layer) != _taps(chosen[0])]
         if others:
             raise ValueError(
-                f"A shared `predictor` serves kernels of as many taps as its own, {taps}; "
-                f"choose such layers with `layers`. Received: {_names(others)}"
+                "A shared `predictor` must be given to kernels of as many taps as the "
+                f"first, {_taps(chosen[0])}; choose such layers with `layers`. "
+                f"Received: {_names(others)}"
             )
-    elif isinstance(predictor, keras.layers.Layer) and not isinstance(
-        predictor, SimilarityPredictor
-    ):
+    elif isinstance(predictor, keras.layers.Layer):
         raise ValueError(
             "`predictor` must be None, a name, a `SimilarityPredictor`, a "
-            "`SharedSimilarityPredictor`, or a function that returns a layer's predictor; "
-            f"another layer cannot serve several. Received: predictor={predictor!r}"
+            "`SharedSimilarityPredictor`, or a function that returns a layer's predictor. "
+            f"Received: predictor={predictor!r}"
         )
-
-    def predictor_of(layer: Layer) -> Any:
-        if isinstance(predictor, SharedSimilarityPredictor):
-            return predictor
-        if isinstance(predictor, SimilarityPredictor):
-            return predictor.copied_for(layer)
-        return predictor(layer) if callable(predictor) else predictor
-
-    made: list[Any] = [
-        predictors.get(
-            predictor_of(layer),
-            kernel_regularizer=getattr(
-                layer, "kernel_regularizer", getattr(layer, "depthwise_regularizer", None)
-            ),
-        )
-        for layer in chosen
-    ]
-    return made
+    if callable(predictor) and not isinstance(predictor, keras.layers.Layer):
+        return [predictors.get(predictor(layer)) for layer in chosen]
+    return [predictors.get(predictor)] * len(chosen)
 
 
 def _warn_of_start(layers: Iterable[Any]) -> None:
     # Measured, since a kind or a predictor of one's own may end in anything.
-    for each in dict.fromkeys(each.predictor for each in layers if not _at_zero(each)):
+    moved = [each for each in layers if not _at_zero(each)]
+    if moved:
         warnings.warn(
-            f"The predictor {each.name!r} does not start at zero, so that the outputs "
+            f"The predictors of {_names(moved)} do not start at zero, so that the outputs "
             'of the model change. A `SimilarityPredictor` with `start="identity"` does, '
-            "if its kind ends in `predictor.output(...)`.",
+            "if its kind ends in `parts.output(...)`.",
             stacklevel=_CALLER + 1,
         )
 
@@ -478,8 +459,7 @@ def _at_zero(layer: Any) -> bool:
     inputs = ops.convert_to_tensor(noise, dtype=layer.compute_dtype)
     try:
         with keras.StatelessScope():  # A predictor of one's own may assign to its weights.
-            adapted = inputs if layer.adaptation is None else layer.adaptation(inputs)
-            prediction = layer.predictor(adapted, training=False)
+            prediction = layer.comparison.network(inputs, training=False)
     except Exception:
         # A model may be made where it cannot run, for example one that is channels-first
         # on a CPU: nothing is known of it there.
@@ -488,8 +468,8 @@ def _at_zero(layer: Any) -> bool:
 
 
 def _warn_of_costly(layers: Iterable[Any]) -> None:
-    costly = predictors.name_costly(
-        {layer.name: predictors.cost_ratio(layer) for layer in layers}
+    costly = predictor_cost.name_costly(
+        {each.name: predictor_cost.cost_ratio(each) for each in layers}
     )
     if costly is not None:
         logging.warning(costly)
@@ -569,7 +549,7 @@ def _is_ours(layer: Layer) -> bool:
 
 def _casts(layer: NeuralSimilarity, names: set[str]) -> list[Layer]:
     """Returns what stands before a plain layer of integers, which Keras's do not cast."""
-    if not isinstance(layer, SimilarityConvolution):
+    if not hasattr(layer, "kernel_size"):
         return []
     name = rewiring.unused_name(f"{layer.name}_cast", names)
     return [keras.layers.Rescaling(1.0, name=name, dtype=layer.dtype_policy)]
@@ -640,7 +620,7 @@ def _as_shift(
         one entry in `M`, or if the shift would depend on sizes that are not known, or that
         differ.
     """
-    if not isinstance(layer, SimilarityConvolution):
+    if not hasattr(layer, "kernel_size"):
         return None
     if not isinstance(layer.similarity, matrices.Sparse) or layer.similarity.nonzeros != 1:
         return None

@@ -14,7 +14,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.neural_similarity import get_initializer, is_identity
+from nsl_keras.similarity.comparison import is_identity
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
@@ -128,7 +128,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self.filters = filters
         self.kernel_size = kernel_size
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
-        self.similarity_initializer = get_initializer(similarity_initializer)
+        self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.hidden_filters = validation.optional(

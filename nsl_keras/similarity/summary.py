@@ -11,13 +11,11 @@ import keras
 
 from nsl_keras import rewiring, validation
 from nsl_keras.similarity import conversion, matrices
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.comparison import Comparison
+from nsl_keras.similarity.predictor_cost import multiply_adds, name_costly
 from nsl_keras.similarity.predictors import (
-    DenseSimilarityPredictor,
     SharedSimilarityPredictor,
     SimilarityPredictor,
-    multiply_adds,
-    name_costly,
 )
 from nsl_keras.similarity.recurrent import SimilarityCell, is_foldable, similarities_of
 
@@ -187,9 +185,7 @@ def summary(
         parts = similarities_of(layer)
         if not parts:
             continue
-        added = {
-            id(variable): variable for part in parts for variable in _added_variables(part)
-        }
+        added = {id(weight): weight for part in parts for weight in part.weights}
         all_added |= added
         its_counts = [count for counted, count in counts if counted is layer]
         rows.append(
@@ -225,31 +221,26 @@ def summary(
     return result
 
 
-def _added_variables(part: NeuralSimilarity) -> list[keras.Variable]:
-    """Returns the variables of a layer that the plain one does not have."""
-    plain = [part.kernel, part.bias]
-    activation = getattr(part, "activation", None)
-    if isinstance(activation, keras.layers.Layer):  # As `PReLU`, which has weights.
-        plain += activation.weights
-    return [each for each in part.weights if not any(each is other for other in plain)]
-
-
 def _size(variable: keras.Variable) -> int:
     return math.prod(variable.shape)
 
 
-def _similarity_name(part: NeuralSimilarity) -> str:
-    name = matrices.serialize(part.similarity)
-    if isinstance(name, str):
-        return name
+def _similarity_name(part: Comparison) -> str:
+    for name, kind in matrices.KINDS.items():
+        if (
+            type(part.similarity) is kind
+            and part.similarity.get_config() == kind().get_config()
+        ):
+            return name
     options = ", ".join(f"{k}={v}" for k, v in part.similarity.get_config().items())
     return f"{type(part.similarity).__name__}({options})"
 
 
-def _predictor_name(predictor: Layer) -> str:
+def _predictor_name(predictor: Any) -> str:
     if isinstance(predictor, SharedSimilarityPredictor):
-        return f"shared {predictor.kind}"
-    return getattr(predictor, "kind", type(predictor).__name__)
+        return f"shared {_predictor_name(predictor.predictor)}"
+    kind = getattr(predictor, "kind", type(predictor).__name__)
+    return kind if isinstance(kind, str) else kind.__name__
 
 
 def _join(names: Iterable[str]) -> str:
@@ -327,7 +318,8 @@ def _count(call: rewiring.Call) -> Count:
         if getattr(layer, "predictor", None) is None:
             added, predicted = 0, 0
         else:
-            added, predicted = (vectors * each for each in _of_vectors(layer, layer.kernel))
+            per_vector = _of_vectors(layer.comparison, layer.kernel)
+            added, predicted = (vectors * each for each in per_vector)
     elif cells := _cells(layer):
         steps = _known(inputs[1])
         pairs = [pair for cell in cells for pair in _kernels_and_parts(cell)]
@@ -370,8 +362,8 @@ def _kernels_and_parts(cell: Any) -> list[tuple[keras.Variable, Any]]:
     if not isinstance(cell, SimilarityCell):
         return [(cell.kernel, None), (cell.recurrent_kernel, None)]
     return [
-        (cell.kernel, cell.input_similarity),
-        (cell.recurrent_kernel, cell.state_similarity),
+        (cell.kernel, cell.input_comparison),
+        (cell.recurrent_kernel, cell.state_comparison),
     ]
 
 
@@ -382,27 +374,14 @@ def _of_convolution(
     predictor = getattr(layer, "predictor", None)
     if predictor is None:
         return 0, 0
-    if not isinstance(predictor, SimilarityPredictor):
-        return math.nan, math.nan
     *kernel_size, channels, _ = layer.kernel.shape
     taps = math.prod(kernel_size)
-    predicted: float = 0
-    if layer.adaptation is not None:
-        adapted = tuple(layer.adaptation.compute_output_shape(inputs))
-        predicted += _plain(layer.adaptation, inputs, adapted)
-        inputs = adapted
-    predicted += sum(_plain(*call) for call in predictor.calls(inputs))
+    predicted = multiply_adds(layer.comparison.network, inputs)
     positions = _product(sizes)
     compared = positions * _of_comparison(layer.similarity, taps, channels)
-    matrices_made = 1 if predictor.pooled else positions
-    made = matrices_made * _of_making(layer.similarity, taps)
+    pooled = isinstance(predictor, SimilarityPredictor) and predictor.pooled
+    made = (1 if pooled else positions) * _of_making(layer.similarity, taps)
     return predicted + compared + made, predicted
-
-
-def _plain(
-    layer: Layer, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
-) -> float:
-    return _count(rewiring.Call(layer, (inputs,), (outputs,))).plain
 
 
 def _of_vectors(part: Any, kernel: keras.Variable) -> tuple[float, float]:
@@ -412,9 +391,7 @@ def _of_vectors(part: Any, kernel: keras.Variable) -> tuple[float, float]:
     compared = _of_comparison(part.similarity, taps, features // taps)
     if part.predictor is None:
         return compared, 0
-    if not isinstance(part.predictor, DenseSimilarityPredictor):
-        return math.nan, math.nan
-    predicted = multiply_adds(part.predictor)
+    predicted = multiply_adds(part.network, (None, features))
     return compared + _of_making(part.similarity, taps) + predicted, predicted
 
 

@@ -19,7 +19,7 @@ from nsl_keras import (
 )
 from nsl_keras.convert import add_film, add_similarity, fold, summary
 from nsl_keras.similarity import conversion
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.comparison import NeuralSimilarity
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 RNG = np.random.default_rng(4)
@@ -147,7 +147,7 @@ def test_published_networks(name, eligible, entries):
     expected = source(images)
     assert deviation(expected, model(images)) <= 1e-5
     # The check sees a single perturbed M, in the middle of the network.
-    perturbed = similarity_layers(model)[eligible // 2].similarity_parameters
+    perturbed = similarity_layers(model)[eligible // 2].comparison.similarity_parameters
     before = as_numpy(perturbed.value)
     perturbed.assign(before + 0.3 * RNG.normal(size=before.shape))
     assert deviation(expected, model(images)) > 1e-3
@@ -194,22 +194,16 @@ def test_dynamic_models_start_where_the_plain_model_is(kind, similarity, plain):
     assert difference(plain, model, IMAGES) > 1e-3
 
 
-def test_each_layer_gets_a_predictor_like_the_one_given(plain):
-    predictor = predictors.SimilarityPredictor(hidden_filters=5, dtype="float16")
-    for _ in range(2):  # The predictor itself serves none of the layers.
-        model = add_similarity(plain, predictor=predictor)
-        made = [model.get_layer(name).predictor for name in converted(model)]
-        assert [each.hidden_filters for each in made] == [5, 5, 5]
-        assert {each.dtype_policy.name for each in made} == {"float16"}
-    of_layer = predictors.SimilarityPredictor()
-    of_layer.serve(model.get_layer("first"))
-    with pytest.raises(ValueError, match=r"must serve no layer yet.*serves layer 'first'"):
-        add_similarity(plain, predictor=of_layer)
+def test_each_layer_makes_a_network_of_the_recipe(plain):
+    recipe = predictors.SimilarityPredictor(width=5)
+    model = add_similarity(plain, predictor=recipe)
+    made = [layer.comparison.network for layer in similarity_layers(model)]
+    assert [each.get_layer("hidden").filters for each in made] == [5, 5, 5]
     half = keras.Sequential(
         [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16")]
     )
-    model = add_similarity(half, predictor=predictors.SimilarityPredictor())
-    assert model.layers[-1].predictor.dtype_policy.name == "mixed_bfloat16"
+    network = add_similarity(half, predictor=recipe).layers[-1].comparison.network
+    assert network.layers[0].dtype_policy.name == "mixed_bfloat16"
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -236,7 +230,7 @@ def test_the_start_in_half_precision():
     source = keras.Model(inputs, keras.layers.Conv2D(4, 3, dtype="float32", name="full")(x))
     model = add_similarity(source, "unconstrained")
     assert model.get_layer("half").dtype_policy.name == "mixed_bfloat16"
-    assert model.get_layer("half").similarity_parameters.dtype == "float32"
+    assert model.get_layer("half").comparison.similarity_parameters.dtype == "float32"
     assert model.get_layer("full").dtype_policy.name == "float32"
     assert difference(source, model, IMAGES) == 0
     randomize(model.trainable_variables)
@@ -371,7 +365,9 @@ def test_backbones_of_models_with_neighbors(tmp_path):
     # Attention, finetuning and cosines of 5 entries, 4 features and 3 classes.
     assert told.multiply_adds == told.layers[0].multiply_adds + 5 * 4 + 5 * 12 + 12
     assert told.parameters == added.count_params()
-    added.backbone.get_layer("first").similarity_parameters.assign(RNG.normal(size=9))
+    added.backbone.get_layer("first").comparison.similarity_parameters.assign(
+        RNG.normal(size=9)
+    )
     folded = fold(added)
     assert type(folded.backbone.get_layer("first")) is keras.layers.Conv2D
     assert difference(added, folded, IMAGES) <= 1e-5
@@ -408,7 +404,10 @@ def test_errors_of_the_layers_come_through(plain):
         ({"learn_shape": "yes"}, "`learn_shape` must be True or False"),
         ({"shape_threshold": 1.0}, "`shape_threshold` must be"),
         ({"similarity": "sparse", "predictor": "sphere"}, "`similarity` .* takes no pred"),
-        ({"predictor": "sphere", "similarity_regularizer": "l1"}, "must be None with a"),
+        (
+            {"predictor": "sphere", "similarity_regularizer": "l1"},
+            "must be left out with a",
+        ),
         ({"similarity_regularizer": "foo"}, "foo"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
@@ -511,10 +510,10 @@ def test_nested_and_shared_layers(predictor, tmp_path):
 
 
 def test_a_shared_predictor_serves_all_layers(plain):
-    shared = predictors.SharedSimilarityPredictor(3, "cnn", adapted_filters=4)
+    shared = predictors.SharedSimilarityPredictor("cnn", adapted_filters=4)
     model = add_similarity(plain, predictor=shared, layers=["first"])
     assert difference(plain, model, IMAGES) <= 1e-5
-    with pytest.raises(ValueError, match=r"as many taps as its own, 9;.*'depthwise', 'sec"):
+    with pytest.raises(ValueError, match=r"as many taps as the first, 9;.*'sec"):
         add_similarity(plain, predictor=shared)
     two = stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 3))
     model = add_similarity(two, predictor=shared)
@@ -525,17 +524,17 @@ def test_predictors_of_ones_own(plain):
     def predictor(layer):
         return "cnn" if layer.name == "depthwise" else pooled
 
-    pooled = predictors.SimilarityPredictor((3, 3), pooled=True, start="published")
-    with pytest.warns(UserWarning, match="does not start at zero"):
+    pooled = predictors.SimilarityPredictor(pooled=True, start="published")
+    with pytest.warns(UserWarning, match="do not start at zero"):
         model = add_similarity(plain, predictor=predictor, layers=["first", "depthwise"])
-    assert model.get_layer("first").predictor is pooled
+    assert model.get_layer("first").predictor == pooled
     assert model.get_layer("depthwise").predictor.kind == "cnn"
 
 
-@predictors.register("test_conversion_tanh")
-def tanh_at_the_end(predictor):
-    options = {"padding": "same", "activation": "tanh", "name": "end"}
-    return [*predictor.hidden("input"), keras.layers.Conv2D(9, 3, **options)]
+@keras.saving.register_keras_serializable("tests")
+def tanh_at_the_end(parts):
+    end = keras.layers.Conv2D(9, 3, padding="same", activation="tanh")
+    return [*parts.hidden("input"), end]
 
 
 class Counting(keras.layers.Conv2D):
@@ -557,13 +556,13 @@ def foreign(kernel_initializer, kind=keras.layers.Conv2D):
 
 @pytest.mark.parametrize(
     "predictor",
-    ["test_conversion_tanh", foreign("he_normal", Counting)],
+    [predictors.SimilarityPredictor(tanh_at_the_end), foreign("he_normal", Counting)],
     ids=["kind", "foreign"],
 )
 def test_predictors_that_end_in_anything_are_warned_about(predictor, plain):
-    with pytest.warns(UserWarning, match=r"does not start at zero.*outputs.*change"):
+    with pytest.warns(UserWarning, match=r"do not start at zero.*outputs.*change"):
         model = add_similarity(plain, predictor=predictor, layers=["first"])
-    for weight in model.get_layer("first").predictor.non_trainable_variables:
+    for weight in model.get_layer("first").comparison.network.non_trainable_variables:
         assert float(weight) == 0
     assert difference(plain, model, IMAGES) > 1e-3
 
@@ -616,19 +615,6 @@ def test_predictors_that_this_machine_cannot_run():
     layer = keras.layers.Conv1D(4, 3, **options)
     model = add_similarity(keras.Sequential([keras.Input((3, 9)), layer]), predictor="cnn")
     assert model.output_shape == (None, 4, 7)
-
-
-def test_a_predictor_as_a_pattern(plain):
-    pattern = predictors.SimilarityPredictor(kind="cnn", hidden_filters=2)
-    model = add_similarity(plain, "unconstrained", predictor=pattern)
-    assert difference(plain, model, IMAGES) <= 1e-5
-    made = [layer.predictor for layer in similarity_layers(model)]
-    assert [(each.kernel_size, each.hidden_filters) for each in made] == [
-        ((3, 3), 2),
-        ((3, 2), 2),
-        ((2, 2), 2),
-    ]
-    assert pattern.kernel_size is None and len({id(each) for each in made}) == 3
 
 
 @pytest.mark.parametrize("wrong", ["tree", 3, keras.layers.Dense(3)])
@@ -1090,7 +1076,7 @@ def shift_model(rank, kernel_size, sizes, tap, layer=None, **options):
     taps = int(np.prod(layer.kernel_size))
     parameters = np.zeros((taps, taps))
     parameters[taps // 2, np.ravel_multi_index(tap[:rank], layer.kernel_size)] = 1.5
-    layer.similarity_parameters.assign(parameters)
+    layer.comparison.similarity_parameters.assign(parameters)
     return model
 
 

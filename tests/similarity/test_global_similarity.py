@@ -210,7 +210,7 @@ def test_mask_is_a_local_similarity_where_there_is_one_position():
     for each in (layer, local):
         each.build(pixels.shape)
     perturb(layer)
-    local.similarity_parameters.assign(layer.similarity_parameters)
+    local.comparison.similarity_parameters.assign(layer.similarity_parameters)
     local.kernel.assign(layer.convolution.kernel)
     local.bias.assign(layer.convolution.bias)
     np.testing.assert_allclose(as_numpy(layer(pixels)), as_numpy(local(pixels)), atol=1e-6)

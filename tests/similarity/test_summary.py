@@ -61,9 +61,7 @@ def test_dynamic_convolutions(similarity, outputs, hidden, compared, made, strid
 
 
 def test_one_matrix_an_example_is_made_once():
-    predictor = predictors.SimilarityPredictor(
-        3, similarity="positive_semidefinite", hidden_filters=5, pooled=True
-    )
+    predictor = predictors.SimilarityPredictor(width=5, pooled=True)
     layer = layers.NeuralSimilarityConv2D(
         6, 3, similarity="positive_semidefinite", predictor=predictor
     )
@@ -75,11 +73,9 @@ def test_one_matrix_an_example_is_made_once():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_prediction_for_a_block_is_made_once(shared):
-    options = {"hidden_filters": 5, "downsampling": 2}
+    predictor = predictors.SimilarityPredictor(width=5, downsampling=2)
     if shared:
-        predictor = predictors.SharedSimilarityPredictor(adapted_filters=7, **options)
-    else:
-        predictor = predictors.SimilarityPredictor(**options)
+        predictor = predictors.SharedSimilarityPredictor(predictor, adapted_filters=7)
     layer = layers.NeuralSimilarityConv2D(6, 3, padding="same", predictor=predictor)
     row = figures_of(layer, (7, 8, 4))
     adapted = 7 * 8 * 9 * 4 * 7 if shared else 0
@@ -113,7 +109,7 @@ def test_dense_layers():
     assert row.multiply_adds == row.plain_multiply_adds == 5 * 12 * 6
     assert row.similarity_parameters == 16
     dynamic = layers.NeuralSimilarityDense(
-        6, similarity="unconstrained", block_size=4, predictor="mlp"
+        6, similarity="unconstrained", block_size=4, predictor="cnn"
     )
     row = figures_of(dynamic, (5, 12))
     added = row.multiply_adds - row.plain_multiply_adds
@@ -181,7 +177,7 @@ def test_transposed_convolutions_count_at_their_inputs():
 
 
 def test_shared_layers_count_at_each_call_and_predictors_once():
-    predictor = predictors.SharedSimilarityPredictor(3, adapted_filters=5)
+    predictor = predictors.SharedSimilarityPredictor(adapted_filters=5)
     one = layers.NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
     two = layers.NeuralSimilarityConv2D(4, 3, padding="same", predictor=predictor)
     inputs = keras.Input((8, 8, 4))
@@ -337,12 +333,12 @@ def test_an_embedding_in_reverse_is_not_counted():
     assert summary(model).multiply_adds is None
 
 
-def test_a_predictor_of_ones_own_is_not_counted():
+def test_a_custom_predictor_is_counted():
     predictor = keras.Sequential(
         [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(9)], name="own"
     )
     row = figures_of(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor), (8, 8, 3))
-    assert row.multiply_adds is None
+    assert row.predictor_multiply_adds == 3 * 9
     assert row.plain_multiply_adds == 36 * 9 * 3 * 4
     assert row.predictor == "Sequential"
 
