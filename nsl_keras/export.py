@@ -20,7 +20,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import at_any_batch_size, require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.similarity.conversion import fold
+from nsl_keras.similarity.folding import fold
 from nsl_keras.similarity.recurrent import similarities_of
 from nsl_keras.training import files
 from nsl_keras.training.checks import finite_examples, mark_non_finite

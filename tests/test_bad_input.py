@@ -19,7 +19,6 @@ LAYERS = nsl_keras.layers
         functools.partial(LAYERS.NeuralSimilarityConv2D, 4, kernel_size=3),
         functools.partial(LAYERS.NeuralSimilarityDepthwiseConv2D, kernel_size=3),
         functools.partial(LAYERS.SphereConv2D, 4, kernel_size=3),
-        functools.partial(LAYERS.GlobalNeuralSimilarity2D, 4, kernel_size=3),
     ],
     ids=lambda make: make.func.__name__,
 )

@@ -280,7 +280,7 @@ def add_film(
         films.append(film)
         return [film, layer] if where == "before_head" else [layer, film]
 
-    new_model = rewiring.rebuild(model, replace, verbose)
+    new_model = rewiring.rebuild(model, replace)
     logging.info(
         "iFiLM was added to %r in %d places: %s",
         model.name,

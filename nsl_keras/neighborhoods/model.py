@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
+class MetaNeighborhoodModel(CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,

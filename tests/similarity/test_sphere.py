@@ -142,15 +142,6 @@ def test_values_of_responses(response, dtype):
         check(response=response, groups=2, data_format="channels_first")
 
 
-def test_default_has_both_norms_and_no_bias():
-    layer = SphereConv2D(6, 3)
-    layer.build(IMAGES.shape)
-    assert layer.normalize == "both"
-    assert layer.bias is None
-    assert layer.response == "cosine"
-    assert len(layer.weights) == 1
-
-
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize("value", [0.0, 0.7])
 @pytest.mark.parametrize("dense", [False, True], ids=["convolution", "dense"])
@@ -286,15 +277,6 @@ def test_a_product_beyond_half_precision(layer):
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "tensorflow",
-    reason="TensorFlow's own convolutions refuse empty batches",
-)
-def test_an_empty_batch():
-    layer = SphereConv2D(4, 3, groups=2)
-    assert tuple(layer(np.zeros((0, 8, 8, 6), "float32")).shape) == (0, 6, 6, 4)
-
-
 def test_half_precision_takes_norms_in_float32():
     # The sum of squares under a patch is far above the largest float16, 65504.
     layer = make_layer(dtype="mixed_float16", padding="same", normalize="input")
@@ -359,27 +341,6 @@ def test_integer_inputs(layer, shape):
     expected = layer(inputs.astype("float32"))
     received = ops.convert_to_numpy(layer(inputs))
     np.testing.assert_array_equal(received, ops.convert_to_numpy(expected))
-
-
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_learnable_response_in_half_precision(policy):
-    layer = SphereDense(5, response="learnable_sigmoid", dtype=policy)
-    outputs = layer(vectors())
-    assert keras.backend.standardize_dtype(outputs.dtype) == policy
-    full = SphereDense(5, response="learnable_sigmoid")
-    full.build(vectors().shape)
-    full.set_weights([ops.convert_to_numpy(ops.cast(w, "float32")) for w in layer.weights])
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(ops.cast(outputs, "float32")),
-        ops.convert_to_numpy(full(vectors())),
-        atol=0.02,
-    )
-
-
-def test_arguments_by_position():
-    assert SphereDense(4, None, True).use_bias
-    assert SphereConv2D(4, 3, (1, 1), "valid", None, (1, 1), 1, None, True).use_bias
-    assert not SphereDense(4, None).use_bias
 
 
 # Errors.
