@@ -91,7 +91,7 @@ def calls(model: keras.Model) -> list[Call]:
         ValueError: If the model is subclassed, or not built.
     """
     found: list[Call] = []
-    _noting_model(model, found)
+    _noting_calls(model, found)
     return found
 
 
@@ -317,42 +317,34 @@ class _Probe(keras.Operation):
         self._probed, self._found = layer, found
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self._probed.compute_output_spec(*args, **kwargs)
+        layer, inside = self._probed, []
+        if is_graph(layer):
+            model = _noting_calls(layer, inside)
+            on_its_own_inputs = len(inside)
+            outputs = model.compute_output_spec(*args, **kwargs)
+            # Keras makes no new calls on inputs of the same shapes.
+            self._found += inside[on_its_own_inputs:] or inside
+            return outputs
+        outputs = layer.compute_output_spec(*args, **kwargs)
         inputs = _tensors((args, kwargs))
-        if type(self._probed) is keras.layers.TimeDistributed:
-            self._note_steps(inputs[0])
+        if type(layer) is keras.layers.TimeDistributed:
+            batch, steps, *rest = inputs[0].shape
+            step = keras.KerasTensor((batch, *rest), inputs[0].dtype)
+            _Probe(layer.layer, inside).compute_output_spec(step)
+            for call in inside:
+                is_known = None not in (steps, call.repeats)
+                repeats = steps * call.repeats if is_known else None
+                self._found.append(dataclasses.replace(call, repeats=repeats))
         else:
-            shapes = (
-                tuple(tuple(x.shape) for x in each) for each in (inputs, _tensors(outputs))
-            )
-            self._found.append(Call(self._probed, *shapes))
+            self._found.append(Call(layer, _shapes(inputs), _shapes(_tensors(outputs))))
         return outputs
 
-    def _note_steps(self, inputs: keras.KerasTensor) -> None:
-        batch, steps, *rest = inputs.shape
-        inside: list[Call] = []
-        probe = _noting(self._probed.layer, inside)
-        probe(keras.KerasTensor((batch, *rest), inputs.dtype))
-        for call in inside:
-            known = None not in (steps, call.repeats)
-            repeats = steps * call.repeats if known else None
-            self._found.append(dataclasses.replace(call, repeats=repeats))
 
-
-def _noting(layer: keras.Operation, found: list[Call]) -> keras.Operation:
-    """Returns an operation of the same shapes that notes calls when it is called."""
-    if not is_graph(layer):
-        return _Probe(layer, found)
-    noted = len(found)
-    noting = _noting_model(layer, found)
-    del found[noted:]  # Calls on the nested model's own inputs.
-    return noting
-
-
-def _noting_model(model: Any, found: list[Call]) -> keras.Model:
+def _noting_calls(model: Any, found: list[Call]) -> keras.Model:
+    """Returns a model of the same shapes that notes the calls of its layers."""
     require_graph(model)
     return keras.models.clone_model(
-        _uncompiled(model), clone_function=lambda each: _noting(each, found)
+        _uncompiled(model), clone_function=lambda each: _Probe(each, found)
     )
 
 
@@ -365,3 +357,7 @@ def _uncompiled(model: keras.Model) -> keras.Model:
 
 def _tensors(structure: Any) -> list[keras.KerasTensor]:
     return [each for each in tree.flatten(structure) if isinstance(each, keras.KerasTensor)]
+
+
+def _shapes(tensors: list[keras.KerasTensor]) -> Shapes:
+    return tuple(tuple(each.shape) for each in tensors)

@@ -134,7 +134,7 @@ def test_copy_of_a_graph():
 
 
 def test_a_shared_predictor_stays_shared():
-    predictor = nsl_keras.predictors.SharedSimilarityPredictor(3, adapted_filters=2)
+    predictor = nsl_keras.predictors.SharedSimilarityPredictor(adapted_filters=2)
     model = keras.Sequential([keras.Input((6, 6, 2))])
     for _ in range(2):
         model.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
