@@ -122,20 +122,6 @@ def test_is_its_matrix_times_the_feature_map(similarity, sphere):
 
 
 @pytest.mark.parametrize(
-    ("similarity", "tolerance"),
-    [
-        ("diagonal", 0),
-        ("unconstrained", 1e-6),
-        ("predicted_mask", 0),
-        ("softmax_attention", 0),
-    ],
-)
-def test_starts_as_the_identity(similarity, tolerance):
-    received = as_numpy(GlobalNeuralSimilarity2D(similarity=similarity)(IMAGES))
-    np.testing.assert_allclose(received, IMAGES, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize(
     ("similarity", "arguments", "shapes"),
     [
         ("diagonal", {}, [(20,)]),
@@ -148,25 +134,15 @@ def test_starts_as_the_identity(similarity, tolerance):
         ("softmax_attention", {"hidden_filters": 3}, [(), (8, 3), (8, 3), (8, 8)]),
     ],
 )
-def test_weights_and_their_penalties(similarity, arguments, shapes):
+def test_weights_penalties_and_start(similarity, arguments, shapes):
     layer = GlobalNeuralSimilarity2D(
         similarity=similarity, similarity_regularizer="l2", **arguments
     )
     layer.build(IMAGES.shape)
     assert [tuple(weight.shape) for weight in layer.weights] == shapes
     assert len(layer.losses) == len([shape for shape in shapes if shape])
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES[2:])
-def test_predicted_similarities_take_any_size(similarity):
-    inputs = keras.Input((None, None, 8))
-    layer = GlobalNeuralSimilarity2D(similarity=similarity)
-    model = keras.Model(inputs, layer(inputs))
-    assert model.output_shape == (None, None, None, 8)
-    perturb(model)
-    for images in (IMAGES, IMAGES[:, :3, :4]):
-        received = as_numpy(model(images))
-        np.testing.assert_allclose(received, as_numpy(layer(images)), rtol=1e-4, atol=1e-4)
+    if similarity != "attention":
+        np.testing.assert_allclose(as_numpy(layer(IMAGES)), IMAGES, atol=1e-6)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES[2:])
