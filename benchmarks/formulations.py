@@ -11,11 +11,11 @@ import functools
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
+from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
 
 import nsl_keras
 from benchmarks import measure
 from benchmarks.dynamic import BATCH, SIZES
-from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
 
 Formulation = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 TAPS = 9

@@ -121,7 +121,7 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
     waiting: list[Any] = [vars(layer)]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, Layer):
+        if isinstance(value, keras.layers.Layer):
             if id(value) not in seen:
                 seen.add(id(value))
                 yield value
@@ -142,7 +142,11 @@ def copy_activations(source: Layer, copy: Layer) -> None:
     for name in ("activation", "recurrent_activation"):
         one, other = getattr(source, name, None), getattr(copy, name, None)
         # Keras builds an activation when its layer is first called.
-        if isinstance(one, Layer) and isinstance(other, Layer) and one.built:
+        if (
+            isinstance(one, keras.layers.Layer)
+            and isinstance(other, keras.layers.Layer)
+            and one.built
+        ):
             if not other.built:
                 other.build_from_config(one.get_build_config())
             other.set_weights(one.get_weights())
@@ -255,7 +259,7 @@ class _Rebuilding:
                 keras.layers.TimeDistributed(each, name=name, dtype=layer.dtype_policy)
                 for each, name in zip([*before, last], names, strict=True)
             ]
-        chain = self._replace(layer) if isinstance(layer, Layer) else None
+        chain = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
         return [
             self._copy(each) if each is layer else each
             for each in ([layer] if chain is None else chain)
@@ -269,7 +273,7 @@ class _Rebuilding:
             copy.function = layer.function
         else:
             copy = type(layer).from_config(config)
-        if isinstance(layer, Layer):
+        if isinstance(layer, keras.layers.Layer):
             self._copies.append((layer, copy))
         return copy
 
@@ -317,7 +321,8 @@ class _Probe(keras.Operation):
         self._probed, self._found = layer, found
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        layer, inside = self._probed, []
+        layer = self._probed
+        inside: list[Call] = []
         if is_graph(layer):
             model = _noting_calls(layer, inside)
             on_its_own_inputs = len(inside)

@@ -29,9 +29,8 @@ def with_predictor(make_predictor, layer, **arguments):
 def shared(**arguments):
     return functools.partial(
         predictors.SharedSimilarityPredictor,
+        predictors.SimilarityPredictor(width=8, **arguments),
         adapted_filters=5,
-        hidden_filters=8,
-        **arguments,
     )
 
 
@@ -154,15 +153,6 @@ CASES = [
         IMAGE,
         trainable=1,
         data_formats=FIRST,
-    ),
-    LayerCase(
-        "similarity_predictor",
-        functools.partial(predictors.SimilarityPredictor, 3, strides=2, padding="same"),
-        IMAGE,
-        trainable=6,
-        non_trainable=6,
-        data_formats=FIRST,
-        unknown_sizes=True,
     ),
     LayerCase(
         "batch_normalization",
@@ -381,25 +371,18 @@ CASES = [
         non_trainable=6,
     ),
     LayerCase(
-        "dense_dynamic_mlp_blocks",
+        "dense_dynamic_cnn_blocks",
         functools.partial(
             layers.NeuralSimilarityDense,
             *(5, None, False),
             similarity="symmetric",
             block_size=4,
-            predictor="mlp",
+            predictor="cnn",
             learn_shape=True,
         ),
         (2, 12),
         trainable=6,
         non_trainable=3,
-    ),
-    LayerCase(
-        "dense_similarity_predictor",
-        functools.partial(predictors.DenseSimilarityPredictor, 4, "full_sphere"),
-        (12,),
-        trainable=6,
-        non_trainable=6,
     ),
     LayerCase(
         "simple_rnn_static",
@@ -426,11 +409,11 @@ CASES = [
         trainable=7,
     ),
     LayerCase(
-        "lstm_dynamic_mlp_dropout",
+        "lstm_dynamic_cnn_dropout",
         recurrent(
             layers.NeuralSimilarityLSTMCell,
             similarity="unconstrained",
-            predictor="mlp",
+            predictor="cnn",
             recurrent_similarity=None,
             dropout=0.2,
             recurrent_dropout=0.2,

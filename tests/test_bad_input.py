@@ -73,7 +73,6 @@ def test_numbers_without_end(make, message):
     [
         ("sphere", functools.partial(LAYERS.GlobalNeuralSimilarity2D)),
         ("pooled", nsl_keras.predictors.SimilarityPredictor),
-        ("synchronized", nsl_keras.predictors.SimilarityPredictor),
         ("synchronized", functools.partial(nsl_keras.backbones.convnet4, (32, 32, 3))),
         ("plus", functools.partial(nsl_keras.backbones.cnn4, (32, 32, 3))),
         ("plus", functools.partial(nsl_keras.backbones.cnn9, (32, 32, 3))),

@@ -120,9 +120,8 @@ ADAPTATION = (
     *("chunk_size", "task", "inner_loop"),
 )
 PREDICTOR = (
-    *("kernel_size", "kind", "similarity", "hidden_filters", "strides", "padding"),
-    *("pooled", "batch_normalization", "momentum", "momentum_warmup", "epsilon"),
-    *("synchronized", "start", "data_format", "dilation_rate", "downsampling"),
+    *("kind", "width", "output_kernel_size", "downsampling", "pooled"),
+    *("batch_normalization", "start", "kernel_regularizer"),
 )
 
 

@@ -89,14 +89,25 @@ def test_registered():
     assert not offenders
 
 
+def parameters_of(thing):
+    """The arguments of a class, those that its `__init__` passes on included."""
+    names = set()
+    for base in thing.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters.values()
+            names |= {each.name for each in parameters}
+            if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+                break
+    return names - {"self", "args", "kwargs"}
+
+
 def inherited(thing):
-    """The arguments that a layer has from the one of Keras's that it stands on."""
-    stated = re.findall(r"Those of `keras\.layers\.(\w+)`, and:", inspect.getdoc(thing))
-    return {
-        parameter
-        for base in stated
-        for parameter in inspect.signature(getattr(keras.layers, base)).parameters
-    }
+    """The arguments for which a docstring refers to other layers."""
+    sentence = re.search(r"^ +Those of ([^;:]*)", inspect.getdoc(thing), re.M)
+    names = re.findall(r"`(?:keras\.layers\.)?(\w+)`", sentence[1]) if sentence else []
+    others = [getattr(keras.layers, name, None) for name in names]
+    others += [getattr(nsl_keras.layers, name, None) for name in names]
+    return {each for other in others if other for each in parameters_of(other)}
 
 
 def omissions(name, thing):
@@ -160,7 +171,7 @@ def test_arguments_are_attributes_and_config_keys():
             ("nsl_keras.layers.", "nsl_keras.predictors.")
         ):
             continue
-        parameters = set(inspect.signature(thing).parameters) - {"kwargs"}
+        parameters = parameters_of(thing)
         required = {
             "filters": 2,
             "kernel_size": 3,

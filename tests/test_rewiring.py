@@ -315,5 +315,5 @@ def own_call():
     ],
 )
 def test_models_without_a_known_graph(make, use):
-    with pytest.raises(ValueError, match="must be a functional or Sequential.*be built"):
+    with pytest.raises(ValueError, match=r"must be a functional or Sequential.*be built"):
         use(make())

@@ -179,13 +179,11 @@ def cnn9(
     >>> model.output_shape
     (None, 10)
 
-    A function gives each convolution a predictor of its own, here that of the authors:
+    With dynamic similarities, here with the predictors of the authors:
 
-    >>> def dynamic(filters, kernel_size, **options):
-    ...     predictor = nsl_keras.predictors.published(
-    ...         kernel_regularizer=options["kernel_regularizer"])
-    ...     return nsl_keras.layers.NeuralSimilarityConv2D(
-    ...         filters, kernel_size, predictor=predictor, **options)
+    >>> dynamic = functools.partial(
+    ...     nsl_keras.layers.NeuralSimilarityConv2D,
+    ...     predictor=nsl_keras.predictors.published())
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
     >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
     890946

@@ -175,7 +175,7 @@ def _converted(layer: Layer, freeze_backbone: bool, **options: Any) -> list[Laye
 
 
 def _separated(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the configs of a depthwise and a 1x1 convolution that make a separable one."""
+    """Returns the configs of the two convolutions that make a separable one."""
     depthwise = {
         key: value
         for key, value in config.items()

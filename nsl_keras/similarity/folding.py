@@ -195,7 +195,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
 
 
 def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
-    """Returns the plain layer with the one tap of the equivalent kernel that is not zero."""
+    """Returns the plain layer with only the tap of the equivalent kernel that is not 0."""
     folded = layer.fold()
     geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
     plain = type(folded).from_config(folded.get_config() | geometry)

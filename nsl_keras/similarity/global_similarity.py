@@ -119,9 +119,9 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        shape = list(input_shape)
+        shape: list[Any] = list(input_shape)
         channels = validation.known_axis(shape, self.channel_axis, "channel axis")
-        axes = {self.channel_axis: channels}
+        axes: dict[int, Any] = {self.channel_axis: channels}
         shape.append(shape.pop(self.channel_axis))
         sizes = shape[1:3]
         if self.similarity in STATIC:
@@ -131,7 +131,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
                     f"similarity. Received: input_shape={tuple(input_shape)}"
                 )
             self._build_learned(math.prod(sizes))
-            axes = dict(enumerate(input_shape[1:], start=1))
+            axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
             self._build_mask_predictor(tuple(shape))
         else:

@@ -79,7 +79,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         if classes == 1 or not fits:
             raise ValueError(
                 "`y_pred` must hold the logits of at least 2 classes on its last axis, and "
-                "`y_true` class numbers or one-hot labels for each of their rows. Received: "
+                "`y_true` class numbers or one-hot labels for each row. Received: "
                 f"y_true.shape={tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}"
             )
         labels = (1 - self.label_smoothing) * y_true + self.label_smoothing / classes

@@ -15,12 +15,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.dynamic_convolution import (
-    TOO_SMALL,
-    add_bias_and_activate,
-    convolve,
-)
-from nsl_keras.similarity.kernels import FloatKernel
+from nsl_keras.similarity.kernels import TOO_SMALL, FloatKernel, causal_convolution
 
 #: Added under each root, as the authors' code has it.
 NORM_EPSILON = 1e-4
@@ -71,8 +66,13 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
 class Sphere(FloatKernel):
     """Private mixin, in front of a Keras layer: its products, divided by the norms."""
 
+    plain: type[keras.layers.Layer]
     kernel: Any
     bias: Any
+
+    # Keras's convolutions and dense layers save and load the kernel and the bias alone.
+    save_own_variables = keras.layers.Layer.save_own_variables
+    load_own_variables = keras.layers.Layer.load_own_variables
 
     def __init__(
         self,
@@ -126,7 +126,9 @@ class SphereConvolution(Sphere):
             lengths = norm(kernel, tuple(range(self.rank + 1)))
             kernel = ops.cast(kernel / lengths, self.compute_dtype)
         wide = keras.backend.result_type(self.compute_dtype, "float32")
-        outputs = ops.cast(convolve(self, inputs, kernel), wide)
+        outputs = ops.cast(
+            self.convolution_op(inputs, ops.cast(kernel, inputs.dtype)), wide
+        )
         if self.normalize in ("both", "input"):
             # The norm of the patch under each position, for each group: a convolution of
             # the squares with ones.
@@ -136,7 +138,7 @@ class SphereConvolution(Sphere):
             width = inputs.shape[axis] // self.groups
             squares = ops.reshape(squares, (*before, self.groups, width, *after))
             ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=wide)
-            squares = convolve(self, ops.sum(squares, axis=axis + 1), ones)
+            squares = self.convolution_op(ops.sum(squares, axis=axis + 1), ones)
             norms = ops.sqrt(squares + NORM_EPSILON)
             if self.groups > 1:
                 norms = ops.repeat(norms, self.filters // self.groups, axis)
@@ -148,12 +150,21 @@ class SphereConvolution(Sphere):
                 shape[self.channel_axis] = -1
                 curvature = ops.reshape(curvature, shape)
             outputs = respond(outputs, self.response, curvature)
-        return add_bias_and_activate(self, ops.cast(outputs, self.compute_dtype))
+        outputs = ops.cast(outputs, self.compute_dtype)
+        if self.bias is not None:
+            shape = [1] * len(outputs.shape)
+            shape[self.channel_axis] = -1
+            # Not `ops.add`, which goes wrong with channels first (see `NeuralSimilarity`).
+            outputs = outputs + ops.reshape(ops.cast(self.bias, outputs.dtype), shape)
+        return outputs if self.activation is None else self.activation(outputs)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
+
+    plain = keras.layers.Conv1D
+    convolution_op = causal_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -214,10 +225,14 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         (0.63662 for 2 / pi, `k_o` starting at 0.7) are those of the authors' code.
     """
 
+    plain = keras.layers.Conv2D
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
     """Private: the 3D twin of `SphereConv2D`, for predictors."""
+
+    plain = keras.layers.Conv3D
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -264,6 +279,8 @@ class SphereDense(Sphere, keras.layers.Dense):
         ("hyperspherical fully-connected networks"). The responses are those of the
         authors' convolutions.
     """
+
+    plain = keras.layers.Dense
 
     def call(self, inputs: Tensor) -> Tensor:
         inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.

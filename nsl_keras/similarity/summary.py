@@ -239,7 +239,8 @@ def _multiply_adds(layer: Any, input_shape: Shape) -> tuple[float, float]:
 
 
 def _of_recurrent(layer: Any, steps: float) -> tuple[float, float]:
-    plain, added = 0, 0
+    plain: float = 0
+    added: float = 0
     for cell in rewiring.sublayers(layer):
         if hasattr(cell, "recurrent_kernel") and len(cell.kernel.shape) == 2:
             plain += _size(cell.kernel) + _size(cell.recurrent_kernel)

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops, tree
 
 from nsl_keras import data, rewiring
-from nsl_keras.similarity.convolution import SimilarityConvolution
+from nsl_keras.similarity.comparison import NeuralSimilarity
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.visualize.figures import (
     Axes,
@@ -195,10 +195,10 @@ def _dynamic_layer(model: Any, name: str | None) -> Any:
     """The layer of a name, or the first that can be drawn."""
     found = {
         each.name: each
-        for each in rewiring.layers(rewiring.graph_in(model))
-        if isinstance(each, SimilarityConvolution)
+        for each in rewiring.layers(getattr(model, "backbone", model))
+        if isinstance(each, NeuralSimilarity)
         and each.predictor is not None
-        and each.rank == 2
+        and getattr(each, "rank", 0) == 2
     }
     if not found or name not in (None, *found):
         raise ValueError(
@@ -227,7 +227,8 @@ def _input_of(model: Any, layer: Any, batch: Any) -> Any:
     """What a layer, of nested models too, gets when the model is called."""
     recorder = _Recorder(dtype=layer.dtype_policy)
     copy = rewiring.rebuild(
-        rewiring.graph_in(model), lambda each: [recorder, each] if each is layer else None
+        getattr(model, "backbone", model),
+        lambda each: [recorder, each] if each is layer else None,
     )
     copy(data.as_tensors(batch), training=False)
     return recorder.seen

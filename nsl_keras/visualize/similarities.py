@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from nsl_keras.similarity.comparison import Comparison
 from nsl_keras.similarity.matrices import Diagonal
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.recurrent import similarities_of
 from nsl_keras.visualize.figures import (
     GREY,
@@ -135,9 +135,12 @@ class _Panel:
         return float(np.abs(self.values - self.identity).max())
 
 
-def _names_of(layer: keras.layers.Layer, parts: list[NeuralSimilarity]) -> list[str]:
+def _names_of(layer: keras.layers.Layer, parts: list[Comparison]) -> list[str]:
     """Names of a layer's similarities; where some are alike, with the parts around them."""
-    names = [layer.name if part is layer else f"{layer.name}_{part.name}" for part in parts]
+    names = [
+        layer.name if part.name == "comparison" else f"{layer.name}_{part.name}"
+        for part in parts
+    ]
     if len(set(names)) == len(names):
         return names
     paths = [part.path.split("/") for part in parts]
@@ -148,11 +151,11 @@ def _names_of(layer: keras.layers.Layer, parts: list[NeuralSimilarity]) -> list[
     ]
 
 
-def _panels_of(name: str, part: NeuralSimilarity) -> list[_Panel]:
+def _panels_of(name: str, part: Comparison) -> list[_Panel]:
     """What a similarity has learned."""
     if not part.built:
         raise ValueError(f"`model` must be built. Received: unbuilt layer {name!r}")
-    grid = getattr(part, "kernel_size", (-1,))
+    grid = part.kernel_size
     panels = []
     if part.predictor is None:
         matrix = ops.convert_to_numpy(part.similarity_matrix).astype("float32")

@@ -105,21 +105,18 @@ def test_a_factory_makes_the_convolutions_that_may_have_a_similarity(name):
     np.testing.assert_allclose(run(model, case.images()), expected, atol=1e-5)
 
 
-def test_a_factory_gives_each_convolution_its_own_predictor():
-    def dynamic(filters, kernel_size, **options):
-        predictor = SimilarityPredictor(hidden_filters=3, momentum=0.7)
-        return NeuralSimilarityConv2D(filters, kernel_size, predictor=predictor, **options)
-
+def test_a_recipe_gives_each_convolution_its_own_network():
+    recipe = SimilarityPredictor(width=3)
     case = CASES["resnet18"]
-    model = case(convolution=dynamic)
-    predictors = {id(layer.predictor) for layer in layers_of(model, NeuralSimilarityConv2D)}
-    assert len(predictors) == len(case.from_factory)
+    model = case(convolution=functools.partial(NeuralSimilarityConv2D, predictor=recipe))
+    found = layers_of(model, NeuralSimilarityConv2D)
+    assert len({id(each.comparison.network) for each in found}) == len(case.from_factory)
     assert np.all(np.isfinite(run(model, case.images(), training=True)))
 
 
 def test_a_factory_gives_all_convolutions_one_predictor():
     case = CASES["cnn9"]
-    shared = SharedSimilarityPredictor(3, adapted_filters=2, hidden_filters=3)
+    shared = SharedSimilarityPredictor(SimilarityPredictor(width=3), adapted_filters=2)
     model = case(convolution=functools.partial(NeuralSimilarityConv2D, predictor=shared))
     found = layers_of(model, NeuralSimilarityConv2D)
     assert all(layer.predictor is shared for layer in found)

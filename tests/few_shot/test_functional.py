@@ -315,9 +315,8 @@ def test_norms_of_predictors_and_of_nested_models_are_within_reach():
 
 
 def test_a_shared_predictor_is_called_more_than_once():
-    predictor = nsl_keras.predictors.SharedSimilarityPredictor(
-        3, adapted_filters=2, batch_normalization=True
-    )
+    recipe = nsl_keras.predictors.SimilarityPredictor(batch_normalization=True)
+    predictor = nsl_keras.predictors.SharedSimilarityPredictor(recipe, adapted_filters=2)
     shared = keras.Sequential([keras.Input((6, 6, 1))])
     for _ in range(2):
         shared.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))

@@ -25,8 +25,8 @@ def model_of(*layers):
     model = keras.Sequential([keras.Input((6, 5, 3)), *layers])
     for layer in model.layers:
         if getattr(layer, "predictor", True) is None:
-            shape = layer.similarity_parameters.shape
-            layer.similarity_parameters.assign(RNG.normal(size=shape))
+            shape = layer.comparison.similarity_parameters.shape
+            layer.comparison.similarity_parameters.assign(RNG.normal(size=shape))
     return model
 
 
@@ -50,8 +50,8 @@ def test_similarities(tmp_path):
     assert list(panels) == ["masked\nmask of the taps", "mixed\nM[t, u]: t down, u right"]
     assert len(figure.axes) == 3
     masked, mixed = (model.get_layer(name) for name in ("masked", "mixed"))
-    mask = ops.convert_to_numpy(masked.similarity_parameters).reshape(2, 3)
-    matrix = ops.convert_to_numpy(mixed.similarity_parameters)
+    mask = ops.convert_to_numpy(masked.comparison.similarity_parameters).reshape(2, 3)
+    matrix = ops.convert_to_numpy(mixed.comparison.similarity_parameters)
     differences = (mask - 1, matrix - np.eye(6))
     largest = max(np.abs(each).max() for each in differences)
     for image, expected in zip(panels.values(), differences, strict=True):
@@ -130,7 +130,7 @@ def test_learned_kernel_shapes(tmp_path):
         convolution(learn_shape=True, predictor="cnn", name="dynamic"),
     )
     dynamic = model.get_layer("dynamic")
-    dynamic.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
+    dynamic.comparison.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
     figure = visualize.plot_similarities(model)
     check_saved(figure, tmp_path)
     panels = panels_of(figure)
@@ -164,20 +164,17 @@ def test_similarities_of_other_windows():
 class OneNumber(similarities.Similarity):
     """`M = a I`: one parameter, which is no mask."""
 
-    def parameter_shape(self, taps):
-        return (1,)
-
     def parameters_from(self, matrix):
         return matrix[:1, 0]
 
-    def matrix(self, parameters):
-        return parameters[..., None] * ops.eye(6)
+    def matrix(self, parameters, size):
+        return parameters[..., None] * ops.eye(size)
 
 
 def test_similarities_of_an_own_kind_with_other_parameters():
     model = model_of(convolution(OneNumber(), name="scaled"))
     (image,) = panels_of(visualize.plot_similarities(model)).values()
-    value = ops.convert_to_numpy(model.layers[0].similarity_parameters)[0]
+    value = ops.convert_to_numpy(model.layers[0].comparison.similarity_parameters)[0]
     drawn = np.asarray(image.get_array())
     # As the matrix it is, or as its diagonal on the taps.
     expected = (value - 1) * (np.eye(6) if drawn.shape == (6, 6) else np.ones((2, 3)))
@@ -246,7 +243,7 @@ def test_long_masks_can_be_seen(features, shape):
     layer = nsl_keras.layers.NeuralSimilarityDense(2, name="dense")
     model = keras.Sequential([keras.Input((features,)), layer])
     mask = RNG.normal(size=features)
-    layer.similarity_parameters.assign(mask)
+    layer.comparison.similarity_parameters.assign(mask)
     figure = visualize.plot_similarities(model)
     (image,) = panels_of(figure).values()
     np.testing.assert_allclose(image.get_array(), mask.reshape(shape) - 1, atol=1e-6)

@@ -32,7 +32,7 @@ def test_a_tiny_step_is_equation_6(scale, data):
     layer = example.make_layer(target + 300 * start, scale, dtype="float64")
     if scale is not None:
         matrix = np.random.default_rng(1).normal(size=(example.FEATURES,) * 2)
-        layer.similarity_parameters.assign(scale * matrix)
+        layer.comparison.similarity_parameters.assign(scale * matrix)
     kernel = np.array(layer.kernel)
     before = example.matrix_of(layer)
     rate = 1e-7

@@ -74,17 +74,18 @@ def test_predictors_are_the_authors_or_the_packages():
                 *("cnn9", methods.METHODS[name], (8, 8, 3), 4, 0.9, published),
                 filters=(4, 4, 20),
             )
-            predictors = [
-                layer.predictor for layer in model.layers if hasattr(layer, "predictor")
+            layers = [layer for layer in model.layers if hasattr(layer, "predictor")]
+            recipes = [
+                getattr(each.predictor, "predictor", each.predictor) for each in layers
             ]
-            assert {each.start == "identity" for each in predictors} == {network_default}
-            assert {each.momentum_warmup for each in predictors} == {network_default}
-            assert {each.momentum for each in predictors} == {0.9}
-            widths = {each.hidden_filters for each in predictors}
-            if published:
-                assert widths == {64}
-            elif name == "dynamic_dns":
-                assert widths == {8, 10}
+            assert {each.start == "identity" for each in recipes} == {network_default}
+            if name == "dynamic_dns":
+                norms = {"momentum": 0.9, "synchronized": False}
+                warmup = {} if network_default else {"momentum_warmup": False}
+                assert recipes[0].batch_normalization == {**norms, **warmup}
+                networks = [each.comparison.network for each in layers]
+                widths = {each.get_layer("hidden").filters for each in networks}
+                assert widths == ({64} if published else {8, 10})
 
 
 @pytest.mark.parametrize("measure", ["parameters", "multiply_adds"])
