@@ -25,23 +25,26 @@ JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
 	tests/neighborhoods/test_head.py::test_integer_features \
 	tests/neighborhoods/test_golden.py tests/training/test_normalization.py \
 	tests/few_shot/test_functional.py::test_statistics_beside_norms_out_of_reach
-# The folder of tensorflow-datasets' prepared copies, for the tests on real images.
+# The folder of tensorflow-datasets' prepared copies, for examples on real images.
 DATA := $(NSL_KERAS_DATA_DIR)
 
-.PHONY: demo docs test test-long test-oldest test-newest packages lint bench no-harm load \
+.PHONY: demo docs test test-long test-examples test-oldest test-newest packages lint bench no-harm load \
 	export-kills kills fuzz notebooks results tune setup
 
 demo: $(INSTALLED)
 	$(PY) -m examples.demo --dataset=digits
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not long and not data"
+	$(PYTEST) -m "not long"
 
-# Notebook, demos, other processes and devices, JAX, and real images where there are copies.
-test-long: $(INSTALLED)
-	$(PYTEST) -m "long and not data"
+# Notebooks, documentation, other processes and devices, JAX, and the examples.
+test-long: $(INSTALLED) test-examples
+	$(PYTEST) -m long
 	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS) -k "not fresh_process"
-	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA)) $(PYTEST) -m data)
+
+# The commands of examples/ and benchmarks/, their tables, and what saved_models/ answer.
+test-examples: $(INSTALLED)
+	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PYTEST) examples/tests
 
 # The same tests as `make test` with the lowest and with the latest versions of the metadata,
 # each in an environment of its own. What old versions warn about is no error there.
@@ -50,7 +53,7 @@ test-oldest test-newest: test-%:
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		-r requirements/$*.txt
 	.venv-$*/bin/python -m pytest --numprocesses=2 --dist=worksteal -W default \
-		-m "not long and not data"
+		-m "not long"
 
 # Wheel and source distribution, each tried in an empty environment of each interpreter.
 PYTHONS ?= $(PYTHON)

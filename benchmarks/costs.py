@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
+import matplotlib.pyplot as plt
 import tensorflow as tf
 
 import nsl_keras
 from benchmarks import head, measure
-from nsl_keras import visualize
 
 BATCHES = (8, 32, 128, 512)
 ENTRIES = (100, 1_000, 10_000)
@@ -75,4 +75,20 @@ def picture(rows: Iterable[Mapping[str, Any]]) -> Any:
         along, size = case.split("=")
         curve = costs.setdefault(along, {}).setdefault(f"{row['candidate']}, {what}", {})
         curve[int(size)] = (row["median"], row["low"], row["high"])
-    return visualize.plot_costs(costs)
+    figure, axes = plt.subplots(
+        1, len(costs), figsize=(3.6 * len(costs), 3.8), squeeze=False, layout="constrained"
+    )
+    for axis, (along, curves) in zip(axes.flat, costs.items(), strict=True):
+        axis.axhline(1, color="grey", lw=1)
+        for number, (name, curve) in enumerate(curves.items()):
+            sizes = sorted(curve)
+            medians, lows, highs = zip(*(curve[size] for size in sizes), strict=True)
+            color = f"C{number}"
+            axis.plot(sizes, medians, "o-", color=color, ms=5, label=name)
+            axis.fill_between(sizes, lows, highs, color=color, alpha=0.2, lw=0)
+        axis.loglog()
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.set_xlabel(along)
+        axis.legend(fontsize=7, frameon=False)
+    axes[0, 0].set_ylabel("time, as a multiple of the plain layer's")
+    return figure

@@ -4,8 +4,8 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Without oneDNN, which TensorFlow turns on by itself on newer processors only, its CPU
-# kernels take no channels first.
+# TensorFlow turns oneDNN on by itself on newer processors only; without it, its CPU kernels
+# take no channels first.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Tests run in several processes, whose threads would wait for each other's.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
@@ -21,37 +21,60 @@ import pytest
 
 from nsl_keras import progress
 
-# No bar among the outputs that tests look at, however slow the machine.
+# Show no progress bar, however slow the machine is.
 progress.QUIET_SECONDS = float("inf")
 
 
+def pytest_configure(config):
+    # `eager` leaves the functions of tf.data as they are, which TensorFlow warns about.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Even though the `tf.config:UserWarning"
+    )
+
+
 def pytest_collection_finish():
-    # Let collections of garbage not look through what the imports made: it stays anyway.
+    # What the imports made stays anyway: the garbage collector need not look through it.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed():
+def fixed_seed():
     keras.utils.set_random_seed(0)
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
-    # A collection of garbage after every test would take longer than most tests.
+    # A garbage collection after every test would take longer than most tests.
     keras.utils.clear_session(free_memory=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _free_memory():
+def free_memory():
     yield
     keras.utils.clear_session()
 
 
 @pytest.fixture(autouse=True)
-def _close_figures():
+def close_figures():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture
+def eager():
+    """Runs `fit` and `predict` without graphs, which take longer to trace than to run.
+
+    A whole file: `pytestmark = pytest.mark.usefixtures("eager")`.
+    """
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture

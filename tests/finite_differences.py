@@ -2,9 +2,8 @@
 
 import keras
 import numpy as np
-from golden_files import gradients
+from helpers import assert_close, gradients
 from keras import ops
-from similarity_layers import assert_close
 
 
 def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):

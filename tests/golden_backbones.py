@@ -1,5 +1,7 @@
 """The authors' backbones against ours: whole networks, filled from a recipe."""
 
+import functools
+
 import keras
 import numpy as np
 from golden_files import gradients, recipe_weights
@@ -8,6 +10,8 @@ from keras import ops
 #: Their rate, one minus the decay of 0.9, is a float32 in the float64 arrays too.
 AUTHORS_DECAY = 1 - float(np.float32(0.1))
 TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
+#: The batch norm of the networks of Meta-Neighborhoods.
+KERAS_NORMALIZATION = functools.partial(keras.layers.BatchNormalization, momentum=0.9)
 
 
 def normalization_variables(name, layer):

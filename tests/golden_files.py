@@ -7,13 +7,11 @@ import zlib
 import keras
 import numpy as np
 import pytest
-
-from nsl_keras.backend import gradients_of
+from helpers import DTYPES
+from helpers import gradients as gradients
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 
-# JAX computes in float32 unless told otherwise for the whole process.
-DTYPES = ("float64", "float32") if keras.backend.backend() == "tensorflow" else ("float32",)
 #: The same as parameters of a test, float64 among the long ones.
 FLOAT64_IS_LONG = [
     pytest.param(dtype, marks=pytest.mark.long if dtype == "float64" else ())
@@ -49,23 +47,6 @@ class Golden:
         )
         error = np.max(np.abs(value - expected)) / max(np.max(np.abs(expected)), 1e-30)
         assert error <= tolerance, f"{key}: relative error {error:.2e} > {tolerance:.1e}"
-
-
-def gradients(function, inputs, variables=()):
-    """Gradients of a scalar function of tensors with respect to these and to variables.
-
-    Runs on either backend, without changing any variable.
-    """
-    count = len(inputs)
-
-    def scalar(at):
-        mapping = list(zip(variables, at[count:], strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return function(*at[:count]), None
-
-    at = [keras.ops.convert_to_tensor(tensor) for tensor in inputs]
-    at += [keras.ops.convert_to_tensor(variable) for variable in variables]
-    return gradients_of(scalar, at)[0]
 
 
 def recipe_weights(meta):

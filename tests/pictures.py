@@ -6,22 +6,19 @@ import numpy as np
 import nsl_keras
 
 
-def check_saved(figure, folder):
-    path = folder / "figure.png"
-    figure.savefig(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def small_model(head, task="classification", metric="cosine", inputs=6, entries=12):
+def small_model(head, task="classification", metric="cosine", entries=12, shape=(6,)):
     """A built model whose adaptation, entries and values are all far from zero."""
+    backbone = keras.Sequential(
+        [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(5)]
+    )
     model = nsl_keras.MetaNeighborhoodModel(
-        keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(5)]),
+        backbone,
         head,
         nsl_keras.layers.NeighborDictionary(entries, metric=metric),
         inner_learning_rate=0.5,
         task=task,
     )
-    model.build((None, inputs))
+    model.build((None, *shape))
     rng = np.random.default_rng(0)
     dictionary = model.dictionary
     dictionary.keys.assign(rng.normal(size=dictionary.keys.shape))
@@ -29,6 +26,22 @@ def small_model(head, task="classification", metric="cosine", inputs=6, entries=
     values = dictionary.value_targets if values is None else values
     values.assign(rng.normal(size=values.shape))
     return model
+
+
+def attention_of(model, x):
+    """Attention of all examples, of shape `(n, num_neighbors)`."""
+    attention = model.dictionary.attention(model.features(keras.ops.convert_to_tensor(x)))
+    return keras.ops.convert_to_numpy(attention)
+
+
+def drawn(axis):
+    """The numbers that an axis draws as an image."""
+    return np.asarray(axis.images[0].get_array())
+
+
+def written(axis):
+    """The numbers that are written on an axis."""
+    return [float(text.get_text()) for text in axis.texts]
 
 
 def offsets(collection):

@@ -6,11 +6,13 @@ import functools
 import keras
 import numpy as np
 import numpy_reference
+from helpers import assert_close as assert_close
+from helpers import assert_equal as assert_equal
+from helpers import values as values
 from keras import ops
 
 from nsl_keras import layers, similarities
 
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 # More filters than any width: where they are equal, Keras's own convolutions add the bias
 # along the width with channels first on TensorFlow (3.15).
@@ -216,30 +218,5 @@ def channels_last(outputs, data_format):
     return np.moveaxis(outputs, 1, -1) if data_format == "channels_first" else outputs
 
 
-def values(variables):
-    """Copies of variables as arrays."""
-    return [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
-
-
 def name_of(options):
     return "-".join(f"{name}={value}" for name, value in options.items()) or "plain"
-
-
-def assert_close(received, expected, tolerance, what=""):
-    """Compares relative to the largest entry, and refuses all-zero expectations."""
-    received = np.asarray(ops.convert_to_numpy(received)).astype("float64")
-    expected = np.asarray(ops.convert_to_numpy(expected)).astype("float64")
-    assert received.shape == expected.shape
-    largest = np.max(np.abs(expected))
-    assert largest > 0
-    error = np.max(np.abs(received - expected)) / largest
-    assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.1e} {what}"
-
-
-def assert_equal(received, expected):
-    """Compares bit by bit, whatever holds the values."""
-    received, expected = (
-        np.asarray(ops.convert_to_numpy(each)).astype("float64")
-        for each in (received, expected)
-    )
-    np.testing.assert_array_equal(received, expected)

@@ -94,7 +94,7 @@ print(sys.modules["tensorflow"])
 """
     result = import_with(script, KERAS_BACKEND="jax")
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "stopped: The loss became nan in batch 1 of epoch 1" in result.stdout
+    assert "stopped: The loss became nan by batch 1 of epoch 1" in result.stdout
     assert result.stdout.splitlines()[-1] == "None"
 
 

@@ -73,18 +73,6 @@ def test_numbers_without_end(make, message):
     [
         ("sphere", functools.partial(LAYERS.GlobalNeuralSimilarity2D)),
         ("pooled", nsl_keras.predictors.SimilarityPredictor),
-        ("synchronized", functools.partial(nsl_keras.backbones.convnet4, (32, 32, 3))),
-        ("plus", functools.partial(nsl_keras.backbones.cnn4, (32, 32, 3))),
-        ("plus", functools.partial(nsl_keras.backbones.cnn9, (32, 32, 3))),
-        ("plus", functools.partial(nsl_keras.backbones.cnn10, (32, 32, 3))),
-        (
-            "sphere",
-            functools.partial(nsl_keras.backbones.self_attention_spherenet, (8, 8, 1)),
-        ),
-        (
-            "attention",
-            functools.partial(nsl_keras.backbones.self_attention_spherenet, (8, 8, 1)),
-        ),
         ("first_order", lambda **given: nsl_keras.few_shot.MAML(small_network(), **given)),
         (
             "new_classifier",

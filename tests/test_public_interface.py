@@ -90,7 +90,9 @@ def test_registered():
 
 
 def parameters_of(thing):
-    """The arguments of a class, those that its `__init__` passes on included."""
+    """The arguments of a function or class, also those that its `__init__` passes on."""
+    if not inspect.isclass(thing):
+        return set(inspect.signature(thing).parameters)
     names = set()
     for base in thing.__mro__:
         if "__init__" in vars(base):
@@ -102,12 +104,16 @@ def parameters_of(thing):
 
 
 def inherited(thing):
-    """The arguments for which a docstring refers to other layers."""
-    sentence = re.search(r"^ +Those of ([^;:]*)", inspect.getdoc(thing), re.M)
-    names = re.findall(r"`(?:keras\.layers\.)?(\w+)`", sentence[1]) if sentence else []
-    others = [getattr(keras.layers, name, None) for name in names]
-    others += [getattr(nsl_keras.layers, name, None) for name in names]
-    return {each for other in others if other for each in parameters_of(other)}
+    """The arguments that a docstring leaves to those of other layers or functions."""
+    public = {name.rpartition(".")[2]: each for name, each in PUBLIC.items()}
+    found = set()
+    for names in re.findall(
+        r"Those of ((?:`[\w.]+`(?: and of )?)+)", inspect.getdoc(thing)
+    ):
+        for name in re.findall(r"[\w.]+(?=`)", names):
+            *module, last = name.split(".")
+            found |= parameters_of(getattr(keras.layers, last) if module else public[last])
+    return found
 
 
 def omissions(name, thing):

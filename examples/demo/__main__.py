@@ -178,7 +178,7 @@ def export_and_serve(
             strategies.network_of(model),
             folder,
             version,
-            input_shape=found.test.images.shape[1:],
+            examples=found.test.images[:8],
         )
     files.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import keras
 
@@ -101,7 +102,11 @@ def build_model(
                 "sphere" if name == "dynamic" else None,
                 synchronized=synchronized,
             ),
-            synchronized=synchronized,
+            batch_normalization=functools.partial(
+                nsl_keras.layers.BatchNormalization,
+                momentum=0.9,
+                synchronized=synchronized,
+            ),
         )
         if name == "neighborhoods_film":
             backbone = nsl_keras.convert.add_film(backbone)

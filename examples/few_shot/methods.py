@@ -250,7 +250,9 @@ def _network(
         shape,
         classes=None,
         filters=filters,
-        batch_normalization_momentum=_MOMENTUM,
+        batch_normalization=functools.partial(
+            nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM
+        ),
         convolution=convolution,
     )
 

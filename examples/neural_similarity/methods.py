@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -206,7 +207,10 @@ def build(
     arguments = (input_shape, classes, momentum, published)
     if method.alike:
         options["filters"] = alike_filters(network, method, *arguments, **options)
-    options = {**method.options, **options, "batch_normalization_momentum": momentum}
+    options = {**method.options, **options}
+    options["batch_normalization"] = functools.partial(
+        nsl_keras.layers.BatchNormalization, momentum=momentum
+    )
     if method.similarity:
         options["convolution"] = convolutions(
             momentum=momentum, published=published, **method.similarity

@@ -234,7 +234,7 @@ print(
 # The masks of the three layers. Above 1, a place of the kernel counts for more than before.
 
 # %%
-nsl_keras.visualize.plot_similarities(models["M, diagonal"])
+figure = nsl_keras.visualize.plot_similarities(models["M, diagonal"])
 
 # %% [markdown]
 # ## Fold it back

@@ -286,7 +286,7 @@ for name in ("linear", "convolutional"):
 model, _ = trained["linear", True, 0]
 looked_at = model.neighbors(test_x[:200], k=1).indices[:, 0]
 entries = np.argsort(-np.bincount(looked_at, minlength=240))[:6]
-nsl_keras.visualize.plot_learned_neighbors(
+figure = nsl_keras.visualize.plot_learned_neighbors(
     model, train_x[:1000], entries=entries, class_names=NAMES
 )
 
@@ -299,7 +299,7 @@ before = keras.ops.convert_to_numpy(model(test_x[:200], adapt=False)).argmax(axi
 after = model.predict(test_x[:200], verbose=0).argmax(axis=1)
 mended = np.flatnonzero((before != test_y[:200]) & (after == test_y[:200]))
 print(f"of 200 test images the step mends {len(mended)}; one of them:")
-nsl_keras.visualize.plot_adaptation(
+figure = nsl_keras.visualize.plot_adaptation(
     model, test_x[mended[0] if len(mended) else 0], images=train_x[:1000], class_names=NAMES
 )
 

@@ -251,7 +251,7 @@ for name in ("first", "second"):
     print(f"{name} layer: {int(shape.sum())} of 25 places live")
 difference = decibels(shaped, "flower") - decibels(plain, "flower")
 print(f"on the other photograph: {difference:+.2f} dB to the plain network, 8 epochs both")
-nsl_keras.visualize.plot_similarities(shaped)
+figure = nsl_keras.visualize.plot_similarities(shaped)
 
 # %% [markdown]
 # Masks are the diagonals of `M`, shapes the places that live: the centre stays, and what goes

@@ -9,10 +9,9 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
-    Convolution,
-    Normalization,
+    FAST_BATCH_NORMALIZATION,
+    Factory,
     Units,
-    check_classes,
     check_images,
     height_and_width,
 )
@@ -23,19 +22,17 @@ from nsl_keras.training.normalization import BatchNormalization
 def convnet4(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     filters: int | Sequence[int] = (24, 96, 192, 192),
-    convolution: Convolution = keras.layers.Conv2D,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.9,
-    synchronized: bool = False,
+    convolution: Factory = keras.layers.Conv2D,
+    batch_normalization: Factory = FAST_BATCH_NORMALIZATION,
     kernel_regularizer: Any = None,
     name: str = "convnet4",
 ) -> keras.Model:
     """Returns the 4-layer ConvNet of Meta-Neighborhoods as a feature extractor.
 
-    Four times 3x3 convolution and batch norm; ReLU and 3x3 max pooling of stride 2
-    ("valid") after the first two, ReLU after the third, and global average pooling
-    without a ReLU at the end. With the default filters and 3 input channels it has
-    520,056 trainable parameters and 192 features.
+    It has four 3x3 convolutions with batch norm. ReLU and 3x3 max pooling of stride 2
+    ("valid") follow the first two, ReLU the third, and global average pooling without a
+    ReLU the last. With the default filters and 3 input channels it has 520,056 trainable
+    parameters and 192 features.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
@@ -44,13 +41,11 @@ def convnet4(
         convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
             a layer; makes all four convolutions.
         batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the convolutions' kernels.
+            `keras.layers.BatchNormalization` and returns a layer. The default is
+            `nsl_keras.layers.BatchNormalization` with momentum 0.9. To synchronize replicas
+            of a `tf.distribute` strategy, which otherwise drift apart, pass
+            `functools.partial(nsl_keras.layers.BatchNormalization, synchronized=True)`.
+        kernel_regularizer: Regularizer of all kernels.
         name: str, the model's name.
 
     Returns:
@@ -58,7 +53,7 @@ def convnet4(
         filters[-1])`.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: If the images are too small, or `filters` is not one of the above.
 
     Example:
 
@@ -85,10 +80,8 @@ def convnet4(
     layers = Units(
         convolution,
         batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
         kernel_regularizer,
-        make_initializer=keras.initializers.GlorotUniform,
+        keras.initializers.GlorotUniform,
     )
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, widths[0], 3, "layer_0")
@@ -105,66 +98,52 @@ def convnet4(
 def cnn9(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int | None = 10,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     variant: str = "code",
     plus: bool = False,
     filters: int | Sequence[int] | None = None,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     kernel_regularizer: Any = None,
     name: str = "cnn9",
 ) -> keras.Model:
     """Returns the CNN-9 of Neural Similarity Learning, for CIFAR images.
 
-    Three stages of three 3x3 convolutions (32, 64 and 128 filters, batch norm, ReLU),
-    each followed by 2x2 max pooling. The authors' code and the paper differ in the rest:
+    It has three stages of three 3x3 convolutions (32, 64 and 128 filters, batch norm,
+    ReLU), each followed by 2x2 max pooling. The authors' code and the paper differ in the
+    rest:
 
     * `variant="code"`: a plain 3x3 convolution of 32 filters before the stages, with
       batch norm and ReLU, and as classifier a "valid" convolution over all that the
-      stages leave (4x4 for 32x32 pixels). The nine convolutions of the stages may have a
-      similarity. 511,200 trainable parameters for 10 classes; static DNS 511,281, static
-      UNS 511,929, and with the authors' predictors (`nsl_keras.predictors.published`)
-      dynamic DNS 890,946, dynamic UNS 2,014,560.
+      stages leave (4x4 for 32x32 pixels). 511,200 trainable parameters for 10 classes;
+      static DNS 511,281, static UNS 511,929, and with the authors' predictors
+      (`nsl_keras.predictors.published`) dynamic DNS 890,946, dynamic UNS 2,014,560.
     * `variant="paper"`: nothing before the stages, and after them a fully connected
-      layer of 256 units (batch norm, ReLU) and the classifier. All nine convolutions may
-      have a similarity. 1,008,800 parameters for 10 classes.
+      layer of 256 units (batch norm, ReLU) and the classifier. 1,008,800 parameters.
 
     Args:
-        input_shape: tuple of 3 ints, height, width and channels (in the order of
-            `keras.config.image_data_format()`); at least 8x8 pixels.
+        Those of `convnet4`, and:
+        input_shape: tuple of 3 ints, at least 8x8 pixels.
         classes: int, or `None` for features: the flattened maps of the last stage with
             `"code"`, the 256 units with `"paper"`.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the nine convolutions that may have the similarity.
-        variant: `"code"` or `"paper"`, see above. The default is the network that the
-            authors' published scripts train, which their published numbers of
-            parameters and the tests of this package refer to.
+        convolution: Makes the nine convolutions of the stages.
+        variant: `"code"`, the network of the published scripts and parameter counts, or
+            `"paper"`.
         plus: bool, whether to return the deeper and wider CNN++ instead: four
             convolutions a stage and 55, 110 and 220 filters (`"code"`; 2,054,525
-            parameters) or 51, 102 and 204 (`"paper"`; 2,551,746), the least widths with
-            more parameters than dynamic UNS has, for 10 classes.
+            parameters) or 51, 102 and 204 (`"paper"`; 2,551,746), the smallest widths with
+            more parameters than dynamic UNS for 10 classes.
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
-            statistics that need thousands of steps.
-        batch_normalization_epsilon: float above 0.
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels.
-        name: str, the model's name.
+        batch_normalization: As in `convnet4`. The default has momentum 0.99; the authors'
+            0.999 needs thousands of steps for its moving statistics.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: If the images are too small, `variant` is unknown, or `filters` is not
+            one of the above.
 
     Example:
 
@@ -190,26 +169,17 @@ def cnn9(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1 and Table 7.
-        The paper names CNN++ "deeper and wider such that the number of parameters is
-        slightly larger than all variants of NSN" and describes it no further; the one
-        here is this package's own.
+        The paper calls CNN++ "deeper and wider such that the number of parameters is
+        slightly larger than all variants of NSN" and does not describe it further; this
+        one is our own.
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
-    wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}
-    default = wider[variant] if validation.boolean(plus, "plus") else (32, 64, 128)
-    widths = validation.positive_integers(
-        default if filters is None else filters, 3, "filters"
-    )
-    check_images(input_shape, 8, known=True)
-    check_classes(classes)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
-        kernel_regularizer,
-        batch_normalization_epsilon,
-    )
+    wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}[variant]
+    if filters is None:
+        filters = wider if plus else (32, 64, 128)
+    widths = validation.positive_integers(filters, 3, "filters")
+    check_images(input_shape, 8)
+    layers = Units(convolution, batch_normalization, kernel_regularizer)
     inputs = keras.Input(input_shape)
     outputs = inputs
     if variant == "code":
@@ -231,56 +201,40 @@ def cnn9(
 def cnn10(
     input_shape: tuple[int, int, int] = (224, 224, 3),
     classes: int | None = 1000,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     plus: bool = False,
     filters: int | Sequence[int] | None = None,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     kernel_regularizer: Any = None,
     name: str = "cnn10",
 ) -> keras.Model:
     """Returns the CNN-10 of Neural Similarity Learning, for ImageNet images.
 
-    A 7x7 convolution of 64 filters and stride 2, 3x3 max pooling of stride 2, three
+    It has a 7x7 convolution of 64 filters and stride 2, 3x3 max pooling of stride 2, three
     stages of three 3x3 convolutions (64, 128 and 256 filters), each followed by 2x2 max
     pooling, a fully connected layer of 512 units and the classifier; batch norm and ReLU
-    after all but the last.
+    follow all but the last.
 
-    The paper's numbers of parameters say where the similarity is: 8.90 million for the
-    plain network, and 9.61 million for dynamic DNS (Table 5), come out with predictors of
+    The paper's parameter counts show which layers have the similarity: 8.90 million for the
+    plain network and 9.61 million for dynamic DNS (Table 5) result from predictors with
     64 hidden filters at the nine 3x3 convolutions, and none at the 7x7 one. The 32 hidden
-    filters of Appendix A give 9.26 million (9.25 million of them in kernels).
+    filters of Appendix A result in 9.26 million (9.25 million of them in kernels).
 
     Args:
-        input_shape: tuple of 3 ints, height, width and channels (in the order of
-            `keras.config.image_data_format()`); at least 32x32 pixels.
+        Those of `cnn9`, and:
+        input_shape: tuple of 3 ints, at least 32x32 pixels.
         classes: int, or `None` for the 512 features.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the 3x3 convolutions.
+        convolution: Makes the 3x3 convolutions.
         plus: bool, whether to return the deeper and wider CNN-10++ instead: four
-            convolutions a stage and 66, 130 and 256 filters, which have the 9.71 million
+            convolutions a stage and 66, 130 and 256 filters, with the 9.71 million
             parameters of Table 5.
-        filters: `None` for the widths above, or an int or 3 ints, the filters of the
-            stages.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        batch_normalization_epsilon: float above 0.
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels.
-        name: str, the model's name.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features of shape `(batch, 512)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: As `cnn9`.
 
     Example:
 
@@ -291,29 +245,17 @@ def cnn10(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Tables 5 and 7. The paper
-        says of CNN++ that it is "deeper and wider", and its number of parameters; the
-        one here is this package's own.
+        gives only the number of parameters of CNN-10++; this one is our own.
     """
-    default = (66, 130, 256) if validation.boolean(plus, "plus") else (64, 128, 256)
-    widths = validation.positive_integers(
-        default if filters is None else filters, 3, "filters"
-    )
-    check_images(input_shape, 32, known=True)
-    check_classes(classes)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
-        kernel_regularizer,
-        batch_normalization_epsilon,
-    )
+    if filters is None:
+        filters = (66, 130, 256) if plus else (64, 128, 256)
+    widths = validation.positive_integers(filters, 3, "filters")
+    check_images(input_shape, 32)
+    layers = Units(convolution, batch_normalization, kernel_regularizer)
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, 64, 7, name="root", plain=True, strides=2)
-    outputs = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="root_pool")(
-        outputs
-    )
-    outputs = _stages(outputs, layers, widths, depth=4 if plus else 3)
+    pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="root_pool")
+    outputs = _stages(pool(outputs), layers, widths, depth=4 if plus else 3)
     outputs = _fully_connected(outputs, layers, 512, classes)
     return keras.Model(inputs, outputs, name=name)
 
@@ -321,49 +263,35 @@ def cnn10(
 def cnn4(
     input_shape: tuple[int, int, int] = (84, 84, 3),
     classes: int | None = 5,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     plus: bool = False,
     filters: int | None = None,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     kernel_regularizer: Any = None,
     name: str = "cnn4",
 ) -> keras.Model:
     """Returns the CNN-4 of the few-shot experiments, for Mini-ImageNet.
 
-    Four times 3x3 convolution of 32 filters, batch norm, ReLU and 2x2 max pooling, then a
-    dense classifier of the flattened maps: 32,773 trainable parameters for 84x84 pixels
-    and 5 classes. All four convolutions may have a similarity.
+    It has four 3x3 convolutions of 32 filters, each with batch norm, ReLU and 2x2 max
+    pooling, then a dense classifier of the flattened maps: 32,773 trainable parameters for
+    84x84 pixels and 5 classes. The authors have not released code for it.
 
     Args:
-        input_shape: tuple of 3 ints, height, width and channels (in the order of
-            `keras.config.image_data_format()`); at least 16x16 pixels.
+        Those of `cnn9`, and:
+        input_shape: tuple of 3 ints, at least 16x16 pixels.
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes all convolutions.
+        convolution: Makes all convolutions.
         plus: bool, whether to return a deeper and wider network instead: two convolutions
-            before the last pooling, and 55 filters, the least width of that depth with
-            more parameters in its convolutions than the dynamic DNS of the default width.
+            before the last pooling, and 55 filters, the smallest width of that depth with
+            more parameters in its convolutions than dynamic DNS of the default width.
         filters: `None` for the widths above, or an int, the filters of each convolution.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        batch_normalization_epsilon: float above 0.
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels.
-        name: str, the model's name.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: As `cnn9`.
 
     Example:
 
@@ -374,26 +302,19 @@ def cnn4(
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, after
         Optimization as a Model for Few-Shot Learning (Ravi and Larochelle, ICLR 2017).
-        The wider network is this package's own.
+        The wider network is our own.
     """
-    default = 55 if validation.boolean(plus, "plus") else 32
-    width = validation.positive_integer(default if filters is None else filters, "filters")
-    check_images(input_shape, 16, known=True)
-    check_classes(classes)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
-        kernel_regularizer,
-        batch_normalization_epsilon,
-    )
+    if filters is None:
+        filters = 55 if plus else 32
+    width = validation.positive_integer(filters, "filters")
+    check_images(input_shape, 16)
+    layers = Units(convolution, batch_normalization, kernel_regularizer)
     inputs = keras.Input(input_shape)
     outputs = _stages(inputs, layers, (width,) * 3, depth=1)
     outputs = _stage(outputs, layers, width, depth=2 if plus else 1, name="stage_3")
     outputs = keras.layers.Flatten()(outputs)
     if classes is not None:
-        outputs = layers.dense(outputs, classes, "classifier", use_bias=True)
+        outputs = layers.dense(outputs, classes, "classifier")
     return keras.Model(inputs, outputs, name=name)
 
 

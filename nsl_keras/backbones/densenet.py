@@ -9,14 +9,13 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
-    Convolution,
-    Normalization,
+    FAST_BATCH_NORMALIZATION,
+    Factory,
     Units,
     channel_axis,
     check_images,
 )
 from nsl_keras.backend import Tensor
-from nsl_keras.training.normalization import BatchNormalization
 
 
 def densenet_bc(
@@ -24,58 +23,46 @@ def densenet_bc(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     growth: int = 12,
     dropout: float = 0.2,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     final_relu: bool = False,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.9,
-    synchronized: bool = False,
+    batch_normalization: Factory = FAST_BATCH_NORMALIZATION,
     kernel_regularizer: Any = None,
     seed: int | None = None,
     name: str | None = None,
 ) -> keras.Model:
     """Returns a DenseNet-BC of depth `6n + 4` for small images.
 
-    A 3x3 convolution to `2 growth` channels; three blocks of `n` bottlenecks, each of
-    which puts `growth` new channels beside its input (batch norm, ReLU, 1x1 convolution
-    to `4 growth`, batch norm, ReLU, 3x3 convolution to `growth`); between the blocks
-    batch norm, ReLU, a 1x1 convolution to half the channels and 2x2 average pooling; at
-    the end batch norm and global average pooling. Dropout follows every convolution but
-    the first.
+    It has a 3x3 convolution to `2 growth` channels and three blocks of `n` bottlenecks.
+    Each bottleneck appends `growth` channels to its input (batch norm, ReLU, 1x1
+    convolution to `4 growth`, batch norm, ReLU, 3x3 convolution to `growth`). Between the
+    blocks are batch norm, ReLU, a 1x1 convolution to half the channels and 2x2 average
+    pooling; at the end, batch norm and global average pooling. Dropout follows every
+    convolution but the first.
 
-    Paper and authors' code mean different networks by "DenseNet40":
+    The paper and the authors' code mean different networks by "DenseNet40":
 
     * `depth=40` is the DenseNet-BC-40 that the paper names: 6 bottlenecks a block, 132
       features, 174,792 trainable parameters.
-    * `depth=76` is what the authors' code builds under that name, and what the paper's
-      results come from: 12 bottlenecks a block, 258 features, 484,140 parameters.
+    * `depth=76` is the network of the authors' code and of the paper's results: 12
+      bottlenecks a block, 258 features, 484,140 parameters.
 
     Args:
+        Those of `convnet4`, and:
         depth: int of the form `6n + 4`.
-        input_shape: tuple of 3, height, width and channels (in the order of
-            `keras.config.image_data_format()`); at least 4x4 pixels.
+        input_shape: tuple of 3, at least 4x4 pixels.
         growth: int, the channels that each bottleneck adds.
         dropout: float in [0, 1), the share of activations that is dropped.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the 3x3 convolutions.
-        final_relu: bool, whether a ReLU stands before the pooling; the authors leave it
-            out, except with a dot-product head.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the convolutions' kernels.
+        convolution: Makes the 3x3 convolutions.
+        final_relu: bool, whether there is a ReLU before the pooling; the authors have one
+            only with a dot-product head.
         seed: int or `None`, the seed of dropout.
-        name: str or `None`, the model's name.
 
     Returns:
         A functional `keras.Model` from images to features of shape `(batch, features)`.
 
     Raises:
-        ValueError: If `depth` is not of the form `6n + 4`, or another argument is outside
-            its range.
+        ValueError: If `depth` is not of the form `6n + 4`, `dropout` is not in [0, 1), or
+            the images are too small.
 
     Example:
 
@@ -95,23 +82,20 @@ def densenet_bc(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, after Densely
         Connected Convolutional Networks (Huang et al., CVPR 2017). Dropout and the
-        missing last ReLU from the authors' code.
+        absence of a last ReLU are from the authors' code.
     """
     bottlenecks, rest = divmod(validation.positive_integer(depth, "depth") - 4, 6)
     if rest or bottlenecks < 1:
         raise ValueError(f"`depth` must be of the form 6n + 4. Received: depth={depth}")
-    growth = validation.positive_integer(growth, "growth")
-    dropout = validation.fraction(dropout, "dropout")
+    validation.fraction(dropout, "dropout")
     check_images(input_shape, 4)
     layers = Units(
         convolution,
         batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
         kernel_regularizer,
-        make_initializer=keras.initializers.GlorotUniform,
+        keras.initializers.GlorotUniform,
     )
-    # Layers with one and the same seed would drop the same places.
+    # Layers with the same seed would drop the same places.
     seeds = itertools.repeat(None) if seed is None else itertools.count(seed)
 
     def unit(inputs: Tensor, filters: int, size: int, name: str) -> Tensor:
@@ -136,7 +120,7 @@ def densenet_bc(
             outputs = unit(outputs, outputs.shape[channel_axis()] // 2, 1, at)
             outputs = keras.layers.AveragePooling2D(2, name=at)(outputs)
     outputs = layers.normalize(outputs, "final")
-    if validation.boolean(final_relu, "final_relu"):
+    if final_relu:
         outputs = keras.layers.ReLU(name="final_relu")(outputs)
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"densenet_bc_{depth}")

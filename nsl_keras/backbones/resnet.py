@@ -9,10 +9,9 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
-    Convolution,
-    Normalization,
+    FAST_BATCH_NORMALIZATION,
+    Factory,
     Units,
-    check_classes,
     check_images,
 )
 from nsl_keras.backend import Tensor
@@ -22,45 +21,32 @@ from nsl_keras.training.normalization import BatchNormalization
 def resnet_v2(
     depth: int = 29,
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     final_relu: bool = False,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.9,
-    synchronized: bool = False,
+    batch_normalization: Factory = FAST_BATCH_NORMALIZATION,
     kernel_regularizer: Any = None,
     name: str | None = None,
 ) -> keras.Model:
     """Returns a pre-activation bottleneck ResNet of depth `9n + 2` for small images.
 
-    A 3x3 convolution to 16 channels, three stages of `n` bottleneck blocks (1x1 to
+    It has a 3x3 convolution to 16 channels, three stages of `n` bottleneck blocks (1x1 to
     16/64/128, 3x3, 1x1 to 64/128/256; stride 2 at the second and third stage), batch
     norm and global average pooling: 256 features. ResNet-29 with 3 input channels has
     838,160 trainable parameters, ResNet-56 1,655,120.
 
     Args:
+        Those of `convnet4`, and:
         depth: int of the form `9n + 2`: 29 and 56 in the paper.
-        input_shape: tuple of 3, height, width and channels (in the order of
-            `keras.config.image_data_format()`).
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the 3x3 convolutions.
-        final_relu: bool, whether a ReLU stands before the pooling; the paper leaves it
-            out, except with a dot-product head.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the convolutions' kernels.
-        name: str or `None`, the model's name.
+        input_shape: tuple of 3, of any size.
+        convolution: Makes the 3x3 convolutions.
+        final_relu: bool, whether there is a ReLU before the pooling; the paper has one
+            only with a dot-product head.
 
     Returns:
         A functional `keras.Model` from images to features of shape `(batch, 256)`.
 
     Raises:
-        ValueError: If `depth` is not of the form `9n + 2`, or another argument is outside
-            its range.
+        ValueError: If `depth` is not of the form `9n + 2`.
 
     Example:
 
@@ -90,10 +76,8 @@ def resnet_v2(
     layers = Units(
         convolution,
         batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
         kernel_regularizer,
-        make_initializer=keras.initializers.GlorotUniform,
+        keras.initializers.GlorotUniform,
     )
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, 16, 3, "root")
@@ -117,7 +101,7 @@ def resnet_v2(
                 )
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
     outputs = layers.normalize(outputs, "final")
-    if validation.boolean(final_relu, "final_relu"):
+    if final_relu:
         outputs = keras.layers.ReLU(name="final_relu")(outputs)
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"resnet_v2_{depth}")
@@ -126,47 +110,35 @@ def resnet_v2(
 def resnet18(
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     classes: int | None = 1000,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     filters: int | Sequence[int] = (64, 128, 256, 512),
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     kernel_regularizer: Any = None,
     name: str = "resnet18",
 ) -> keras.Model:
     """Returns the post-activation ResNet-18 for ImageNet.
 
-    A 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two blocks
-    of two 3x3 convolutions each, global average pooling and a dense classifier. Zeros are
-    padded evenly, as for the published ResNets. 11,689,512 trainable parameters.
+    It has a 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two
+    blocks of two 3x3 convolutions each, global average pooling and a dense classifier.
+    Zeros are padded evenly, as in the published ResNets. 11,689,512 trainable parameters.
 
     Args:
-        input_shape: tuple of 3, height, width and channels (in the order of
-            `keras.config.image_data_format()`).
+        Those of `cnn9`, and:
+        input_shape: tuple of 3, of any size.
         classes: int, or `None` for the features.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are
-            plain, as the authors' are.
+        convolution: Makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are plain,
+            as the authors' are.
         filters: int or 4 ints, the filters of the stages; the first is also that
             of the 7x7 convolution.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        batch_normalization_epsilon: float above 0; `keras.applications` has 1.001e-5.
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        kernel_regularizer: Regularizer of the kernels.
-        name: str, the model's name.
+        batch_normalization: As in `convnet4`. `keras.applications` has the epsilon
+            1.001e-5.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features of shape `(batch, filters[-1])`.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: If `filters` is not one of the above.
 
     Example:
 
@@ -176,8 +148,8 @@ def resnet18(
     >>> model.output_shape
     (None, 10)
 
-    Similarities at the 3x3 convolutions alone; a shared predictor needs kernels of one
-    size, and a predictor at the 7x7 one would take most of the time:
+    Similarities at the 3x3 convolutions alone; a shared predictor has one kernel size, and
+    a predictor at the 7x7 one would take most of the time:
 
     >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
     >>> def convolution(filters, kernel_size, **options):
@@ -193,14 +165,7 @@ def resnet18(
         similarity in ResNets: the authors' response to the reviews of Neural Similarity
         Learning (Liu et al., NeurIPS 2019), Table 2.
     """
-    layers = Units(
-        convolution,
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
-        kernel_regularizer,
-        batch_normalization_epsilon,
-    )
+    layers = Units(convolution, batch_normalization, kernel_regularizer)
     return _resnet_v1(
         layers, _basic_block, (2, 2, 2, 2), input_shape, classes, filters, name
     )
@@ -209,47 +174,30 @@ def resnet18(
 def resnet50(
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     classes: int | None = 1000,
-    convolution: Convolution = keras.layers.Conv2D,
+    convolution: Factory = keras.layers.Conv2D,
     filters: int | Sequence[int] = (64, 128, 256, 512),
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     kernel_regularizer: Any = None,
     name: str = "resnet50",
 ) -> keras.Model:
     """Returns the post-activation ResNet-50 for ImageNet.
 
-    As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks: 1x1, 3x3 and, to four times as
+    As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks of 1x1, 3x3 and, to four times as
     many filters, 1x1 convolutions. The first 1x1 has the stride, as in the paper and in
-    `keras.applications.ResNet50`; like that network without its convolutions' biases,
-    which batch norm makes idle, it has 25,557,032 trainable parameters. 16 of its
+    `keras.applications.ResNet50`. It has the 25,557,032 trainable parameters of that
+    network without the biases of its convolutions, which batch norm cancels. 16 of its
     convolutions are 3x3.
 
     Args:
-        input_shape: tuple of 3, height, width and channels (in the order of
-            `keras.config.image_data_format()`).
-        classes: int, or `None` for the features.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are
-            plain, as the authors' are.
+        Those of `resnet18`, and:
         filters: int or 4 ints, the filters of the stages' 3x3 convolutions.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1).
-        batch_normalization_epsilon: As in `resnet18`.
-        synchronized: As in `resnet18`.
-        kernel_regularizer: Regularizer of the kernels.
-        name: str, the model's name.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features of shape `(batch, 4 * filters[-1])`.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: As `resnet18`.
 
     Example:
 
@@ -263,14 +211,7 @@ def resnet50(
         similarity in ResNets: the authors' response to the reviews of Neural Similarity
         Learning (Liu et al., NeurIPS 2019), Table 2.
     """
-    layers = Units(
-        convolution,
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
-        kernel_regularizer,
-        batch_normalization_epsilon,
-    )
+    layers = Units(convolution, batch_normalization, kernel_regularizer)
     return _resnet_v1(
         layers, _bottleneck_block, (3, 4, 6, 3), input_shape, classes, filters, name
     )
@@ -317,7 +258,6 @@ def _resnet_v1(
     name: str,
 ) -> keras.Model:
     widths = validation.positive_integers(filters, 4, "filters")
-    check_classes(classes)
     check_images(input_shape, 1)
     inputs = keras.Input(input_shape)
     outputs = _unit(layers, inputs, widths[0], 7, stride=2, name="root")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 
 import keras
 
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
-    Convolution,
-    Normalization,
+    Factory,
     Units,
-    check_classes,
     check_images,
-    he_normal,
     height_and_width,
 )
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
@@ -28,20 +27,17 @@ def self_attention_spherenet(
     filters: int | Sequence[int] = (128, 192, 256),
     attention: bool = True,
     sphere: bool = True,
-    convolution: Convolution | None = None,
+    convolution: Factory | None = None,
     orthogonality: float = 0.0,
     l2: float = 0.0,
-    batch_normalization: Normalization = BatchNormalization,
-    batch_normalization_momentum: float = 0.99,
-    batch_normalization_epsilon: float = 1e-3,
-    synchronized: bool = False,
+    batch_normalization: Factory = BatchNormalization,
     name: str = "self_attention_spherenet",
 ) -> keras.Model:
     """Returns a SphereNet with self-attention as dynamic global neural similarity.
 
-    Three stages of three 3x3 convolutions (128, 192 and 256 filters, batch norm, ReLU),
-    each followed by 2x2 max pooling; the authors' self-attention after the first two;
-    a "valid" convolution of 256 filters over all that the stages leave (4x4 for 32x32
+    It has three stages of three 3x3 convolutions (128, 192 and 256 filters, batch norm,
+    ReLU), each followed by 2x2 max pooling; the authors' self-attention after the first
+    two; a "valid" convolution of 256 filters over all that the stages leave (4x4 for 32x32
     pixels), with neither batch norm nor ReLU; and a linear classifier. No layer has a
     bias. All convolutions but the classifier are SphereConvs, the first one included.
     3,926,274 trainable parameters for 10 classes, 3,949,314 for 100.
@@ -49,40 +45,29 @@ def self_attention_spherenet(
     The four networks of the paper's Table 8 are `attention` and `sphere`, each on or off.
 
     Args:
-        input_shape: tuple of 3 ints, height, width and channels (in the order of
-            `keras.config.image_data_format()`); at least 8x8 pixels.
-        classes: int, or `None` for the 256 features that the classifier takes.
+        Those of `cnn9` (but `variant`, `plus` and `kernel_regularizer`), and:
+        classes: int, or `None` for the features.
         filters: int or 3 ints, the filters of the stages; the last is also the number of
             features.
-        attention: bool, whether the attention is there.
+        attention: bool, whether there is attention.
         sphere: bool, whether convolutions compare by angle, those of the attention
             included; `False` for plain convolutions.
-        convolution: Callable that takes the arguments of `keras.layers.Conv2D` and returns
-            a layer; makes the ten convolutions. `None` is `SphereConv2D` with `sphere`,
+        convolution: Makes the ten convolutions. `None` is `SphereConv2D` with `sphere`,
             `keras.layers.Conv2D` without.
         orthogonality: float, at least 0, the strength of an `OrthogonalityRegularizer` on
-            all kernels but the classifier's. The authors take 1e-4.
+            all kernels but the classifier's; 1e-4 in the authors' code.
         l2: float, at least 0, the decay of the kernels of attention and classifier, of
-            the scales and shifts of the batch norms, and of all kernels but SphereConvs'
-            (whose length hardly matters): with `sphere=False` or a `convolution`. The
-            authors' value is 2.5e-4, which they write 5e-4 for half the squares.
-        batch_normalization: Callable that takes the arguments of
-            `keras.layers.BatchNormalization` and returns a layer. The moving statistics of
-            the default are unbiased from the first step on; with
-            `keras.layers.BatchNormalization` they are the authors'.
-        batch_normalization_momentum: float in [0, 1). The authors take 0.999, with moving
-            statistics that need thousands of steps.
-        batch_normalization_epsilon: float above 0.
-        synchronized: bool, whether batch norms take their statistics over all replicas of
-            a `tf.distribute` strategy. Unsynchronized replicas drift apart.
-        name: str, the model's name.
+            the scales and shifts of the batch norms, and of all kernels but those of the
+            default `SphereConv2D`, whose length hardly matters. 2.5e-4 is the authors'
+            value, which they write as 5e-4 of half the squares.
 
     Returns:
         A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
         to features.
 
     Raises:
-        ValueError: For arguments outside the ranges above.
+        ValueError: If the images are too small, `filters` is not one of the above, or a
+            strength is negative.
 
     Example:
 
@@ -99,25 +84,19 @@ def self_attention_spherenet(
         layout and start values from the authors' code.
     """
     widths = validation.positive_integers(filters, 3, "filters")
-    validation.boolean(attention, "attention")
-    validation.boolean(sphere, "sphere")
     validation.non_negative_number(orthogonality, "orthogonality")
     validation.non_negative_number(l2, "l2")
-    check_images(input_shape, 8, known=True)
-    check_classes(classes)
-
+    check_images(input_shape, 8)
     decay = keras.regularizers.L2(l2) if l2 else None
     apart = OrthogonalityRegularizer(orthogonality) if orthogonality else None
     both = OrthogonalityRegularizer(orthogonality, l2) if orthogonality else decay
     by_angle = sphere and convolution is None
     layers = Units(
         convolution or (SphereConv2D if sphere else keras.layers.Conv2D),
-        batch_normalization,
-        batch_normalization_momentum,
-        synchronized,
+        functools.partial(
+            batch_normalization, gamma_regularizer=decay, beta_regularizer=decay
+        ),
         kernel_regularizer=apart if by_angle else both,
-        epsilon=batch_normalization_epsilon,
-        normalization_regularizer=decay,
     )
 
     inputs = keras.Input(input_shape)
@@ -137,11 +116,6 @@ def self_attention_spherenet(
     outputs = layers.convolve(outputs, widths[-1], left, "features", padding="valid")
     outputs = keras.layers.Flatten(name="flatten")(outputs)
     if classes is not None:
-        outputs = keras.layers.Dense(
-            classes,
-            use_bias=False,
-            kernel_initializer=he_normal(),
-            kernel_regularizer=decay,
-            name="classifier",
-        )(outputs)
+        decayed = dataclasses.replace(layers, kernel_regularizer=decay)
+        outputs = decayed.dense(outputs, classes, "classifier", use_bias=False)
     return keras.Model(inputs, outputs, name=name)

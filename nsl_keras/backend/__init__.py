@@ -1,8 +1,8 @@
-"""What the package asks of TensorFlow or JAX, under one name for both.
+"""What the package needs of TensorFlow or JAX, under one name for both.
 
-`backend/jax.py` has the functions of `backend/tensorflow.py` and, for several replicas, of
-`backend/distribution.py`. `import nsl_keras` needs Keras 3 and one of the two; without
-them it ends in an `ImportError` that says what to install.
+`backend/jax.py` has the functions of `backend/tensorflow.py` and of
+`backend/distribution.py`. Without Keras 3 and one of the two backends, `import nsl_keras`
+raises an `ImportError` that says what to install.
 """
 
 from __future__ import annotations
@@ -13,38 +13,27 @@ from typing import TypeAlias
 
 SUPPORTED_BACKENDS = ("tensorflow", "jax")
 
-_INSTALL = (
-    "Install one with the package: "
-    '`pip install "nsl_keras[tensorflow]"` (or `[tensorflow-cpu]`, '
-    "`[tensorflow-cuda]`, `[jax]`), and select JAX with KERAS_BACKEND=jax."
-)
-
 
 def require_backend() -> None:
-    """Imports Keras.
-
-    Raises:
-        ImportError: If Keras or the backend that Keras is configured for is not
-            installed, or if that backend is neither TensorFlow nor JAX.
-    """
+    """Raises an `ImportError` unless Keras 3 runs on a supported, installed backend."""
     try:
         import keras
     except ModuleNotFoundError as error:
         raise ImportError(
-            "`nsl_keras` needs Keras 3 with an installed backend "
-            f"(TensorFlow or JAX), and could not import {error.name!r}. {_INSTALL}"
+            "`nsl_keras` needs Keras 3 and TensorFlow or JAX, and could not import "
+            f"{error.name!r}. Install it, or select the other backend with the "
+            "environment variable KERAS_BACKEND."
         ) from error
-    major = int(keras.__version__.split(".")[0])
-    if major < 3:
+    if keras.__version__.startswith(("0.", "1.", "2.")):
         raise ImportError(
             f"`nsl_keras` needs Keras 3. Received: keras=={keras.__version__}. "
             "Unset TF_USE_LEGACY_KERAS and upgrade keras."
         )
     if keras.backend.backend() not in SUPPORTED_BACKENDS:
         raise ImportError(
-            "The Keras backend must be one of "
-            f"{', '.join(SUPPORTED_BACKENDS)} for `nsl_keras`. "
-            f"Received: backend={keras.backend.backend()!r}. {_INSTALL}"
+            f"The Keras backend must be one of {', '.join(SUPPORTED_BACKENDS)} for "
+            f"`nsl_keras`. Received: backend={keras.backend.backend()!r}. Set "
+            "KERAS_BACKEND to one of them."
         )
 
 
@@ -53,61 +42,12 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
-    from nsl_keras.backend.distribution import (
-        ReplicatedSteps,
-        counted,
-        is_first_process,
-        on_all_replicas,
-        start_workers,
-        weighed,
-    )
-    from nsl_keras.backend.tensorflow import (
-        BackendTensor,
-        GradientTape,
-        apart,
-        assert_in_graph,
-        at_any_batch_size,
-        compiled,
-        endless_dataset,
-        fused_batch_normalization,
-        gradients_of,
-        gradients_of_columns,
-        is_known,
-        largest,
-        map_elements,
-        max_pooling,
-        outside_traces,
-        require_shapes,
-        sum_in_loop,
-        variable_scope,
-    )
+    from nsl_keras.backend.distribution import *  # noqa: F403
+    from nsl_keras.backend.tensorflow import *  # noqa: F403
+    from nsl_keras.backend.tensorflow import BackendTensor, gradients_of, sum_in_loop
 else:
-    from nsl_keras.backend.jax import (
-        BackendTensor,
-        GradientTape,
-        ReplicatedSteps,
-        apart,
-        assert_in_graph,
-        at_any_batch_size,
-        compiled,
-        counted,
-        endless_dataset,
-        fused_batch_normalization,
-        gradients_of,
-        gradients_of_columns,
-        is_first_process,
-        is_known,
-        largest,
-        map_elements,
-        max_pooling,
-        on_all_replicas,
-        outside_traces,
-        require_shapes,
-        start_workers,
-        sum_in_loop,
-        variable_scope,
-        weighed,
-    )
+    from nsl_keras.backend.jax import *  # noqa: F403
+    from nsl_keras.backend.jax import BackendTensor, gradients_of, sum_in_loop
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic one.
 Tensor: TypeAlias = keras.KerasTensor | BackendTensor
@@ -116,25 +56,46 @@ Tensor: TypeAlias = keras.KerasTensor | BackendTensor
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Returns a tensor in float32, or a wider float; integers as floats."""
     tensor = keras.ops.convert_to_tensor(tensor)
-    if keras.backend.is_float_dtype(tensor.dtype):
-        dtype = keras.backend.result_type(tensor.dtype, "float32")
-    else:
-        dtype = keras.backend.result_type(keras.config.floatx(), "float32")
-    return keras.ops.cast(tensor, dtype)
+    is_float = keras.backend.is_float_dtype(tensor.dtype)
+    dtype = tensor.dtype if is_float else keras.config.floatx()
+    return keras.ops.cast(tensor, keras.backend.result_type(dtype, "float32"))
 
 
 def begin_fit_at(model: keras.Model, epoch: int) -> None:
-    """Lets the `fit` that called `on_train_begin` begin at another epoch.
+    """Makes the `fit` that called `on_train_begin` begin at another epoch.
 
     Keras has no public way: `keras.callbacks.BackupAndRestore` sets the same attribute.
-    Keras never takes it back, so that later calls of `fit` begin there too: call again
+    Keras never resets it, so that later calls of `fit` would begin there too: call again
     with 0 once `fit` has begun.
 
     Args:
         model: The model in training.
-        epoch: The number of the epoch, from 0; 0 for what `fit` was given.
+        epoch: The number of the epoch, from 0; 0 for the one that `fit` was given.
     """
     model._initial_epoch = epoch
+
+
+def gradients_of_columns(function: Callable[[Tensor], Tensor], at: Tensor) -> list[Tensor]:
+    """Returns the gradients of the sum of each column of an output.
+
+    Where a row of the outputs depends on its own row of `at` alone, these are all of its
+    derivatives.
+
+    Args:
+        function: Callable from `at` to a tensor of shape `(rows, columns)`.
+        at: Tensor at which the derivatives are taken.
+
+    Returns:
+        A list of one tensor of the shape of `at` per column.
+    """
+
+    def gradient(column: int) -> Tensor:
+        def total(inputs: list[Tensor]) -> tuple[Tensor, None]:
+            return keras.ops.sum(function(inputs[0])[:, column]), None
+
+        return gradients_of(total, [at])[0][0]
+
+    return [gradient(column) for column in range(function(at).shape[-1])]
 
 
 def sum_over_chunks(
@@ -144,14 +105,14 @@ def sum_over_chunks(
     axes: Sequence[int],
     chunk_size: int | None,
 ) -> list[Tensor]:
-    """Sums what a function returns for chunks of entries, a chunk at a time.
+    """Sums what a function returns for chunks of entries, one chunk at a time.
 
-    Nothing of a chunk outlives it: the backward pass computes each chunk anew. So memory
-    holds the terms of one chunk, however many entries there are.
+    The backward pass computes each chunk anew. So memory holds the terms of one chunk,
+    however many entries there are.
 
     Args:
         terms: Callable `terms(shared, chunk)` of two lists of tensors, which returns the
-            list of what is to be summed. Its shapes do not depend on the chunk's size.
+            list of tensors to sum. Their shapes must not depend on the chunk's size.
             Derivatives are taken with respect to `shared` and `entries` alone.
         shared: Tensors that all entries have in common.
         entries: Tensors with an axis over the entries, of a known size if there are chunks.
@@ -164,38 +125,22 @@ def sum_over_chunks(
     size = entries[0].shape[axes[0]]
     if chunk_size is None or chunk_size >= size:
         return terms(list(shared), list(entries))
-    # Even chunks: a smaller last one is computed beside the loop, which takes longer.
-    even = math.ceil(size / math.ceil(size / chunk_size))
-    return sum_in_loop(terms, list(shared), list(entries), list(axes), even)
+    count = math.ceil(size / chunk_size)
+    even = math.ceil(size / count)
+    rest = size - (count - 1) * even
 
+    def of_chunk(*tensors: Tensor) -> list[Tensor]:
+        chunk = zip(tensors[len(shared) :], axes, strict=True)
+        moved = [keras.ops.moveaxis(tensor, 0, axis) for tensor, axis in chunk]
+        return terms(list(tensors[: len(shared)]), moved)
 
-__all__ = [
-    "BackendTensor",
-    "GradientTape",
-    "ReplicatedSteps",
-    "Tensor",
-    "apart",
-    "assert_in_graph",
-    "at_any_batch_size",
-    "at_least_float32",
-    "begin_fit_at",
-    "compiled",
-    "counted",
-    "endless_dataset",
-    "fused_batch_normalization",
-    "gradients_of",
-    "gradients_of_columns",
-    "is_first_process",
-    "is_known",
-    "largest",
-    "map_elements",
-    "max_pooling",
-    "on_all_replicas",
-    "outside_traces",
-    "require_backend",
-    "require_shapes",
-    "start_workers",
-    "sum_over_chunks",
-    "variable_scope",
-    "weighed",
-]
+    pairs = zip(entries, axes, strict=True)
+    entries = [keras.ops.moveaxis(tensor, axis, 0) for tensor, axis in pairs]
+    chunks = [
+        keras.ops.reshape(each[rest:], (count - 1, even, *keras.ops.shape(each)[1:]))
+        for each in entries
+    ]
+    # Tensors: TensorFlow's loop would not differentiate by variables.
+    shared = [keras.ops.convert_to_tensor(each) for each in shared]
+    start = of_chunk(*shared, *(each[:rest] for each in entries))
+    return sum_in_loop(of_chunk, shared, start, chunks)

@@ -1,32 +1,33 @@
-"""Keras models under `tf.distribute`: steps that on many replicas equal one device's.
+"""Keras models under `tf.distribute`: steps on several replicas that equal one device's.
 
-Two things stand in the way of `fit` under `MultiWorkerMirroredStrategy` in Keras 3.15
-(keras-team/keras issue 20585). Before the first step the model is built on a batch that is
-reduced over the replicas, where the first one's would do; and what a step returns is
-reduced along an axis that scalars do not have. The first is in `_maybe_symbolic_build`,
-the only private method of Keras that is overridden here; the second goes by overriding
-`make_train_function` and `make_test_function`, which are public.
+Two faults of Keras 3.15 make `fit` fail under `MultiWorkerMirroredStrategy`
+(keras-team/keras issue 20585). Before the first step it builds the model on a batch that is
+reduced over the replicas; and it reduces the results of a step along an axis that scalars
+do not have. `_maybe_symbolic_build`, the only private method of Keras that is overridden
+here, avoids the first, and `make_train_function` and `make_test_function` the second.
 
 An example: a batch of 7 on two processes of two replicas each. The parts do not divide, so
 they are gathered, and replica `r` of 4 takes the examples from `7 r // 4` to
 `7 (r + 1) // 4`: 1, 2, 2 and 2 of them. Its mean loss counts 4/7 or 8/7 times, and the mean
 over the replicas, which Keras takes, is the mean over the 7. Of a batch of 3 each replica
-computes all, and metrics count what the first one finds.
+computes everything, and metrics count the results of the first one.
 
-On one replica all is Keras's own.
+On one replica everything is Keras's own.
 """
 
 from __future__ import annotations
 
 import contextvars
+import faulthandler
 import functools
+import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-
-from nsl_keras.backend import cluster
 
 
 def replicas_in_sync() -> int:
@@ -36,18 +37,38 @@ def replicas_in_sync() -> int:
 
 
 def start_workers(timeout: float) -> tf.distribute.Strategy:
-    """Returns the strategy of the workers in `TF_CONFIG`, once all are there."""
-    cluster.wait_for_workers(cluster.read(), timeout)
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    """Returns the strategy of the workers in `TF_CONFIG`, once all are there.
+
+    TensorFlow waits for them without a limit, in a call that neither signals nor other
+    threads of Python can interrupt. The timer of `faulthandler` can end the process.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    try:
+        config = json.loads(text)
+        workers, index = config["cluster"]["worker"], config["task"]["index"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            "The environment variable `TF_CONFIG` must hold the addresses of all workers "
+            "and the number of this one, as "
+            '{"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
+            f'"task": {{"type": "worker", "index": 0}}}}. Received: TF_CONFIG={text!r}'
+        ) from error
+    sys.stderr.write(
+        f"Worker {index} waits for {', '.join(workers)}: within {timeout:g} seconds all "
+        "of them must start, or this process ends.\n"
+    )
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def on_all_replicas(examples: Any) -> Any:
-    """Returns how many examples a batch has, of which a replica has so many."""
+    """Returns the number of examples of a batch, from the number on this replica."""
     share, context = _share.get(), tf.distribute.get_replica_context()
-    if share is not None:
-        times = share.times
-    else:
-        times = 1 if context is None else context.num_replicas_in_sync
+    times = 1 if context is None else context.num_replicas_in_sync
+    times = times if share is None else share.times
     return tf.cast(examples, "float32") * tf.cast(times, "float32")
 
 
@@ -60,13 +81,19 @@ def is_first_process(model: keras.Model) -> bool:
     return resolver.task_type == "worker" and resolver.task_id == 0 and not has_chief
 
 
+def variable_scope(model: keras.Model) -> Any:
+    """Returns the scope of the strategy under which a model was made."""
+    strategy = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
+    return strategy.scope()
+
+
 class Share(NamedTuple):
-    """What a replica has of a batch that does not divide.
+    """The share of a replica in a batch that does not divide.
 
     Attributes:
         weight: The number of its examples, as a multiple of the mean over the replicas.
-        counted: How many of its examples, from the first on, metrics count.
-        times: How many times its examples the batch has.
+        counted: The number of its examples, from the first on, that metrics count.
+        times: The number of examples of the batch, as a multiple of its own.
     """
 
     weight: Any
@@ -74,11 +101,11 @@ class Share(NamedTuple):
     times: Any
 
 
-#: The share that the step under way has; `None` where all replicas have the same number.
+#: The share of the current step; `None` where all replicas have the same number.
 _share: contextvars.ContextVar[Share | None] = contextvars.ContextVar("share", default=None)
 
-# How a batch reaches the replicas: in equal parts; or whole, to take a part each; or, where
-# it has fewer examples than there are replicas, whole, and all of them take all of it.
+# How a batch reaches the replicas: in equal parts; whole, and each takes a part of it; or,
+# where it has fewer examples than there are replicas, whole, and each takes all of it.
 EQUAL, UNEQUAL, SAME = "equal", "unequal", "same"
 
 
@@ -86,7 +113,7 @@ class ReplicatedSteps(keras.Model):
     """A Keras model whose steps are right on several replicas.
 
     The loss of a batch is the mean over its examples, wherever they are. Keras takes the
-    mean of the replicas' means: another one where a batch does not divide.
+    mean of the replicas' means, which differs where a batch does not divide.
     """
 
     train_function: Any
@@ -149,13 +176,9 @@ class ReplicatedSteps(keras.Model):
     def descend(self, gradients: Sequence[Any]) -> None:
         """Takes the optimizer's step down a replica's gradients of a `weighed` loss."""
         if not self.trainable_variables:
-            return  # Everything is frozen: `fit` goes on, as Keras's does.
-        self.optimizer.apply_gradients(
-            zip(
-                _for_optimizer(self.optimizer, gradients),
-                self.trainable_variables,
-                strict=True,
-            )
+            return  # Everything is frozen.
+        self.optimizer.apply(
+            _for_optimizer(self.optimizer, gradients), self.trainable_variables
         )
 
     def track_loss(self, loss: Any, x: Any) -> None:
@@ -167,13 +190,12 @@ class ReplicatedSteps(keras.Model):
                 metric.update_state(loss * replicas_in_sync(), sample_weight=examples)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        # Overrides Keras's, which means the batch over the replicas only to see its shape.
+        # Keras's own takes the mean of the batch over the replicas, to see its shape.
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1:
             super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
             return
-        _require_mean_losses(self)
-        _require_no_accumulation(self.optimizer)
+        _require_sums_over_replicas(self)
         if iterator is not None:
             _, _, batches = next(iter(iterator))
             data_batch = _mapped(
@@ -198,22 +220,18 @@ def counted(tensors: Any) -> Any:
 
 
 def _for_optimizer(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Returns what a replica gives its optimizer, which sums over the replicas.
+    """Returns the gradients for a replica's optimizer, which sums over the replicas.
 
-    Optimizers clip gradients, and look for float16's overflows, before they sum. To those
-    that do the first replica gives the sum, and the others give zeros; or NaN, where the
-    sum is not finite, so that all replicas find the overflow and none goes its own way.
+    Optimizers clip gradients, and look for float16's overflows, before they sum. For those
+    that do, the first replica returns the sum and the others zeros; or NaN where the sum is
+    not finite, so that all replicas find the overflow.
     """
     if replicas_in_sync() == 1 or not _looks_at_gradients(optimizer):
         return list(gradients)
     context = tf.distribute.get_replica_context()
-    found = [gradient for gradient in gradients if gradient is not None]
-    summed = iter(
-        context.all_reduce(
-            tf.distribute.ReduceOp.SUM, list(map(tf.convert_to_tensor, found))
-        )
-    )
     first = tf.equal(context.replica_id_in_sync_group, 0)
+    found = [tf.convert_to_tensor(each) for each in gradients if each is not None]
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, found))
     return [
         None if gradient is None else next(summed) * tf.cast(first, gradient.dtype)
         for gradient in gradients
@@ -228,7 +246,7 @@ def _looks_at_gradients(optimizer: Any) -> bool:
 def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function that runs a step on all replicas, for Keras's loops.
 
-    Several steps an execution are several calls: under a strategy they save no time.
+    With several steps per execution it calls the graph several times.
     """
     strategy = model.distribute_strategy
 
@@ -240,23 +258,19 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
         finally:
             _share.reset(token)
 
-    @tf.autograph.experimental.do_not_convert
     def on_batch(batch: Any, dealt: str) -> Any:
         logs = strategy.run(on_replica, args=(batch, dealt))
         results = model.get_metrics_result()
         if isinstance(logs, dict) and set(logs) == set(results):
-            return results  # Of all examples, where the replicas' are of their own.
+            return results  # Of all examples; the replicas' logs are of their own.
         return _mapped(lambda value: strategy.reduce("MEAN", value, axis=None), logs)
 
-    if not model.run_eagerly:
-        on_batch = tf.function(
-            on_batch, reduce_retracing=True, jit_compile=model.jit_compile
-        )
+    run = _in_graph(model, on_batch)
 
     def function(iterator: Any) -> Any:
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = on_batch(*_dealt(strategy, batch))
+            logs = run(*_dealt(strategy, batch))
         if logs is None:
             raise StopIteration
         return logs
@@ -267,23 +281,16 @@ def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], An
 def _predicting(model: Any) -> Callable[[Sequence[Any]], Any]:
     """Returns a function from batches to their predictions, for Keras's loop."""
     strategy = model.distribute_strategy
-
-    @tf.autograph.experimental.do_not_convert
-    def on_batch(batch: Any) -> Any:
-        return strategy.run(model.predict_step, args=(batch,))
-
-    if not model.run_eagerly:
-        on_batch = tf.function(
-            on_batch, reduce_retracing=True, jit_compile=model.jit_compile
-        )
+    run = _in_graph(model, lambda batch: strategy.run(model.predict_step, args=(batch,)))
 
     def of_batch(batch: Any) -> Any:
-        whole, dealt = _dealt(strategy, batch)
+        batch, dealt = _dealt(strategy, batch)
         if dealt == EQUAL:
-            return _mapped(functools.partial(_gathered, strategy), on_batch(whole))
-        outputs = on_batch(_mapped(functools.partial(_filled_up, strategy), whole))
-        examples = len(_first(whole))
-        return _mapped(lambda each: _gathered(strategy, each)[:examples], outputs)
+            return _mapped(functools.partial(_gathered, strategy), run(batch))
+        # Each replica predicts all of it.
+        return _mapped(
+            lambda each: strategy.experimental_local_results(each)[0], run(batch)
+        )
 
     def function(batches: Sequence[Any]) -> Any:
         found = map(of_batch, batches)
@@ -292,12 +299,20 @@ def _predicting(model: Any) -> Callable[[Sequence[Any]], Any]:
     return function
 
 
+def _in_graph(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function as the model is compiled: as a graph, or eager."""
+    function = tf.autograph.experimental.do_not_convert(function)
+    if model.run_eagerly:
+        return function
+    return tf.function(function, reduce_retracing=True, jit_compile=model.jit_compile)
+
+
 def _dealt(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, str]:
     """Returns a batch, and how it reaches the replicas.
 
-    What `train_on_batch` and its kin are given is whole. A distributed batch that does not
-    divide is gathered, so that the graphs of all processes are traced for the same shapes:
-    where one is traced once more than another, collectives do not meet.
+    `train_on_batch` and its like pass whole batches. A distributed batch that does not
+    divide is gathered, so that all processes trace their graphs for the same shapes: where
+    one traces once more than another, their collectives do not meet.
     """
     batch = _mapped(lambda each: each, batch)
     if not isinstance(_first(batch), tf.distribute.DistributedValues):
@@ -310,51 +325,44 @@ def _dealt(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, str]:
 
 
 def _sizes(strategy: tf.distribute.Strategy, first: Any) -> list[int]:
-    """Returns how many examples each replica has of a batch, in any process."""
+    """Returns the number of examples of each replica, in any process."""
     local = [len(each) for each in strategy.experimental_local_results(first)]
-    replicas = strategy.num_replicas_in_sync
-    if len(local) == replicas:
+    if len(local) == strategy.num_replicas_in_sync:
         return local
-    waiting = iter(local)
-    own = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.one_hot(
-            context.replica_id_in_sync_group, replicas, on_value=float(next(waiting))
-        )
-    )
-    summed = strategy.reduce("SUM", own, axis=None)
-    return [int(size) for size in summed.numpy()]
+    own = strategy.run(lambda each: tf.shape(each, "int64")[:1], args=(first,))
+    sizes: list[int] = strategy.gather(own, axis=0).numpy().tolist()
+    return sizes
 
 
 def _gathered(
     strategy: tf.distribute.Strategy, value: Any, sizes: Sequence[int] | None = None
 ) -> Any:
-    """Returns what all replicas have, in the order of the data.
+    """Returns the examples of all replicas in the order of the data.
 
     Args:
         strategy: The strategy.
         value: A distributed value.
-        sizes: How many examples each replica has; `None` where all have as many.
+        sizes: The number of examples of each replica; `None` where all are equal.
     """
     local = strategy.experimental_local_results(value)
     replicas = strategy.num_replicas_in_sync
     if len(local) == replicas:
         return tf.concat(local, 0)
-    dtype = wide = local[0].dtype
-    # Collectives do not know all of them.
+    dtype = local[0].dtype
+    # Collectives do not support all of them.
+    wide = {"bfloat16": tf.float32}.get(dtype.name, dtype)
     if dtype.is_integer or dtype.is_bool:
         wide = tf.int64
-    elif dtype == tf.bfloat16:
-        wide = tf.float32
     value = strategy.run(lambda each: tf.cast(each, wide), args=(value,))
     parts = tf.split(strategy.gather(value, axis=0), sizes or replicas)
-    # Gathered by process, while data are dealt to the first replica of each process, then
-    # to the second of each.
+    # They are gathered by process, while data go to the first replica of each process,
+    # then to the second of each.
     parts = [part for first in range(len(local)) for part in parts[first :: len(local)]]
     return tf.cast(tf.concat(parts, 0), dtype)
 
 
 def _part_of(batch: Any, dealt: str) -> tuple[Any, Share]:
-    """Returns the part of a gathered batch that this replica takes, and its share."""
+    """Returns this replica's part of a gathered batch, and its share."""
     context = tf.distribute.get_replica_context()
     replicas = context.num_replicas_in_sync
     place = tf.convert_to_tensor(context.replica_id_in_sync_group)
@@ -367,27 +375,13 @@ def _part_of(batch: Any, dealt: str) -> tuple[Any, Share]:
     )
 
 
-def _filled_up(strategy: tf.distribute.Strategy, whole: Any) -> Any:
-    """Returns a gathered batch in equal parts, its last example repeated."""
-    replicas = strategy.num_replicas_in_sync
-    size = -(-len(whole) // replicas)
-    repeated = tf.repeat(whole[-1:], size * replicas - len(whole), axis=0)
-    parts = tf.split(tf.concat([whole, repeated], 0), replicas)
-    local = len(strategy.extended.worker_devices)
-    # As `_gathered` orders them.
-    order = [part for first in range(local) for part in range(replicas)[first::local]]
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: parts[order.index(context.replica_id_in_sync_group)]
-    )
-
-
 def _first(tensors: Any) -> Any:
     """Returns the first of nested tensors."""
     return next(each for each in keras.tree.flatten(tensors) if each is not None)
 
 
 def _mapped(function: Callable[[Any], Any], tensors: Any) -> Any:
-    """Maps nested tensors; what a data set has in place of `None` becomes it."""
+    """Maps nested tensors; placeholders for `None` in data sets become `None`."""
 
     def mapped(each: Any) -> Any:
         return None if isinstance(each, tf.experimental.Optional) else function(each)
@@ -395,22 +389,20 @@ def _mapped(function: Callable[[Any], Any], tensors: Any) -> Any:
     return keras.tree.map_structure(mapped, tensors, none_is_leaf=False)
 
 
-def _require_no_accumulation(optimizer: Any) -> None:
-    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+def _require_sums_over_replicas(model: Any) -> None:
+    """Raises for losses and optimizers that do not add up over the replicas."""
+    steps = getattr(model.optimizer, "gradient_accumulation_steps", None)
     if steps:
         raise ValueError(
-            "`gradient_accumulation_steps` must be None on several replicas: Keras's "
-            "optimizers accumulate on one alone. Take larger batches. "
+            "`gradient_accumulation_steps` must be None on several replicas, since Keras's "
+            "optimizers accumulate on each by itself. Use larger batches. "
             f"Received: gradient_accumulation_steps={steps}"
         )
-
-
-def _require_mean_losses(model: Any) -> None:
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", "mean")
         if reduction not in ("mean", "sum_over_batch_size"):
             raise ValueError(
                 "`loss` must be the mean over the examples on several replicas "
-                '(reduction="sum_over_batch_size"): others do not add up over them. '
+                '(reduction="sum_over_batch_size"). '
                 f"Received: loss={loss!r} with reduction={reduction!r}"
             )

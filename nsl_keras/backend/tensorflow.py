@@ -42,29 +42,6 @@ def gradients_of(
     return gradients, auxiliary
 
 
-def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
-    """Returns the gradients of the sum of each column of an output.
-
-    Where a row of the outputs depends on its own row of `at` alone, these are all of its
-    derivatives.
-
-    Args:
-        function: Callable from `at` to a tensor of shape `(rows, columns)`.
-        at: Tensor at which the derivatives are taken.
-
-    Returns:
-        A list of one tensor of the shape of `at` per column.
-    """
-    at = tf.convert_to_tensor(at)
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        tape.watch(at)
-        columns = tf.unstack(function(at), axis=-1)
-    return [
-        tape.gradient(column, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for column in columns
-    ]
-
-
 # Loops.
 
 
@@ -73,10 +50,9 @@ def map_elements(
     elements: Sequence[Any],
     outputs: Sequence[keras.KerasTensor],
 ) -> list[Any]:
-    """Applies a function to each element of a batch, in a loop.
+    """Applies a function to each element of a batch, in a loop of the graph.
 
-    The loop is part of the graph, which so holds the function once, and the size of the
-    batch may be unknown.
+    The size of the batch may be unknown.
 
     Args:
         function: Callable from a list of tensors, one of each of `elements` without its
@@ -87,114 +63,53 @@ def map_elements(
     Returns:
         What `function` returned, stacked along a new first axis.
     """
-    # `keras.ops.map` runs the function once more, on the first element, only to see
-    # what it returns: with assertions in it, all of that stays in the graph.
+    # `keras.ops.map` runs the function once more to see what it returns, and with it
+    # draws random numbers, which move the seeds.
     signature = [tf.TensorSpec(each.shape, each.dtype) for each in outputs]
     return tf.map_fn(function, list(elements), fn_output_signature=signature)
 
 
 def sum_in_loop(
-    terms: Callable[[list[Any], list[Any]], list[Any]],
-    shared: list[Any],
-    entries: list[Any],
-    axes: list[int],
-    chunk_size: int,
+    terms: Callable[..., list[Any]],
+    shared: Sequence[Any],
+    start: Sequence[Any],
+    chunks: Sequence[Any],
 ) -> list[Any]:
-    """Sums what a function returns for chunks of entries; see `sum_over_chunks`.
+    """Adds what a function returns for each chunk; see `sum_over_chunks`.
 
-    The backward pass computes each chunk anew: the gradient of a `while_loop` would keep
-    what each of its rounds computes.
+    Args:
+        terms: Callable from the tensors of `shared` and of one chunk to a list of tensors.
+        shared: Tensors that all chunks have in common.
+        start: Tensors to which the terms are added.
+        chunks: Tensors whose first axis runs over the chunks.
     """
+    count = chunks[0].shape[0]
+    arrays = [tf.TensorArray(each.dtype, count).unstack(each) for each in chunks]
 
     @tf.custom_gradient
-    def total(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-        shared, entries = list(tensors[: -len(axes)]), tensors[-len(axes) :]
-        chunks, rest = divmod(entries[0].shape[axes[0]], chunk_size)
-
-        def chunk(index: Any, size: int) -> list[Any]:
-            return [
-                _slice(tensor, axis, index * chunk_size, size)
-                for tensor, axis in zip(entries, axes, strict=True)
-            ]
-
-        def add(index: Any, sums: list[Any]) -> tuple[Any, list[Any]]:
-            return index + 1, _added(sums, terms(shared, chunk(index, chunk_size)))
-
+    def recomputed(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
         def gradient(*upstream: Any) -> list[Any]:
-            def of_chunk(index: Any, size: int) -> tuple[list[Any], list[Any]]:
-                at = [*shared, *chunk(index, size)]
-                with tf.GradientTape(watch_accessed_variables=False) as tape:
-                    tape.watch(at)
-                    sums = terms(at[: len(shared)], at[len(shared) :])
-                found = tape.gradient(
-                    sums,
-                    at,
-                    output_gradients=list(upstream),
-                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
-                )
-                return found[: len(shared)], [
-                    keras.ops.moveaxis(tensor, axis, 0)
-                    for tensor, axis in zip(found[len(shared) :], axes, strict=True)
-                ]
-
-            def collect(index: Any, of_shared: Any, of_entries: Any) -> Any:
-                more, found = of_chunk(index, chunk_size)
-                written = [
-                    array.write(index, tensor)
-                    for array, tensor in zip(of_entries, found, strict=True)
-                ]
-                return index + 1, _added(of_shared, more), written
-
-            _, of_shared, arrays = tf.while_loop(
-                lambda index, *_: index < chunks,
-                collect,
-                (
-                    tf.constant(0),
-                    [tf.zeros_like(tensor) for tensor in shared],
-                    [tf.TensorArray(tensor.dtype, chunks) for tensor in entries],
-                ),
-                parallel_iterations=1,
-                maximum_iterations=chunks,
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(tensors)
+                sums = terms(*tensors)
+            return tape.gradient(
+                sums, tensors, list(upstream), tf.UnconnectedGradients.ZERO
             )
-            of_entries = [array.concat() for array in arrays]
-            if rest:
-                more, found = of_chunk(chunks, rest)
-                of_shared = _added(of_shared, more)
-                of_entries = [
-                    tf.concat(parts, 0) for parts in zip(of_entries, found, strict=True)
-                ]
-            return of_shared + [
-                keras.ops.moveaxis(tensor, 0, axis)
-                for tensor, axis in zip(of_entries, axes, strict=True)
-            ]
 
-        _, sums = tf.while_loop(
-            lambda index, _: index < chunks,
-            add,
-            (tf.constant(1), terms(shared, chunk(0, chunk_size))),
-            parallel_iterations=1,
-            maximum_iterations=chunks - 1,
-        )
-        if rest:
-            sums = _added(sums, terms(shared, chunk(chunks, rest)))
-        return sums, gradient
+        return terms(*tensors), gradient
 
-    # A variable would be none of the arguments.
-    return list(total(*map(tf.convert_to_tensor, [*shared, *entries])))
+    def add(index: Any, sums: Sequence[Any]) -> tuple[Any, list[Any]]:
+        more = recomputed(*shared, *(array.read(index) for array in arrays))
+        return index + 1, [one + other for one, other in zip(sums, more, strict=True)]
 
-
-def _added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    return [one + other for one, other in zip(first, second, strict=True)]
-
-
-def _slice(tensor: Any, axis: int, start: Any, size: int) -> Any:
-    begin = [0] * tensor.shape.rank
-    begin[axis] = start
-    sizes = [-1] * tensor.shape.rank
-    sizes[axis] = size
-    part = tf.slice(tensor, begin, sizes)
-    part.set_shape([*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]])
-    return part
+    _, sums = tf.while_loop(
+        lambda index, _: index < count,
+        add,
+        (tf.constant(0), list(start)),
+        parallel_iterations=1,
+        maximum_iterations=count,
+    )
+    return sums
 
 
 # Graphs.
@@ -226,24 +141,6 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
 def is_known(tensor: Any) -> bool:
     """Whether a tensor has its value already: it is not part of a graph."""
     return not tf.is_symbolic_tensor(tensor)
-
-
-def assert_in_graph(tensor: Any, condition: Any, *message: Any) -> Any:
-    """Returns `tensor`, which in a graph waits for the check of `condition`.
-
-    Whatever is computed from it, weight updates included, happens only if the check
-    holds. XLA drops the check.
-
-    Args:
-        tensor: What depends on the check.
-        condition: Boolean scalar.
-        *message: Strings, numbers and tensors that the error shows one by one.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If `condition` is false.
-    """
-    with tf.control_dependencies([tf.debugging.Assert(condition, list(message))]):
-        return tf.identity(tensor)
 
 
 # Normalization.
@@ -390,8 +287,3 @@ def endless_dataset(batch: Callable[[int], Any]) -> Any:
     return tf.data.Dataset.from_generator(
         lambda: map(batch, itertools.count()), output_signature=signature
     ).prefetch(tf.data.AUTOTUNE)
-
-
-def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
-    """Returns the scope of the strategy that a model was made under."""
-    return model.distribute_strategy.scope()

@@ -14,14 +14,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, is_known, variable_scope
 from nsl_keras.data import is_array
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.training.checks import (
-    CheckedModel,
-    arguments_by_name,
-    check,
-    check_finite,
-    checking_data,
-    loss_of_logits,
-)
+from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
 class EpisodicLearner(CheckedModel):
@@ -72,33 +65,29 @@ class EpisodicLearner(CheckedModel):
         """
         loss_of_logits(loss)
         optimizer = keras.optimizers.get(optimizer)
-        given = (optimizer, loss, *args)
-        arguments = arguments_by_name(keras.Model.compile, given, kwargs)
         if (
-            arguments.get("auto_scale_loss", True)
+            kwargs.get("auto_scale_loss", True)
             and optimizer is not None
             and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
             and any(each.compute_dtype == "float16" for each in rewiring.sublayers(self))
         ):
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        super().compile(**{**arguments, "optimizer": optimizer})
+        super().compile(optimizer, loss, *args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = arguments_by_name(keras.Model.fit, args, kwargs)
-        if arguments.get("class_weight") is not None:
+        if kwargs.get("class_weight") is not None:
             raise ValueError(
                 "`class_weight` must be None: classes are numbered anew in each episode. "
                 "Weigh queries by `sample_weight`. "
-                f"Received: class_weight={arguments['class_weight']}"
+                f"Received: class_weight={kwargs['class_weight']}"
             )
-        return super().fit(**arguments)
+        return super().fit(*args, **kwargs)
 
     @functools.wraps(keras.Model.predict)
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = arguments_by_name(keras.Model.predict, args, kwargs)
-        self._check_data(arguments.get("x"))
-        return super().predict(**arguments)
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        self._check_data(x)
+        return super().predict(x, *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         if isinstance(x, keras.utils.PyDataset):
@@ -150,8 +139,7 @@ class EpisodicLearner(CheckedModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns support images, one-hot labels, and which episodes have valid labels.
 
-        Wrong labels at hand raise. Inside a step the support images wait for the checks
-        of all inputs: with them waits whatever is computed, moving statistics included.
+        Wrong labels at hand raise.
         """
         if is_known(support_labels):
             self._check_labels(ops.convert_to_numpy(support_labels))
@@ -159,39 +147,7 @@ class EpisodicLearner(CheckedModel):
         membership = ops.one_hot(labels, self.ways)
         in_range = ops.all((labels >= 0) & (labels < self.ways), axis=1)
         valid = in_range & ops.all(ops.sum(membership, axis=1) > 0, axis=1)
-        # Not by `argmin`: a replica's share of a batch may be empty.
-        first = ops.sum(ops.cumprod(ops.cast(valid, "int32")))
-        of_first = ops.equal(ops.arange(ops.shape(labels)[0]), first)
-        support_images = check(
-            check_finite(support_images, "support_images"),
-            ops.all(valid),
-            f"{self._labels_demand()} Received: in episode",
-            first,
-            "of its batch the labels",
-            ops.sum(ops.where(of_first[:, None], labels, 0), axis=0),
-        )
-        if keras.backend.is_float_dtype(query_images.dtype):
-            support_images = check(
-                support_images,
-                ops.all(ops.isfinite(query_images)),
-                "`query_images` must be finite.",
-            )
         return support_images, membership, valid
-
-    def train_step(self, *arguments: Any) -> Any:
-        """One step: `train_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with checking_data():
-            return super().train_step(*arguments)
-
-    def test_step(self, *arguments: Any) -> Any:
-        """One step: `test_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with checking_data():
-            return super().test_step(*arguments)
-
-    def predict_step(self, *arguments: Any) -> Any:
-        """One step: `predict_step(data)` on TensorFlow, `(state, data)` on JAX."""
-        with checking_data():
-            return super().predict_step(*arguments)
 
     def compute_loss(
         self,
@@ -201,10 +157,7 @@ class EpisodicLearner(CheckedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss; `sample_weight` may have one weight an episode, or a query.
-
-        It is NaN for query labels that are no classes, where they cannot be checked.
-        """
+        """Returns the loss; `sample_weight` may have one weight an episode, or a query."""
         weights = _weights_of_queries(sample_weight, y_pred)
         return super().compute_loss(x, y, y_pred, weights, training=training)
 

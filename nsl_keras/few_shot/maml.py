@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, assert_in_graph, gradients_of, is_known, map_elements
+from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     POLICIES,
@@ -18,7 +18,6 @@ from nsl_keras.few_shot.functional import (
     select_variables,
 )
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.training.checks import is_checking
 from nsl_keras.training.second_order import require_second_derivatives
 
 FORMS = ("fixed", "learned")
@@ -389,7 +388,7 @@ class MAML(EpisodicLearner):
                     tried[place] = value
                 logits, _ = self.classifier.outputs(tried, images)
                 loss = ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits))
-                return _checked_loss(loss, step, episode), None
+                return loss, None
 
             gradients, _ = gradients_of(loss_at, [values[place] for place in places])
             values = list(values)
@@ -453,23 +452,6 @@ def _serialized(selection: Any) -> Any:
     if callable(selection):
         return keras.saving.serialize_keras_object(selection)
     return selection if isinstance(selection, str) else list(selection)
-
-
-def _checked_loss(loss: Tensor, step: int, episode: Tensor) -> Tensor:
-    """Returns an inner loss that waits for a check, inside a step and in eager calls."""
-    if not is_checking() and not is_known(loss):
-        return loss
-    return assert_in_graph(
-        loss,
-        ops.isfinite(loss),
-        "The inner loss must be finite: lower `inner_learning_rate`, or check the images. "
-        "Received: inner step",
-        step,
-        "of episode",
-        episode,
-        "(counted from 0 in its batch) with the loss",
-        loss,
-    )
 
 
 def _pooled(statistics: Sequence[Tensor]) -> list[Tensor]:

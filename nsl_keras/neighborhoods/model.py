@@ -23,14 +23,9 @@ from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, with_dictionary
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training.checks import (
     CheckedModel,
-    arguments_by_name,
-    check,
-    check_finite,
-    checking_data,
     finite_examples,
     loss_of_logits,
     mark_non_finite,
-    valid_labels,
 )
 
 UNADAPTED = "unadapted_"
@@ -542,27 +537,31 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.neighborhood.rate.rates()
 
     def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **options: Any,
     ) -> None:
         """Configures training, as `keras.Model.compile` does.
 
         Args:
             optimizer: Optimizer, or its name.
             loss: Loss of the adapted outputs; in classification one that takes logits.
-            *args: Further arguments of `keras.Model.compile`, in its order.
-            **kwargs: Those by name.
+            loss_weights: As in `keras.Model.compile`.
+            metrics: Metrics of the outputs after adaptation, and before it.
+            weighted_metrics: Those that use sample weights.
+            **options: Further arguments of `keras.Model.compile`.
 
         Raises:
             ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
         """
-        given = (optimizer, loss, *args)
-        arguments = arguments_by_name(keras.Model.compile, given, kwargs)
         if self.task == "classification":
             loss_of_logits(loss)
-        super().compile(**arguments)
-        self._unadapted_metrics = UnadaptedMetrics(
-            arguments.get("metrics"), arguments.get("weighted_metrics")
-        )
+        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **options)
+        self._unadapted_metrics = UnadaptedMetrics(metrics, weighted_metrics)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -696,37 +695,18 @@ class MetaNeighborhoodModel(CheckedModel):
         return super().compute_metrics(x, y, y_pred.adapted, sample_weight)
 
     def _checked_batch(self, data: Any) -> tuple[Any, Any, Any]:
-        """Unpacks a batch, which waits for the checks that the backend can make."""
+        """Unpacks a batch, of which an unbuilt model is built."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if not self.built:
             self._build_for(x)
-        with checking_data():
-            x = keras.tree.map_structure(lambda tensor: check_finite(tensor, "x"), x)
-            if y is not None:
-                y = self._checked_targets(y)
         return x, y, sample_weight
 
-    def _checked_targets(self, y: Tensor) -> Tensor:
-        outputs = self.dictionary.num_values
-        if getattr(y.shape, "rank", 0) is None:  # Of a graph that saw several ranks.
-            raise ValueError(
-                "`y` must have the same number of axes in every batch of a model: "
-                "(n,), or (n, 1), or rows of probabilities. Compile the model again to "
-                "go on with others. Received: batches of both kinds"
-            )
-        if self.task == "regression":
-            validation.target_shape(y.shape, outputs)
-            return check_finite(y, "y")
-        if keras.backend.standardize_dtype(y.dtype) == "bool":
-            y = ops.cast(y, "int32")
-        valid, demand = valid_labels(y, outputs)
-        return check(y, ops.all(valid), demand)
-
     @functools.wraps(keras.Model.export)
-    def export(self, *args: Any, **kwargs: Any) -> Any:
-        form = arguments_by_name(keras.Model.export, args, kwargs).get("format")
+    def export(
+        self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
+    ) -> Any:
         tape = self.neighborhood.active_inner_loop == "tape"
-        if form == "onnx" and (tape or self.inner_steps > 1):
+        if format == "onnx" and (tape or self.inner_steps > 1):
             raise ValueError(
                 '`format` must not be "onnx" for a head that adapts on a nested tape or in '
                 "several steps: ONNX has no operations for its gradients. Take a "
@@ -736,7 +716,7 @@ class MetaNeighborhoodModel(CheckedModel):
             )
         # Keras exports what was called, and the steps call the parts of the model.
         self(self._symbolic_inputs(self.get_build_config()["input_shape"]))
-        return super().export(*args, **kwargs)
+        return super().export(filepath, format, *args, **kwargs)
 
     @functools.wraps(keras.Model.quantize)
     def quantize(self, *args: Any, **kwargs: Any) -> None:

@@ -2,8 +2,8 @@
 
 On TensorFlow every model of this package trains, evaluates and predicts with plain `fit`
 under `tf.distribute.MirroredStrategy` and `MultiWorkerMirroredStrategy`, and computes what
-one device computes. `distribute` makes the same of any other Keras model. On JAX, Keras's
-own `keras.distribution` does it for all models.
+one device computes. `distribute` gives any other Keras model the same steps. On JAX,
+Keras's own `keras.distribution` distributes every model.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ __all__ = ["DistributedModel", "distribute", "multi_worker_strategy"]
 class DistributedModel(ReplicatedSteps):
     """A Keras model, with training steps that are right on several replicas.
 
-    It has the model's layers and weights themselves, calls it, and is compiled, trained,
-    evaluated and asked for predictions in its place. On TensorFlow, under a
-    `tf.distribute` strategy:
+    It calls the given model and shares its layers and weights. Compile and train it in
+    the model's place. On TensorFlow, under a `tf.distribute` strategy:
 
     * `fit`, `evaluate` and `predict` run under `MultiWorkerMirroredStrategy`, where those
       of `keras.Model` fail.
-    * The loss of a batch is the mean over its examples, wherever they are, so that a batch
-      that does not divide, even one with fewer examples than replicas, counts as on one
-      device. `keras.Model` takes the mean of the replicas' means.
-    * Gradients are clipped, and searched for float16's overflows, once they are summed
+    * The loss of a batch is the mean over its examples, so that a batch that does not
+      divide, even one with fewer examples than replicas, counts as on one device.
+      `keras.Model` takes the mean of the replicas' means.
+    * Gradients are clipped, and searched for float16's overflows, after they are summed
       over the replicas.
-    * What `fit` reports at a batch is of all replicas.
-    * `steps_per_execution` works, and saves no time.
+    * `fit` reports the losses and metrics of all replicas.
+    * `steps_per_execution` works, but saves no time.
 
     Losses of padded sequences with a mask are still means of the replicas' means.
 
     Args:
-        model: The model: functional, Sequential or subclassed, but with the `train_step`,
+        model: A functional, Sequential or subclassed model with the `train_step`,
             `test_step`, `predict_step`, `compute_loss` and `compute_metrics` of
             `keras.Model`. Make it in the scope of the strategy.
-        **kwargs: `name`, `trainable` of `keras.Model`.
+        **kwargs: `name` and `trainable` of `keras.Model`.
 
     Attributes:
-        model: The model. Save this one: `distributed.model.save(...)` needs none of this
-            package to load, where the layers do not. The wrapper can be saved too, with
-            what it was compiled with.
+        model: The model. To load a saved model without this package, save this one.
 
     Input shape:
         That of the model.
@@ -57,9 +54,9 @@ class DistributedModel(ReplicatedSteps):
         That of the model.
 
     Raises:
-        ValueError: If `model` is no Keras model, or has one of those methods of its own;
-            at `fit` and `evaluate` on several replicas, for a loss that is not the mean
-            over the examples.
+        ValueError: If `model` is no Keras model, or overrides one of those methods; in
+            `fit` and `evaluate` on several replicas, for a loss that is not the mean over
+            the examples.
 
     Example:
 
@@ -83,7 +80,7 @@ class DistributedModel(ReplicatedSteps):
         own = [name for name in _STEPS if _module_of(model, name) != "keras"]
         if own:
             raise ValueError(
-                "`model` must have the steps of keras.Model, which would not be asked. "
+                "`model` must have the steps of keras.Model: its own would not be called. "
                 f"Received: model {model.name!r} of type {type(model).__name__!r} with "
                 f"its own {', '.join(own)}"
             )
@@ -92,11 +89,11 @@ class DistributedModel(ReplicatedSteps):
         if model.built:
             self.built = True
         if hasattr(model, "output_names"):
-            # By which losses and metrics of several outputs are given.
+            # Losses and metrics of several outputs are given by these names.
             self.output_names = model.output_names
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        del training  # Keras tells the layers called in here.
+        # Keras passes `training` on to the layers called here.
         return self.model(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -120,7 +117,7 @@ class DistributedModel(ReplicatedSteps):
         return cls(**{**config, "model": model})
 
 
-#: What the wrapper has of its own.
+#: The methods that the wrapper replaces.
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
@@ -131,9 +128,7 @@ def _module_of(model: keras.Model, method: str) -> str:
 def distribute(model: keras.Model) -> keras.Model:
     """Returns a model over the same layers that trains on several replicas as on one.
 
-    Weights are shared: training one trains the other. What `model` was compiled with is
-    not taken over; compile what is returned, in the strategy's scope. On JAX, call it or
-    not: `keras.distribution` distributes any model.
+    The two share weights. Compile the returned model, in the strategy's scope.
 
     Args:
         model: Any Keras model, made in the scope of the strategy; see `DistributedModel`.
@@ -162,8 +157,6 @@ def distribute(model: keras.Model) -> keras.Model:
     """
     if isinstance(model, ReplicatedSteps):
         return model
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
     with variable_scope(model):
         return DistributedModel(model)
 
@@ -172,13 +165,15 @@ def multi_worker_strategy(timeout: float = 300.0) -> Any:
     """Returns a `tf.distribute.MultiWorkerMirroredStrategy` whose workers are all there.
 
     Call it in each worker, before anything else of TensorFlow. The environment variable
-    `TF_CONFIG` says which workers there are; each process has one of its own:
+    `TF_CONFIG` holds the addresses of all workers and the number of this one:
 
         {"cluster": {"worker": ["host1:12345", "host2:12345"]},
          "task": {"type": "worker", "index": 0}}
 
-    TensorFlow waits for missing workers without a limit. When one ends later, it takes
-    some seconds until the others end with an error that names it.
+    TensorFlow waits for missing workers without a limit, in a call that nothing can
+    interrupt. So a process whose workers are not all there in time ends, with status 1 and
+    a message on the standard error stream. When a worker ends later, the others end within
+    seconds, with an error that names it.
 
     Args:
         timeout: float above 0, the seconds in which all workers must have started.
@@ -188,9 +183,7 @@ def multi_worker_strategy(timeout: float = 300.0) -> Any:
 
     Raises:
         ValueError: If `TF_CONFIG` is missing or malformed.
-        RuntimeError: If the port of this worker is taken; on JAX, which has
-            `keras.distribution` instead.
-        TimeoutError: If workers are missing after that time.
+        RuntimeError: On JAX, which has `keras.distribution` instead.
 
     Example:
 

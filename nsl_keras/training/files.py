@@ -1,7 +1,7 @@
-"""Files and folders that are whole at every moment, however their writer ends.
+"""Files and folders that are whole at every moment, even if their writer is killed.
 
-Each is written in a scratch folder beside it, put on the disk, and renamed. Scratch
-folders of processes that were killed are removed by the next one that writes there.
+Each is written in a scratch folder beside it, flushed to the disk, and renamed. The next
+process that writes there removes the scratch folders of killed processes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a path to write to, and puts what was written there in the place of `path`.
+    """Yields a path to write to, which then replaces `path`.
 
-    After an error in the body, and after a kill at any moment, `path` is what it was.
+    After an error in the body, and after a kill at any moment, `path` is unchanged.
 
     Args:
-        path: The file to write, or a folder, which takes no place that another one has;
-            the folder above it is made if missing.
+        path: The file to write; or a folder, which must not exist yet. The folder above it
+            is made if missing.
 
     Yields:
-        A path with the same name, in a folder of its own.
+        A path with the same name, in a scratch folder.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _scratch_in(path.parent) as folder:
         scratch = folder / path.name
         yield scratch
-        # Else a machine that fails may keep the name and lose what it stands for.
+        # Otherwise a machine that fails may keep the name and lose the content.
         for part in (*scratch.rglob("*"), scratch):
             _put_on_disk(part)
         scratch.replace(path)
@@ -51,14 +51,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
 
 
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a binary file."""
-    with replacing(path) as scratch:
-        scratch.write_bytes(content)
-
-
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a file or a folder, if there is one, so that no part of it stays."""
+    """Removes a file or a folder, if it exists, so that no part of it stays."""
     path = pathlib.Path(path)
     if path.exists():
         with _scratch_in(path.parent) as folder:
@@ -95,20 +89,21 @@ def require_room(folder: str | os.PathLike[str], size: int = 0) -> None:
 
 
 def clean(folder: pathlib.Path) -> None:
-    """Removes the scratch folders that processes of this machine left when they ended."""
+    """Removes the scratch folders of ended processes of this machine."""
     for path in folder.glob(".scratch-*"):
         match = re.fullmatch(r"\.scratch-(.+)-(\d+)-\d+", path.name)
         if match is None or match[1] != socket.gethostname():
             continue
-        # This process may have the number of one that was killed.
-        of_this = int(match[2]) == os.getpid()
-        if path.name not in _in_use if of_this else not _is_running(int(match[2])):
+        process = int(match[2])
+        # This process may have the number of a killed one.
+        in_use = path.name in _in_use if process == os.getpid() else _is_running(process)
+        if not in_use:
             shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder that is removed afterwards, with what is left in it."""
+    """Yields a folder, and removes it afterwards with everything left in it."""
     clean(parent)
     name = f".scratch-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
     folder = parent / name
@@ -123,7 +118,7 @@ def _scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _is_running(process: int) -> bool:
     if os.name != "posix":
-        return True  # There, the call below would end it.
+        return True  # Elsewhere the call below would end the process.
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,13 +1,12 @@
-"""Pictures of what was learned.
+"""Pictures of what a model has learned.
 
-Every function returns a matplotlib figure (install `nsl_keras[visualize]`) of 150 dots per
-inch. It is one of pyplot's: `plt.show()` shows it, in a notebook it appears by itself, and
-`plt.close(figure)` frees it. `figure.savefig("name.pdf")` writes letters and lines as
-vectors. Grey images are drawn as they are, or with `invert=True` as negatives.
+Each function returns a pyplot figure (install `nsl_keras[visualize]`): `plt.show()` shows
+it, `figure.savefig("name.pdf")` saves it, and `plt.close(figure)` frees it. A notebook
+shows every open figure, so assign the result: as the last value of a cell it would be
+shown twice.
 """
 
 from nsl_keras.visualize.adaptation import plot_adaptation
-from nsl_keras.visualize.curves import plot_costs, plot_training_curves
 from nsl_keras.visualize.dynamic import plot_dynamic_similarity
 from nsl_keras.visualize.entries import plot_learned_neighbors
 from nsl_keras.visualize.features import plot_feature_map, plot_prototype_cosines
@@ -16,12 +15,10 @@ from nsl_keras.visualize.subcategories import plot_subcategories
 
 __all__ = [
     "plot_adaptation",
-    "plot_costs",
     "plot_dynamic_similarity",
     "plot_feature_map",
     "plot_learned_neighbors",
     "plot_prototype_cosines",
     "plot_similarities",
     "plot_subcategories",
-    "plot_training_curves",
 ]

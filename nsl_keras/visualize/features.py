@@ -9,34 +9,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import data, validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
-from nsl_keras.neighborhoods.dictionary import require_same_length
-from nsl_keras.neighborhoods.explain import (
-    class_numbers,
-    features_of,
-    in_batches,
-    names_of,
-    require_classifier,
-)
 from nsl_keras.neighborhoods.key_metrics import Cosine
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.entries import UNDECIDED
-from nsl_keras.visualize.figures import (
-    BLUE,
-    GREY,
-    ORANGE,
-    Axes,
-    Figure,
-    colors_of,
-    markers_of,
-    new_figure,
-)
+from nsl_keras.training import data
+from nsl_keras.visualize import figures, reading
 
-METHODS = ("pca", "tsne")
-
-#: The change of a cosine that may be rounding.
+#: A smaller change of a cosine may be rounding.
 _LEAST_TURN = 1e-6
 
 
@@ -47,20 +28,20 @@ def plot_feature_map(
     method: str = "pca",
     class_names: Sequence[str] | None = None,
     seed: int = 0,
-) -> Figure:
+) -> figures.Figure:
     """Draws the dictionary's keys among the features of examples, in two dimensions.
 
-    Colours and shapes are classes, an entry's being the one its value holds most probable;
-    entries are large, and hollow where that class has less than 50 %. Under the cosine
-    metric all vectors are brought to unit length first: length plays no part.
+    Colours and shapes are classes. An entry has the most probable class of its value; it
+    is large, and hollow if that class has less than 50 %. With the cosine metric all
+    vectors are first scaled to unit length.
 
     Args:
         model: A built `MetaNeighborhoodModel`, a classifier.
-        x: Inputs, training examples in the paper: an array, several as the model takes
-            them, or a data set as for `predict`, which must end.
-        y: Their labels, as for `fit`; `None` where a data set has them.
-        method: `"pca"`: the plane of the examples' two largest principal components;
-            `"tsne"`: t-SNE of examples and entries together (needs scikit-learn).
+        x: Inputs, in the paper training examples: an array, several inputs, or a finite
+            data set.
+        y: Their labels, as for `fit`; `None` if a data set has them.
+        method: `"pca"`, the plane of the two largest principal components of the examples,
+            or `"tsne"`, t-SNE of examples and entries together (needs scikit-learn).
         class_names: Names of the classes; `None` numbers them.
         seed: int, the seed of t-SNE.
 
@@ -68,8 +49,8 @@ def plot_feature_map(
         A matplotlib figure with one panel.
 
     Raises:
-        ValueError: If `method` is another, if there are fewer than two examples or
-            features, for labels that do not fit, or if the model is no classifier.
+        ValueError: If `method` is unknown, there are fewer than two examples or features,
+            labels do not fit, or the model is not a classifier.
         ImportError: For t-SNE without scikit-learn.
 
     Example:
@@ -87,33 +68,50 @@ def plot_feature_map(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, Figure 5 (t-SNE).
     """
-    require_classifier(model)
-    method = validation.one_of(method, METHODS, "method")
-    dictionary = model.dictionary
-    values = ops.convert_to_numpy(dictionary.values)
-    classes = values.shape[1]
-    x, y = data.gathered(x, y)
-    labels = class_numbers(data.require_targets(y), classes)
-    require_same_length(range(data.length_of(x)), labels, "x")
+    reading.require_classifier(model)
+    method = validation.one_of(method, ("pca", "tsne"), "method")
+    values = ops.convert_to_numpy(model.dictionary.values)
+    x, y = data.gather(x, y)
+    labels = reading.class_numbers(y, x, values.shape[1])
+    names = reading.names_of(values.shape[1], class_names)
     # NumPy's linear algebra has no half precision.
-    examples, keys = (
-        ops.convert_to_numpy(at_least_float32(vectors))
-        for vectors in (features_of(model, x), dictionary.keys.value)
-    )
+    examples = reading.features_of(model, x).astype("float32")
+    keys = ops.convert_to_numpy(model.dictionary.keys).astype("float32")
     if min(examples.shape) < 2:
         raise ValueError(
             "`x` must have at least two examples of at least two features for a map. "
             f"Received: features of shape {examples.shape}"
         )
-    if isinstance(dictionary.metric, Cosine):
-        examples, keys = _unit(examples), _unit(keys)
-    places = _principal_plane if method == "pca" else _neighbor_embedding
-    places_of_examples, places_of_keys, axis_labels = places(examples, keys, seed)
+    if isinstance(model.dictionary.metric, Cosine):
+        examples, keys = map(keras.utils.normalize, (examples, keys))
+    if method == "pca":
+        examples, keys, axis_labels = _principal_plane(examples, keys)
+    else:
+        examples, keys = _neighbor_embedding(examples, keys, seed)
+        axis_labels = ["t-SNE 1", "t-SNE 2"]
 
-    figure = new_figure(figsize=(7.6, 5.6))
+    figure = figures.new_figure(7.6, 5.6)
     axis = figure.subplots()
-    _draw_classes(axis, places_of_examples, labels, places_of_keys, values)
-    _add_legend(axis, names_of(classes, class_names))
+    kinds, is_decided = values.argmax(axis=1), values.max(axis=1) >= reading.UNDECIDED
+    looks = figures.looks_of(len(names))
+    for kind, (color, marker) in enumerate(looks):
+        places = examples[labels == kind]
+        axis.scatter(*places.T, color=color, marker=marker, s=12, alpha=0.5, lw=0)
+    for kind, (color, marker) in enumerate(looks):
+        options = {"marker": marker, "s": 38, "lw": 0.9}
+        places = keys[(kinds == kind) & ~is_decided]
+        axis.scatter(*places.T, facecolor="white", edgecolor=color, **options)
+        places = keys[(kinds == kind) & is_decided]
+        axis.scatter(*places.T, facecolor=color, edgecolor="black", **options)
+        axis.scatter([], [], color=color, marker=marker, s=38, lw=0, label=names[kind])
+    for face, edge, size, label in (
+        ("grey", "none", 11, "example"),
+        ("grey", "black", 38, "learned neighbour"),
+        ("white", "grey", 38, "undecided one"),
+    ):
+        axis.scatter([], [], facecolor=face, edgecolor=edge, s=size, label=label)
+    columns = -(-len(names) // 33)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8, ncols=columns)
     axis.set_title(f"{len(labels)} examples and {len(keys)} learned neighbours")
     axis.set_xlabel(axis_labels[0])
     axis.set_ylabel(axis_labels[1])
@@ -122,66 +120,10 @@ def plot_feature_map(
     return figure
 
 
-def _draw_classes(
-    axis: Axes,
-    examples: np.ndarray,
-    labels: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    """Draws examples, then entries over them, in the colour and shape of their class."""
-    colors, markers = colors_of(values.shape[1]), markers_of(values.shape[1])
-    kinds, is_decided = values.argmax(axis=1), values.max(axis=1) >= UNDECIDED
-    for kind, (color, marker) in enumerate(zip(colors, markers, strict=True)):
-        places = examples[labels == kind]
-        axis.scatter(*places.T, color=color, marker=marker, s=12, alpha=0.5, lw=0)
-    for kind, (color, marker) in enumerate(zip(colors, markers, strict=True)):
-        for chosen, face, edge in (
-            ((kinds == kind) & ~is_decided, "white", color),
-            ((kinds == kind) & is_decided, color, "black"),
-        ):
-            axis.scatter(
-                *keys[chosen].T, facecolor=face, edgecolor=edge, marker=marker, s=38, lw=0.9
-            )
-
-
-def _add_legend(axis: Axes, names: Sequence[str]) -> None:
-    """Names colours and shapes of classes, and what is large or hollow, beside the map."""
-    classes = len(names)
-    handles = [
-        axis.scatter([], [], color=color, marker=marker, s=38, lw=0, label=name)
-        for name, color, marker in zip(
-            names, colors_of(classes), markers_of(classes), strict=True
-        )
-    ]
-    for face, edge, size, label in (
-        ("grey", "none", 11, "example"),
-        ("grey", "black", 38, "learned neighbour"),
-        ("white", "grey", 38, "undecided one"),
-    ):
-        handles.append(
-            axis.scatter(
-                [], [], facecolor=face, edgecolor=edge, marker="o", s=size, label=label
-            )
-        )
-    axis.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1),
-        borderaxespad=0,
-        frameon=False,
-        fontsize=8 if classes <= 20 else 6,
-        ncols=-(-len(handles) // 36),
-    )
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-
-
 def _principal_plane(
-    examples: np.ndarray, keys: np.ndarray, seed: int
+    examples: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Returns both in the plane of the examples' components, and names of the axes."""
     center = examples.mean(axis=0)
     _, lengths, directions = np.linalg.svd(examples - center, full_matrices=False)
     shares = lengths**2 / max(float((lengths**2).sum()), 1e-12)
@@ -195,42 +137,39 @@ def _principal_plane(
 
 def _neighbor_embedding(
     examples: np.ndarray, keys: np.ndarray, seed: int
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    try:
-        from sklearn.manifold import TSNE
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            '`method="tsne"` needs scikit-learn. Install it with '
-            '`pip install scikit-learn`, or use method="pca".'
-        ) from error
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both in a t-SNE of all of them."""
+    from sklearn.manifold import TSNE
+
     together = np.concatenate([examples, keys])
     perplexity = min(30.0, (len(together) - 1) / 3)
     embedding = TSNE(perplexity=perplexity, init="pca", random_state=seed)
     places = embedding.fit_transform(together)
-    return places[: len(examples)], places[len(examples) :], ["t-SNE 1", "t-SNE 2"]
+    return places[: len(examples)], places[len(examples) :]
 
 
-def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) -> Figure:
+def plot_prototype_cosines(
+    model: MetaNeighborhoodModel, x: Any, y: Any = None
+) -> figures.Figure:
     """Draws the cosine between features and their true prototype, before and after.
 
     A prototype is a class's column of the head's kernel, `phi[y]`. Each example is a
-    point: the cosine of `z` and `phi[y]` across, that of `z` and the finetuned `phi_z[y]`
-    upwards. Above the diagonal, finetuning has turned the prototype towards the example;
-    a change of 1e-6 at most is rounding, and counts as none.
+    point: the cosine of `z` and `phi[y]` to the right, the cosine of `z` and the finetuned
+    `phi_z[y]` upwards. Above the diagonal, finetuning has turned the prototype towards the
+    example. Changes of at most 1e-6 are rounding, and count as none.
 
     Args:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
             `CosineDense` or `Dense` layer.
-        x: Inputs, test examples in the paper: an array, several as the model takes them,
-            or a data set as for `predict`, which must end.
-        y: Their labels, as for `fit`; `None` where a data set has them.
+        x: Inputs, in the paper test examples, as in `plot_feature_map`.
+        y: Their labels, as in `plot_feature_map`.
 
     Returns:
         A matplotlib figure with one panel.
 
     Raises:
-        ValueError: If the head is another, for labels that do not fit, or if the model is
-            no classifier.
+        ValueError: If the model is not a classifier, its head is another layer, or labels
+            do not fit.
 
     Example:
 
@@ -247,7 +186,7 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, Figure 4.
     """
-    require_classifier(model)
+    reading.require_classifier(model)
     head = model.head
     if type(head) not in (CosineDense, keras.layers.Dense):
         raise ValueError(
@@ -255,54 +194,35 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, x: Any, y: Any = None) 
             f"the classes' prototypes. Received: head {head.name!r}, a "
             f"{type(head).__name__}"
         )
-    x, y = data.gathered(x, y)
-    labels = class_numbers(data.require_targets(y), model.dictionary.num_values)
-    require_same_length(range(data.length_of(x)), labels, "x")
+    x, y = data.gather(x, y)
+    labels = reading.class_numbers(y, x, head.units)
 
-    def cosines_of_all_classes(batch: Any) -> Tensor:
-        features = at_least_float32(model.features(batch, training=False))
-        kernel = ops.cast(ops.convert_to_tensor(head.kernel), features.dtype)
-        adapted = model.neighborhood.adapted_weights(features)[0]
-        directions = unit_norm(features)
-        return ops.stack(
-            [
-                ops.matmul(directions, unit_norm(kernel, axis=0)),
-                ops.matmul(directions[:, None, :], unit_norm(adapted, axis=1))[:, 0],
-            ],
-            axis=1,
-        )
+    def cosines(batch: Any) -> Tensor:
+        features = ops.cast(model.features(batch, training=False), "float32")
+        kernels = [head.kernel[None], model.neighborhood.adapted_weights(features)[0]]
+        directions = unit_norm(features)[:, :, None]
+        columns = [unit_norm(ops.cast(each, "float32"), axis=1) for each in kernels]
+        return ops.stack([ops.sum(directions * each, axis=1) for each in columns], axis=-1)
 
-    cosines = in_batches(cosines_of_all_classes, x)
-    before, after = cosines[np.arange(len(labels)), :, labels].T
+    found = data.predict(cosines, model, x)[np.arange(len(labels)), labels]
+    before, after = found.T
     rise = after - before
 
-    figure = new_figure(figsize=(5.2, 5.2))
+    figure = figures.new_figure(5.2, 5.2)
     axis = figure.subplots()
-    lowest, highest = float(min(before.min(), after.min())) - 0.02, 1.02
-    axis.plot([lowest, highest], [lowest, highest], color=GREY, linewidth=1, zorder=0)
-    groups = [
-        (rise > _LEAST_TURN, BLUE, "o", "towards the example"),
-        (rise < -_LEAST_TURN, ORANGE, "v", "away from it"),
-    ]
-    stays = np.abs(rise) <= _LEAST_TURN
-    if stays.any():
-        groups.append((stays, GREY, "s", "unchanged"))
-    for chosen, color, marker, what in groups:
-        axis.scatter(
-            before[chosen],
-            after[chosen],
-            c=color,
-            s=12,
-            alpha=0.55,
-            linewidths=0,
-            marker=marker,
-            label=f"{what}: {100 * chosen.mean():.1f} %",
-        )
+    limits = [float(found.min()) - 0.02, 1.02]
+    axis.plot(limits, limits, color=figures.GREY, linewidth=1, zorder=0)
+    for chosen, color, marker, what in (
+        (rise > _LEAST_TURN, figures.BLUE, "o", "towards the example"),
+        (rise < -_LEAST_TURN, figures.ORANGE, "v", "away from it"),
+        (np.abs(rise) <= _LEAST_TURN, figures.GREY, "s", "unchanged"),
+    ):
+        label = f"{what}: {100 * chosen.mean():.1f} %"
+        options = {"s": 12, "alpha": 0.55, "lw": 0, "label": label}
+        axis.scatter(before[chosen], after[chosen], c=color, marker=marker, **options)
     axis.set_title(f"Finetuning turns the prototypes of {len(labels)} examples")
     axis.set_xlabel("cosine to the true prototype, before")
     axis.set_ylabel("cosine to the true prototype, after")
-    axis.set_xlim(lowest, highest)
-    axis.set_ylim(lowest, highest)
-    axis.set_aspect("equal")
-    axis.legend(loc="lower right", frameon=True, fontsize=9)
+    axis.set(xlim=limits, ylim=limits, aspect="equal")
+    axis.legend(loc="lower right", fontsize=9)
     return figure

@@ -1,34 +1,18 @@
-"""Pictures of images found by what a model takes them for."""
+"""A picture of the images that a model finds most like others."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from nsl_keras import data, validation
-from nsl_keras.neighborhoods.dictionary import require_same_length
-from nsl_keras.neighborhoods.explain import (
-    attention_of,
-    class_numbers,
-    in_batches,
-    names_of,
-)
+from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.visualize.figures import (
-    BLUE,
-    ORANGE,
-    Figure,
-    display_range,
-    draw_image,
-    new_figure,
-    require_images,
-)
-
-#: Inches that the title needs.
-_LEAST_WIDTH = 4.3
+from nsl_keras.training import data
+from nsl_keras.visualize import figures, reading
 
 
 def plot_subcategories(
@@ -41,41 +25,37 @@ def plot_subcategories(
     rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     invert: bool = False,
-) -> Figure:
-    """Draws queries with the images most like them, judged by labels unknown to the model.
+) -> figures.Figure:
+    """Draws queries with the nearest images, and compares their fine labels.
 
-    The labels are finer than the classes that the model was trained on. A
-    `MetaNeighborhoodModel` describes an image by its attention over all dictionary
-    entries, any other model by its output; descriptions are compared by their cosine. The
-    title says how many of all queries get their own label by the vote of their nearest
-    images, the nearest deciding ties: with `nearest` neighbours, the paper's "induction
-    accuracy" of a KNN classifier (for which it tells neither `nearest` nor metric).
+    The labels are finer than the classes that the model was trained on. An image is
+    described by its attention to all dictionary entries, or, for a model without a
+    dictionary, by the model's output. Descriptions are compared by their cosine. The title
+    says how many queries get their own label by the vote of the nearest images, the
+    nearest of which decides ties. This is the paper's "induction accuracy" of a KNN
+    classifier; the paper states neither its number of neighbours nor its metric.
 
     Args:
         model: A built `MetaNeighborhoodModel`, or for comparison any Keras model from
             images to features of shape `(batch, features)`.
-        images: Images to choose from, `(n, height, width, channels)`, as the model gets
-            them: an array, several inputs as the model takes them, or a data set as for
-            `predict`, which must end. In [0, 1] or [0, 255] they are drawn as they are,
-            others (standardized ones) from their lowest value, or 0, to their highest.
-        labels: Their fine labels: class numbers, of shape `(n,)`; `None` where a data set
-            of images has them.
-        queries: Images like these.
-        query_labels: Their fine labels, as above.
-        nearest: int, the number of images found for each query.
-        rows: Numbers of the queries to draw; `None` takes the first of each label, eight
-            at most. All count for the title.
+        images: Images to choose from, as in `plot_learned_neighbors`.
+        labels: Their fine labels: class numbers of shape `(n,)`; `None` if a data set of
+            images has them.
+        queries: Images to find others for.
+        query_labels: Their fine labels.
+        nearest: int, the number of images for each query.
+        rows: Numbers of the queries to draw. By default the first of each label, at most
+            eight. The title counts all queries.
         class_names: Names of the fine labels; `None` numbers them.
         invert: bool, whether grey images are drawn as negatives.
 
     Returns:
-        A matplotlib figure, one row a query: the query, then the images found, the
-        nearest first, in a solid blue frame where the label is the query's, in a dashed
-        orange one elsewhere.
+        A matplotlib figure with one row for each query: the query, then the images, the
+        nearest first. The frame is solid and blue if the label is the query's, dashed and
+        orange if not.
 
     Raises:
-        ValueError: If `nearest` exceeds the number of images, a row is no query, or labels
-            do not fit.
+        ValueError: If `nearest` exceeds the number of images, or labels do not fit.
 
     Example:
 
@@ -94,101 +74,60 @@ def plot_subcategories(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Figure 6 and Appendix A.9.
     """
-    inputs, labels = data.gathered(images, labels)
-    query_inputs, query_labels = data.gathered(queries, query_labels)
-    images, queries = (
-        require_images(inputs, "images"),
-        require_images(query_inputs, "queries"),
-    )
-    data.require_targets(labels, "labels")
-    data.require_targets(query_labels, "query_labels")
-    nearest = validation.positive_integer(nearest, "nearest")
-    if nearest > len(images):
-        raise ValueError(
-            f"`nearest` must be at most the number of images, {len(images)}. "
-            f"Received: nearest={nearest}"
-        )
-    count = 0 if class_names is None else len(class_names)
-    for given in (np.asarray(labels), np.asarray(query_labels)):
-        if given.dtype.kind in "biuf":  # Others are refused below.
-            count = max(count, 1 + int(given.max()))
-    labels = class_numbers(labels, count, "labels")
-    query_labels = class_numbers(query_labels, count, "query_labels")
-    require_same_length(images, labels, "images", "labels")
-    require_same_length(queries, query_labels, "queries", "query_labels")
+    inputs, labels = data.gather(images, labels)
+    query_inputs, query_labels = data.gather(queries, query_labels)
+    images = reading.require_images(inputs, "images")
+    queries = reading.require_images(query_inputs, "queries")
+    nearest = validation.positive_integer(nearest, "nearest", len(images))
+    count = 1 + int(max(np.max(labels), np.max(query_labels)))
+    names = [textwrap.fill(str(name), 14) for name in class_names or range(count)]
+    labels = reading.class_numbers(labels, images, len(names), "labels")
+    query_labels = reading.class_numbers(query_labels, queries, len(names), "query_labels")
     if rows is None:
         rows = np.sort(np.unique(query_labels, return_index=True)[1])[:8].tolist()
-    if any(not 0 <= row < len(queries) for row in rows):
-        raise ValueError(
-            f"`rows` must be numbers of queries, 0 to {len(queries) - 1}. "
-            f"Received: rows={list(rows)}"
-        )
-    found = _nearest(
-        _descriptions(model, query_inputs), _descriptions(model, inputs), nearest
-    )
+    cosines = _descriptions(model, query_inputs) @ _descriptions(model, inputs).T
+    found = np.argsort(-cosines, axis=1, kind="stable")[:, :nearest]
     accuracy = np.mean(_vote(labels[found]) == query_labels)
 
-    names = names_of(count, class_names)
-    longest = max(map(len, names))
-    column = max(0.95, 0.066 * longest + 0.1)
-    is_upright = 0.085 * longest <= 1
-    width = column * (nearest + 1) + (0.4 if is_upright else 0.085 * longest + 0.2)
-    figure = new_figure(figsize=(max(width, _LEAST_WIDTH), 1.12 * len(rows) + 0.6))
-    grid = figure.subplots(len(rows), nearest + 1, squeeze=False)
-    shown = display_range(images, queries)
-    for row, axes in zip(rows, grid, strict=True):
-        draw_image(axes[0], queries[row], shown, invert)
-        axes[0].set_ylabel(
-            names[query_labels[row]],
-            fontsize=9,
-            weight="bold",
-            **({} if is_upright else {"rotation": 0, "ha": "right", "va": "center"}),
-        )
-        for axis, index in zip(axes[1:], found[row], strict=True):
-            draw_image(axis, images[index], shown, invert)
-            right = labels[index] == query_labels[row]
+    values = figures.display_range(images, queries)
+    captions = np.asarray(names)[labels[found[rows]]]
+    figure, panels, others = figures.grid_of_images(
+        images, found[rows], captions, values, invert
+    )
+    for row, query, axes in zip(rows, panels, others, strict=True):
+        figures.draw_image(query, queries[row], values, invert)
+        query.set_xlabel(names[query_labels[row]], fontsize=8, labelpad=2, weight="bold")
+        for axis, index in zip(axes, found[row], strict=True):
+            is_same = labels[index] == query_labels[row]
             for spine in axis.spines.values():
                 spine.set(
-                    color=BLUE if right else ORANGE,
+                    color=figures.BLUE if is_same else figures.ORANGE,
                     linewidth=2.5,
-                    linestyle="-" if right else (0, (2, 1.5)),
+                    linestyle="-" if is_same else (0, (2, 1.5)),
                 )
-            axis.set_xlabel(names[labels[index]], fontsize=8, labelpad=2)
-    grid[0, 0].set_title("query", fontsize=9)
-    grid[0, 1].set_title("nearest", fontsize=9)
+    panels[0].set_title("query", fontsize=9)
+    others[0, 0].set_title("nearest", fontsize=9)
+    kind = "features"
+    if isinstance(model, MetaNeighborhoodModel):
+        kind = f"attention to {model.num_neighbors} entries"
     figure.suptitle(
-        f"By {_kind_of_description(model)}: {100 * accuracy:.1f} % of {len(queries)} "
-        f"queries\nhave the label that their {nearest} nearest images vote for",
+        f"By {kind}: {100 * accuracy:.1f} % of {len(queries)} queries\n"
+        f"have the label that their {nearest} nearest images vote for",
         fontsize=10,
     )
     return figure
 
 
-def _kind_of_description(model: keras.Model) -> str:
-    if isinstance(model, MetaNeighborhoodModel):
-        return f"attention over {model.num_neighbors} entries"
-    return "features"
-
-
 def _descriptions(model: keras.Model, images: Any) -> np.ndarray:
-    """Unit vectors that describe images, of shape `(n, length)`."""
+    """Returns unit vectors that describe images, of shape `(n, length)`."""
     if isinstance(model, MetaNeighborhoodModel):
-        found = attention_of(model, images)
+        found = reading.attention_of(model, images)
     else:
-        found = in_batches(lambda batch: model(batch, training=False), images)
-    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-
-
-def _nearest(queries: np.ndarray, images: np.ndarray, count: int) -> np.ndarray:
-    """Numbers of the images with the largest cosines, of shape `(queries, count)`."""
-    parts = [
-        np.argsort(-(queries[start : start + 256] @ images.T), axis=1, kind="stable")
-        for start in range(0, len(queries), 256)
-    ]
-    return np.concatenate([part[:, :count] for part in parts])
+        found = model.predict(images, verbose=0)
+    return keras.utils.normalize(found)
 
 
 def _vote(labels: np.ndarray) -> np.ndarray:
-    """The most frequent label of each row; of several, the one that comes first."""
+    """Returns the most frequent label of each row; of several, the first in the row."""
     votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     return labels[np.arange(len(labels)), votes.argmax(axis=1)]

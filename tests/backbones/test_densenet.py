@@ -3,9 +3,9 @@
 import re
 
 import keras
-import numpy as np
 import pytest
 from golden_backbones import (
+    KERAS_NORMALIZATION,
     authors_units,
     authors_variables,
     build_in,
@@ -13,7 +13,6 @@ from golden_backbones import (
     count,
 )
 from golden_files import DTYPES, Golden
-from keras import ops
 
 from nsl_keras import backbones, convert
 
@@ -66,9 +65,7 @@ def our_units(model):
 @pytest.mark.parametrize("modulate", ["None", "all"])
 def test_authors_numbers(modulate):
     def build():
-        model = backbones.densenet_bc(
-            76, batch_normalization=keras.layers.BatchNormalization
-        )
+        model = backbones.densenet_bc(76, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == 484_140
         assert model.output_shape == (None, 258)
         return model if modulate == "None" else convert.add_film(model, modulated, 10)
@@ -98,86 +95,20 @@ def test_depth_of_the_paper():
     assert len(layers_of(model, keras.layers.Conv2D)) == 39
 
 
-@pytest.fixture
-def small():
-    """The smallest depth there is, one bottleneck a block."""
-
-    def make(input_shape=(8, 8, 3), **options):
-        return backbones.densenet_bc(10, input_shape, **{"growth": 4, **options})
-
-    return make
-
-
-def images():
-    return np.random.default_rng(2).random((2, 8, 8, 3)).astype("float32")
-
-
 def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
-def test_growth(small):
+def test_growth_and_dropout():
     # 2 growth channels at the start, halved twice: (8 + 4) / 2 = 6, (6 + 4) / 2 = 5, 5 + 4.
-    model = small()
+    model = backbones.densenet_bc(10, (8, 8, 3), growth=4, dropout=0.3, seed=3)
     assert model.output_shape == (None, 9)
-    widths = [layer.filters for layer in layers_of(model, keras.layers.Conv2D)]
-    assert widths == [8, 16, 4, 6, 16, 4, 5, 16, 4]
-    assert small(growth=6).output_shape == (None, 13)
-
-
-def test_dropout_follows_each_convolution_but_the_first(small):
-    model = small(dropout=0.3)
     convolutions = layers_of(model, keras.layers.Conv2D)
+    widths = [layer.filters for layer in convolutions]
+    assert widths == [8, 16, 4, 6, 16, 4, 5, 16, 4]
     dropouts = layers_of(model, keras.layers.Dropout)
     assert [layer.input for layer in dropouts] == [c.output for c in convolutions[1:]]
     assert {layer.rate for layer in dropouts} == {0.3}
-    assert not layers_of(small(dropout=0.0), keras.layers.Dropout)
-
-
-def test_seed(small):
-    seeds = [layer.seed for layer in layers_of(small(seed=3), keras.layers.Dropout)]
-    assert seeds == [3 + index for index in range(8)]
-    weights = small().get_weights()
-
-    def trained(seed):
-        model = small(seed=seed)
-        model.set_weights(weights)
-        return ops.convert_to_numpy(model(images(), training=True))
-
-    np.testing.assert_array_equal(trained(1), trained(1))
-    assert np.abs(trained(1) - trained(2)).max() > 1e-3
-
-
-def test_final_relu(small):
-    plain, rectified = small(), small(final_relu=True)
-    rectified.set_weights(plain.get_weights())
-    features = ops.convert_to_numpy(plain(images()))
-    assert features.min() < 0
-    features = ops.convert_to_numpy(rectified(images()))
-    assert features.min() >= 0
-    assert features.max() > 0
-
-
-def test_smallest_image_and_unknown_size(small):
-    assert small((4, 4, 1)).output_shape == (None, 9)
-    assert tuple(small((None, None, 3))(images()).shape) == (2, 9)
-
-
-@pytest.mark.parametrize("depth", [0, 4, 39, 41, 40.0])
-def test_errors_of_depths(depth):
-    message = rf"`depth` must be (of the form 6n \+ 4|a positive integer).*depth={depth}"
-    with pytest.raises(ValueError, match=message):
-        backbones.densenet_bc(depth)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"growth": 0}, r"`growth` must be a positive integer.*growth=0"),
-        ({"dropout": 1.0}, r"`dropout` must be a number in \[0, 1\).*dropout=1.0"),
-    ],
-    ids=str,
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        backbones.densenet_bc(**options)
+    assert [layer.seed for layer in dropouts] == [3 + index for index in range(8)]
+    without = backbones.densenet_bc(10, (8, 8, 3), growth=4, dropout=0.0)
+    assert not layers_of(without, keras.layers.Dropout)

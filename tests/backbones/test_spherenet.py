@@ -1,6 +1,5 @@
 """The self-attention SphereNet and its three relatives of the paper's Table 8."""
 
-import keras
 import numpy as np
 import pytest
 from golden_backbones import count
@@ -80,33 +79,12 @@ def test_the_four_networks(attention, sphere):
         assert np.any(gradient), variable.path
 
 
-def test_is_saved(tmp_path):
-    model = small()
-    perturb(model)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(again(IMAGES)), ops.convert_to_numpy(model(IMAGES))
-    )
-
-
 def test_attention_starts_as_no_attention():
     with_attention, without = small(), small(attention=False)
     for layer in without.layers[1:]:
         layer.set_weights(with_attention.get_layer(layer.name).get_weights())
     np.testing.assert_array_equal(
         ops.convert_to_numpy(with_attention(IMAGES)), ops.convert_to_numpy(without(IMAGES))
-    )
-
-
-def test_features_stand_before_the_classifier():
-    model, features = small(), small(classes=None)
-    features.set_weights(model.get_weights()[:-1])
-    kernel = ops.convert_to_numpy(model.get_layer("classifier").kernel)
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(features(IMAGES)) @ kernel,
-        ops.convert_to_numpy(model(IMAGES)),
-        atol=1e-5,
     )
 
 
@@ -141,33 +119,3 @@ def test_penalties_of_the_authors():
     found = penalties(small(l2=2.5e-4))
     assert (len(found["orthogonality"]), len(found["l2"])) == (0, 6 + 1 + 18)
     assert small().losses == []
-
-
-def test_channels_first_computes_the_same():
-    last = small()
-    perturb(last)
-    keras.config.set_image_data_format("channels_first")
-    try:
-        first = small(input_shape=(3, 9, 8))
-        first.set_weights(last.get_weights())
-        received = ops.convert_to_numpy(first(np.moveaxis(IMAGES, -1, 1)))
-    finally:
-        keras.config.set_image_data_format("channels_last")
-    expected = ops.convert_to_numpy(last(IMAGES))
-    np.testing.assert_allclose(
-        received, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected))
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes": 0}, r"`classes` must be .*classes=0"),
-        ({"orthogonality": -1}, r"`orthogonality` must be .*orthogonality=-1"),
-        ({"l2": -1}, r"`l2` must be .*l2=-1"),
-    ],
-    ids=str,
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        small(**options)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from golden_files import gradients
 from keras import ops
-from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -354,32 +353,6 @@ def test_wrong_labels_do_not_go_unseen_in_compiled_code(learner, wrong):
         model.fit(LaterBatch(), verbose=0, shuffle=False)
 
 
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="graphs are TensorFlow's")
-def test_bad_data_in_a_graph_changes_nothing():
-    import tensorflow as tf
-
-    inputs, labels = data.episodes(batch=2, shape=IMAGE)
-    model = make("proto", batch_normalization="support")
-    model.compile("sgd", data.cross_entropy(), jit_compile=False)
-    model(inputs)
-    weights = model.get_weights()
-
-    def fit(images, support_labels, queries):
-        batch = ((images, support_labels, queries), labels)
-        model.fit(tf.data.Dataset.from_tensors(batch), shuffle=False, verbose=0)
-
-    wrong = inputs[1].copy()
-    wrong[1] = 0
-    with pytest.raises(tf.errors.InvalidArgumentError, match="classes 0 to 2"):
-        fit(inputs[0], wrong, inputs[2])
-    bad = inputs[2].copy()
-    bad[1, 0, 0, 0] = np.nan
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`query_images` must be fin"):
-        fit(inputs[0], inputs[1], bad)
-    for after, before in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(after, before)
-
-
 def test_bad_arrays_are_found_before_the_first_step():
     inputs, labels = data.episodes()
     model = few_shot.ProtoNet(data.identity(), data.WAYS)
@@ -602,22 +575,6 @@ def test_query_labels_of_another_rank():
     model.compile("sgd", LOSS)
     with pytest.raises(ValueError, match=r"`y` must have shape .*y.shape=\(2,\)"):
         model.fit(inputs, np.zeros(2), verbose=0)
-
-
-@pytest.mark.parametrize("bad", [data.WAYS, 0.7])
-def test_query_labels_of_a_data_set(bad):
-    """`RelationLoss` alone would take what is no class for none of the classes."""
-    inputs, labels = data.episodes(shape=IMAGE)
-    labels = labels.astype("float32")
-    labels[1, 2] = bad
-    model = few_shot.ProtoNet(data.convolutional(), data.WAYS)
-    model.compile("sgd", few_shot.RelationLoss(), jit_compile=True)
-    with pytest.raises(nsl_keras.NonFiniteLossError):
-        model.fit(OneBatch(inputs, labels), verbose=0)
-    if IS_TENSORFLOW:
-        model.compile("sgd", few_shot.RelationLoss(), jit_compile=False)
-        with pytest.raises(Exception, match="`y` must hold classes 0 to 2"):
-            model.evaluate(OneBatch(inputs, labels), verbose=0)
 
 
 def test_one_hot_query_labels_train_as_numbers_do():

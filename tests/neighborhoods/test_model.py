@@ -8,8 +8,8 @@ import sys
 import keras
 import numpy as np
 import pytest
+from helpers import OneBatch
 from keras import ops
-from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
@@ -315,8 +315,6 @@ def test_soft_labels_of_unknown_size():
 
     expected = model.evaluate(X, rows, batch_size=48, verbose=0)
     assert model.evaluate(batches(rows), verbose=0) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="probability distribution"):
-        model.evaluate(batches(2 * rows), verbose=0)
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="data sets of TensorFlow")
@@ -525,38 +523,6 @@ def test_bad_arrays(classifier, x, y, message):
         np.testing.assert_array_equal(new, old)  # Nothing was lost.
 
 
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="only TensorFlow's graphs can check data")
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (spoiled(X, np.nan), Y, "`x` must be finite"),
-        (X, spoiled(Y, 3), "`y` must hold classes 0 to 2"),
-        (X, spoiled(Y.astype("float32"), 0.5), "`y` must hold classes 0 to 2"),
-        (X, MULTI_LABEL, "multi-label targets are not supported"),
-        (X, spoiled(TARGETS, np.inf), "`y` must be finite"),
-    ],
-    ids=["x", "class", "fraction", "multi_label", "target"],
-)
-def test_bad_data_sets_in_graphs(x, y, message):
-    import tensorflow as tf
-
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-    regression = y.shape[1:] == (2,)
-    model = make_regression() if regression else make_model()
-    model.build((None, 6))
-    one_hot = keras.losses.CategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", "mse" if regression else LOSS if y.ndim == 1 else one_hot)
-    before = model.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        model.fit(data, shuffle=False, verbose=0)
-    for new, old in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(new, old)  # Stopped in the first batch.
-    if y is not Y:
-        return
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        model.evaluate(data, verbose=0)
-
-
 @pytest.mark.long
 def test_non_finite_loss_stops_compiled_training():
     batches = [(X[:16], Y[:16]), (spoiled(X[:16], np.nan), Y[:16])]
@@ -568,7 +534,7 @@ def test_non_finite_loss_stops_compiled_training():
     model = make_model()
     model.compile("sgd", LOSS, jit_compile=True)
     with pytest.raises(
-        nsl_keras.NonFiniteLossError, match="became nan in batch 2 of epoch 1"
+        nsl_keras.NonFiniteLossError, match="became nan by batch 2 of epoch 1"
     ):
         model.fit(generate(), steps_per_epoch=4, shuffle=False, verbose=0)
 
@@ -787,14 +753,6 @@ def test_neighbors_and_starts_of_data_sets():
         model.initialize_from(pairs.repeat())
     with pytest.raises(ValueError, match="`y` must be given, or come with the data set"):
         model.initialize_from(pairs.map(lambda x, y: x))
-
-
-def test_targets_of_two_ranks_are_named():
-    model = make_model()
-    model.compile("sgd", LOSS)
-    model.train_on_batch(X, Y)
-    with pytest.raises(ValueError, match="`y` must have the same number of axes"):
-        model.train_on_batch(X, Y[:, None])
 
 
 # Regression.

@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from jax_process import run_script_under_jax
+from helpers import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -103,16 +103,11 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     finished, _ = fit(again, tmp_path / "killed")
     assert_same(again, whole)
     assert (finished.history, finished.epoch) == (history.history, history.epoch)
-    # A call without the callback begins at its own first epoch.
+    # A call without the callback begins at its own first epoch, also after a kill.
     assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
-
-
-def test_a_call_after_an_interrupted_one_begins_at_its_first_epoch(tmp_path):
-    model = dense_model()
-    for killed_at in (2, 3):
-        with pytest.raises(KeyboardInterrupt):
-            fit(model, tmp_path / "states", killed_at)
-    assert model.fit(X, Y, epochs=1, verbose=0).epoch == [0]
+    with pytest.raises(KeyboardInterrupt):
+        fit(again, tmp_path / "another", 2)
+    assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
 
 def test_a_training_that_stopped_stays_stopped(tmp_path):
@@ -134,11 +129,6 @@ def test_a_training_that_stopped_stays_stopped(tmp_path):
     assert not (tmp_path / "states").exists()
 
 
-def test_states_are_deleted_at_the_end(tmp_path):
-    dense_model().fit(X, Y, verbose=0, callbacks=[TrainingBackup(tmp_path / "states")])
-    assert states(tmp_path) == []
-
-
 def test_other_processes_read_and_do_not_write(tmp_path, monkeypatch):
     whole, _ = fit(dense_model(), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -156,27 +146,26 @@ def test_states_every_few_epochs(tmp_path):
 
     class Look(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            kept.append(states(tmp_path)[-1])
+            kept.append(states(tmp_path / "states")[-1])
 
-    backup = TrainingBackup(tmp_path, every=2, delete_at_end=False)
-    dense_model().fit(X, Y, epochs=5, verbose=0, callbacks=[backup, Look()])
-    assert kept == [f"epoch_{number}.state" for number in (0, 0, 2, 2, 4)]
-    assert states(tmp_path) == ["epoch_4.state", "epoch_5.state"]
+    for delete_at_end in (False, True):
+        backup = TrainingBackup(tmp_path / "states", None, (), 2, delete_at_end)
+        dense_model().fit(X, Y, epochs=5, verbose=0, callbacks=[backup, Look()])
+        if not delete_at_end:
+            assert states(tmp_path / "states") == ["epoch_4.state", "epoch_5.state"]
+            backup.delete()
+        assert states(tmp_path) == []
+    assert kept == [f"epoch_{number}.state" for number in (0, 0, 2, 2, 4)] * 2
 
 
-def test_epoch_is_what_is_kept(tmp_path):
-    backup = TrainingBackup(tmp_path, every=3)
+@pytest.mark.parametrize("writes", [True, False])
+def test_epoch_is_the_kept_one(tmp_path, monkeypatch, writes):
+    monkeypatch.setattr(backup, "is_first_process", lambda model: writes)
+    kept = TrainingBackup(tmp_path, every=3)
     with pytest.raises(KeyboardInterrupt):
-        dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), backup])
-    assert backup.epoch == TrainingBackup(tmp_path).epoch == 3
-
-
-def test_epoch_of_a_process_that_does_not_write(tmp_path, monkeypatch):
-    monkeypatch.setattr("nsl_keras.training.backup.is_first_process", lambda model: False)
-    backup = TrainingBackup(tmp_path, every=3)
-    with pytest.raises(KeyboardInterrupt):
-        dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), backup])
-    assert backup.epoch == 3
+        dense_model().fit(X, Y, epochs=9, verbose=0, callbacks=[Killed(5), kept])
+    assert kept.epoch == 3
+    assert TrainingBackup(tmp_path).epoch == (3 if writes else 0)
 
 
 def test_what_comes_after_the_backup_is_refused(tmp_path):
@@ -187,47 +176,21 @@ def test_what_comes_after_the_backup_is_refused(tmp_path):
         backup = TrainingBackup(tmp_path)
         with pytest.raises(ValueError, match="must have `TrainingBackup` after"):
             model.fit(X, Y, verbose=0, callbacks=[backup, late])
-    # Nothing is left of these in the right order, nor in a list that is used again.
-    backup = TrainingBackup(tmp_path, delete_at_end=False)
-    running = keras.callbacks.CallbackList([statistics, backup], model=model, epochs=1)
-    for _ in range(2):
-        running.on_train_begin()
-        running.on_epoch_begin(0)
-        assert backup.params == {"epochs": 1}
-    running.on_train_end()
-
-
-def emptied(content):
-    return b""
-
-
-def truncated(content):
-    return content[: len(content) // 2]
-
-
-def bad_header(content):
-    return b"\0" * 64 + content[64:]
-
-
-def one_bit(content):
-    return content[:-200] + bytes([content[-200] ^ 1]) + content[-199:]
 
 
 def test_damaged_states(tmp_path):
     fit(dense_model(), tmp_path / "whole", epochs=3)
-    for damage in (emptied, truncated, bad_header, one_bit):
-        folder = tmp_path / damage.__name__
+    newest = (tmp_path / "whole" / "epoch_3.state").read_bytes()
+    one_bit = newest[:-200] + bytes([newest[-200] ^ 1]) + newest[-199:]
+    for number, damaged in enumerate([b"", newest[: len(newest) // 2], one_bit]):
+        folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", folder)
-        newest = folder / "epoch_3.state"
-        newest.write_bytes(damage(newest.read_bytes()))
-        message = r"epoch_3.state in .* is damaged; training goes on after epoch 2"
-        with pytest.warns(UserWarning, match=message):
+        (folder / "epoch_3.state").write_bytes(damaged)
+        with pytest.warns(UserWarning, match=r"epoch_3.state is damaged: training cont"):
             assert TrainingBackup(folder).epoch == 2
         assert TrainingBackup(folder).epoch == 2
-    other = folder / "epoch_2.state"
-    other.write_bytes(b"")
-    message = "epoch_2.state in .* is damaged; no other one is left: training begins anew"
-    with pytest.warns(UserWarning, match=message):
+    (folder / "epoch_2.state").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"epoch_2.state is damaged"):
         assert TrainingBackup(folder).epoch == 0
 
 
@@ -250,7 +213,7 @@ def test_a_state_of_another_model(tmp_path):
             fit(model, tmp_path)
     model = dense_model()
     model.compile("sgd", model.loss)
-    with pytest.raises(ValueError, match="there 9 variables, here 5"):
+    with pytest.raises(ValueError, match=r"there \[.*, here None"):
         fit(model, tmp_path)
 
 
@@ -279,7 +242,7 @@ def test_no_room(tmp_path, monkeypatch):
         dense_model().fit(X, Y, callbacks=callbacks, verbose=0)
 
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"`folder` must take the states .*Not a directory"):
+    with pytest.raises(NotADirectoryError):
         begin(tmp_path / "file" / "states")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     with monkeypatch.context() as context:
@@ -292,17 +255,25 @@ def test_no_room(tmp_path, monkeypatch):
 
     with monkeypatch.context() as context:
         context.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match=r"`folder` must take .* No space left on device"):
+        with pytest.raises(OSError, match="No space left on device"):
             begin(tmp_path / "full")
     assert states(tmp_path / "full") == []
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras builds it in `fit`")
+def test_a_model_that_is_not_built(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("adam", "mse", run_eagerly=True)
+    backup = TrainingBackup(tmp_path / "states")
+    with pytest.raises(ValueError, match=r"needs a built model.*Received: unbuilt"):
+        model.fit(X, X[:, :3], callbacks=[backup], verbose=0)
+    assert not (tmp_path / "states").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"folder": 3}, "`folder` must be the path of a folder. Received: folder=3"),
         ({"data": [1]}, "`data` must have an attribute `epoch`.* Received: a list"),
-        ({"callbacks": [1]}, r"`callbacks` must be a list of callbacks.*callbacks=\[1\]"),
         ({"every": 0}, "`every` must be a positive integer. Received: every=0"),
         ({"delete_at_end": "False"}, "`delete_at_end` must be True or False"),
     ],
@@ -403,7 +374,7 @@ def test_shuffled_data_sets(tmp_path):
 
 UNDER_JAX = """
 import pathlib, sys
-sys.path.insert(0, str(pathlib.Path("tests/training").resolve()))
+sys.path += ["tests", "tests/training"]
 import test_backup as tests
 folder = pathlib.Path(sys.argv[1])
 tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
@@ -419,16 +390,4 @@ def test_under_jax(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNDER_JAX)
     (tmp_path / "neighborhoods").mkdir()
-    run_script_under_jax(script, str(tmp_path))
-
-
-def test_a_model_that_is_not_built(tmp_path):
-    model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile("adam", "mse")
-    backup = TrainingBackup(tmp_path / "states")
-    if keras.backend.backend() == "tensorflow":  # Keras on JAX builds it in `fit`.
-        with pytest.raises(ValueError, match=r"needs a built model.*Received: unbuilt"):
-            model.fit(np.ones((4, 2)), np.ones((4, 3)), callbacks=[backup], verbose=0)
-        assert not (tmp_path / "states").exists()
-    model.build((None, 2))
-    model.fit(np.ones((4, 2)), np.ones((4, 3)), callbacks=[backup], verbose=0)
+    run_under_jax(script, str(tmp_path))

@@ -9,15 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 
 import nsl_keras
-from nsl_keras.backend import cluster
 from nsl_keras.distribution import DistributedModel, distribute
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -269,69 +266,30 @@ def test_the_others_end_when_a_worker_is_killed():
     assert "/job:worker/replica:0/task:1" in errors
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"cluster"',
-        "[]",
-        '{"cluster": {"worker": ["localhost:1"]}}',
-        '{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "0"}}',
-        '{"cluster": {"worker": ["a:x"]}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"worker": ["a:65536"]}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}',
-    ],
-)
+@pytest.mark.parametrize("text", ["", '{"cluster"', "[]", '{"cluster": {"ps": ["a:1"]}}'])
 def test_malformed_cluster(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match="variable `TF_CONFIG` must hold the addresses"):
         nsl_keras.distribution.multi_worker_strategy()
-
-
-def test_timeout_is_checked():
     with pytest.raises(ValueError, match="`timeout` must be a finite number above zero"):
         nsl_keras.distribution.multi_worker_strategy(timeout=0)
 
 
-def test_busy_port(monkeypatch):
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        ports = [other.getsockname()[1], *free_ports(1)]
-        monkeypatch.setenv("TF_CONFIG", tf_config(ports, 0))
-        with pytest.raises(RuntimeError, match=f"worker 0, localhost:{ports[0]}, must be"):
-            nsl_keras.distribution.multi_worker_strategy(timeout=1)
+MISSING = """
+import nsl_keras
+nsl_keras.distribution.multi_worker_strategy(timeout=2)
+"""
 
 
-def test_missing_worker(monkeypatch):
-    ports = free_ports(3)
-    monkeypatch.setenv("TF_CONFIG", tf_config(ports, 0))
-    start = time.monotonic()
-    with pytest.raises(TimeoutError, match=f"{ports[1]}, localhost:{ports[2]}, of the 3"):
-        nsl_keras.distribution.multi_worker_strategy(timeout=0.3)
-    assert time.monotonic() - start < 5
-
-
-def test_workers_find_one_another():
-    workers = [f"localhost:{port}" for port in free_ports(2)]
-    found = []
-
-    def wait(own):
-        cluster.wait_for_workers(cluster.Cluster(workers, own), 10)
-        found.append(own)
-
-    threads = [threading.Thread(target=wait, args=(own,)) for own in range(2)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.2)
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [0, 1]
+@pytest.mark.long
+def test_a_process_ends_when_a_worker_is_missing():
+    ports = free_ports(2)
+    with start("-c", MISSING, TF_CONFIG=tf_config(ports, 0)) as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    addresses = f"localhost:{ports[0]}, localhost:{ports[1]}"
+    assert f"Worker 0 waits for {addresses}: within 2 seconds" in errors
+    assert "Timeout (0:00:02)!" in errors
 
 
 class Untouched(keras.Model):
@@ -363,6 +321,8 @@ def test_distribute_shares_the_layers():
     # Dropout knows whether this is training.
     assert np.ptp(np.asarray(model(x, training=True))[:, 0]) > 0
     assert distribute(model) is model
+    ours = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(3), 4)
+    assert distribute(ours) is ours
 
 
 def test_distributed_models_are_exported(tmp_path):
@@ -392,11 +352,6 @@ def test_distribute_several_outputs():
     targets = {"first": np.ones((8, 2)), "second": np.ones((8, 2))}
     found = model.fit(np.ones((8, 3)), targets, verbose=0).history
     assert set(found) == {"loss", "first_loss", "second_loss"}
-
-
-def test_package_models_need_no_wrapper():
-    model = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(3), 4)
-    assert distribute(model) is model
 
 
 def test_distributed_model_can_be_saved(tmp_path):
@@ -441,9 +396,6 @@ def test_jax_devices():
     )
     # Batches in parts: 20 steps of SGD.
     assert found["small"]["difference"] < 1e-5
-    assert len(found["small"]["refused"]) == 4
-    for error in found["small"]["refused"]:
-        assert error.startswith("`batch_size` must leave no batch that does not divide")
     # A million entries, half of them on each device: keys of 16 floats, values of 8.
     assert found["large"]["difference"] < 1e-5
     assert found["large"]["bytes"] == {
@@ -452,7 +404,7 @@ def test_jax_devices():
     }
 
 
-def test_manifest_of_kubernetes(monkeypatch):
+def test_manifest_of_kubernetes():
     yaml = pytest.importorskip("yaml")
     manifest = TESTS.parent / "examples" / "distributed" / "kubernetes.yaml"
     service, job = yaml.safe_load_all(manifest.read_text())
@@ -467,11 +419,11 @@ def test_manifest_of_kubernetes(monkeypatch):
         check=True,
         env={"JOB_COMPLETION_INDEX": "2"},
     )
-    monkeypatch.setenv("TF_CONFIG", shown.stdout)
-    found = cluster.read()
-    assert len(found.workers) == job["spec"]["completions"]
-    name, own = job["metadata"]["name"], found.own
-    assert found.workers[own] == f"{name}-2.{service['metadata']['name']}:12345"
+    config = json.loads(shown.stdout)
+    workers, own = config["cluster"]["worker"], config["task"]["index"]
+    assert len(workers) == job["spec"]["completions"]
+    name = f"{job['metadata']['name']}-2.{service['metadata']['name']}"
+    assert workers[own] == f"{name}:12345"
 
 
 #: Equal to `train` on one device: in a process of its own, for its random numbers.

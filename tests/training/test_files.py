@@ -33,7 +33,7 @@ def test_a_file_takes_its_place_whole(tmp_path):
         scratch.write_text("second")
         assert path.read_text() == "first"
         # Another file of the same folder meanwhile.
-        files.write_bytes(path.with_name("b"), b"b")
+        files.write_text(path.with_name("b"), "b")
     assert path.read_text() == "second"
     assert names(path.parent) == ["a.json", "b"]
 

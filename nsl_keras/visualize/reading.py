@@ -1,0 +1,86 @@
+"""What pictures read from a model and its data, in any form that `predict` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from nsl_keras import validation
+from nsl_keras.training import data
+
+#: An entry is undecided if its most probable class is less probable than this.
+UNDECIDED = 0.5
+
+
+def require_classifier(model: keras.Model) -> None:
+    """Raises unless a `MetaNeighborhoodModel` has classes."""
+    if model.task != "classification":
+        raise ValueError(
+            f"`model` must be a classifier. Received: a model with task={model.task!r}"
+        )
+
+
+def images_in(x: Any) -> np.ndarray | None:
+    """Returns the first inputs that are images, as `(n, height, width, channels)`."""
+    images = next((each for each in tree.flatten(x) if each.ndim == 4), None)
+    if images is None or keras.config.image_data_format() == "channels_last":
+        return images
+    return np.moveaxis(images, 1, -1)
+
+
+def require_images(x: Any, name: str) -> np.ndarray:
+    """Returns the images among the inputs, and raises if there are none."""
+    images = images_in(x)
+    if images is None:
+        shapes = ", ".join(str(each.shape) for each in tree.flatten(x))
+        raise ValueError(
+            f"`{name}` must hold images, of shape (n, height, width, channels). "
+            f"Received: {name} of shape {shapes}"
+        )
+    return images
+
+
+def features_of(model: keras.Model, x: Any) -> np.ndarray:
+    """Returns the features of all examples, of shape `(n, features)`."""
+    return data.predict(lambda batch: model.features(batch, training=False), model, x)
+
+
+def attention_of(model: keras.Model, x: Any) -> np.ndarray:
+    """Returns the attention of all examples, of shape `(n, num_neighbors)`."""
+    return data.predict(
+        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
+        model,
+        x,
+    )
+
+
+def class_numbers(y: Any, x: Any, classes: int, name: str = "y") -> np.ndarray:
+    """Returns the class number of each example, for any labels that `fit` takes."""
+    if y is None:
+        raise ValueError(
+            f"`{name}` must be given, or come with the data set. Received: {name}=None"
+        )
+    validation.class_labels(y, classes, name)
+    examples = len(tree.flatten(x)[0])
+    if len(y) != examples:
+        raise ValueError(
+            f"`{name}` must hold one label for each of the {examples} examples. "
+            f"Received: len({name})={len(y)}"
+        )
+    is_one_hot = y.ndim == 2 and y.shape[1] == classes
+    return y.argmax(axis=1) if is_one_hot else y.reshape(-1).astype("int64")
+
+
+def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the classes; their numbers where none are given."""
+    names = range(classes) if class_names is None else class_names
+    if len(names) != classes:
+        raise ValueError(
+            f"`class_names` must hold {classes} names, one for each class. "
+            f"Received: {len(names)} names"
+        )
+    return [str(name) for name in names]

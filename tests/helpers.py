@@ -1,0 +1,144 @@
+"""What tests all over the suite share: arrays, random weights, gradients, processes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras.backend import gradients_of
+
+ROOT = pathlib.Path(__file__).parents[1]
+BACKEND = keras.backend.backend()
+IS_TENSORFLOW = BACKEND == "tensorflow"
+#: The precisions to test in: JAX computes in float32 alone, unless a process asks for more.
+DTYPES = ("float64", "float32") if IS_TENSORFLOW else ("float32",)
+
+
+# Arrays.
+
+
+def as_numpy(tensor):
+    """A copy on the host; half precision becomes float32, which NumPy computes with."""
+    array = np.array(ops.convert_to_numpy(tensor))
+    return array.astype("float32") if "float16" in array.dtype.name else array
+
+
+def values(variables):
+    """Copies of variables as arrays."""
+    return [as_numpy(variable) for variable in variables]
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    """Values of a standard normal distribution: `normal(4, 8, 8, 3)` are small images."""
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def relative_error(received, expected):
+    """The largest difference in units of the largest entry, which must not be zero."""
+    received = as_numpy(received).astype("float64")
+    expected = as_numpy(expected).astype("float64")
+    assert received.shape == expected.shape, (received.shape, expected.shape)
+    largest = np.max(np.abs(expected))
+    assert largest > 0
+    return np.max(np.abs(received - expected)) / largest
+
+
+def assert_close(received, expected, tolerance=1e-5, what=""):
+    """Compares relative to the largest entry."""
+    error = relative_error(received, expected)
+    assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.1e} {what}"
+
+
+def assert_equal(received, expected):
+    """Compares tensors bit by bit."""
+    np.testing.assert_array_equal(as_numpy(received), as_numpy(expected))
+
+
+# Weights.
+
+
+def randomize(weights, scale=0.3, seed=6):
+    """Moves all weights of a layer, a model or a list: ones and zeros hide mistakes.
+
+    Moving variances stay positive. Returns what it was given.
+    """
+    rng = np.random.default_rng(seed)
+    for variable in getattr(weights, "variables", weights):
+        if "float" not in variable.dtype:  # The state of a seed generator.
+            continue
+        moved = as_numpy(variable) + scale * rng.normal(size=variable.shape)
+        if variable.path.endswith("moving_variance"):
+            moved = 0.1 + np.abs(moved)
+        variable.assign(moved)
+    return weights
+
+
+def gradients(function, inputs, variables=()):
+    """Gradients of a scalar function of tensors with respect to these and to variables.
+
+    Runs on either backend, without changing any variable.
+    """
+    count = len(inputs)
+
+    def scalar(at):
+        mapping = list(zip(variables, at[count:], strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return function(*at[:count]), None
+
+    at = [ops.convert_to_tensor(each) for each in (*inputs, *variables)]
+    return gradients_of(scalar, at)[0]
+
+
+# Data.
+
+
+class OneBatch(keras.utils.PyDataset):
+    """A data set of one batch, which nobody looks at before the step."""
+
+    def __init__(self, *batch):
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch
+
+
+# Processes.
+
+#: Runs a module or a file as if no TensorFlow were installed.
+WITHOUT_TENSORFLOW = """
+import runpy, sys
+sys.modules["tensorflow"] = None
+name = sys.argv.pop(1)
+(runpy.run_path if name.endswith(".py") else runpy.run_module)(name, run_name="__main__")
+"""
+
+
+def run_python(*arguments, timeout=280, **environment):
+    """Runs a Python process, which must succeed, and returns what it printed.
+
+    `run_python("-c", script, folder, KERAS_BACKEND="jax")` takes a second or more for the
+    imports alone: let many checks share one process.
+    """
+    result = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def run_under_jax(module_or_file, *arguments, timeout=280):
+    """Runs a module or a file in a process with JAX and without TensorFlow."""
+    arguments = ("-c", WITHOUT_TENSORFLOW, module_or_file, *arguments)
+    return run_python(*arguments, timeout=timeout, KERAS_BACKEND="jax")

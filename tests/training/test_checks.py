@@ -1,0 +1,149 @@
+"""What `fit` refuses beforehand, where it stops, and what a loss may leave out."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import run_under_jax
+from keras import ops
+
+import nsl_keras
+from nsl_keras.training import checks
+
+X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
+Y = np.arange(24) % 3
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of which one holds a NaN, as no check of arrays sees it."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        x = X[4 * index : 4 * index + 4].copy()
+        x[0, 0] = np.nan if index == 2 else 0
+        return x, Y[4 * index : 4 * index + 4]
+
+
+def classifier(**options):
+    model = nsl_keras.MetaNeighborhoodModel(
+        None, nsl_keras.layers.CosineDense(3), dictionary=6
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+    model.build((None, 6))
+    model.compile("sgd", loss)
+    return model
+
+
+def stops_before_the_backup(folder):
+    backup = nsl_keras.callbacks.TrainingBackup(folder)
+    with pytest.raises(nsl_keras.NonFiniteLossError, match=r"became nan by batch [3-6] of"):
+        classifier().fit(Batches(), shuffle=False, verbose=0, callbacks=backup)
+    assert [path.name for path in folder.iterdir()] == ["epoch_0.state"]
+
+
+def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
+    stops_before_the_backup(tmp_path)
+
+
+UNDER_JAX = """
+import pathlib, sys
+sys.path += ["tests", "tests/training"]
+import keras, test_checks as tests
+from nsl_keras.training.checks import StopAtNonFiniteLoss
+# Otherwise Keras would wait for each batch before it starts the next one.
+assert keras.callbacks.CallbackList([StopAtNonFiniteLoss()])._async_train
+tests.stops_before_the_backup(pathlib.Path(sys.argv[1]) / "states")
+"""
+
+
+@pytest.mark.long
+def test_a_nan_stops_fit_under_jax(tmp_path):
+    (tmp_path / "script.py").write_text(UNDER_JAX)
+    run_under_jax(tmp_path / "script.py", str(tmp_path))
+
+
+def test_targets_that_the_loss_leaves_out_are_not_checked():
+    model = classifier(ignore_class=-1)
+    labels = np.where(Y == 2, -1, Y)
+    model.fit(X, labels, validation_data=(X, labels), verbose=0)
+    with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
+        model.evaluate(X, np.where(Y == 2, 7, Y), verbose=0)
+    rows, weights = np.eye(3)[Y] * (Y > 0)[:, None], (Y > 0).astype("float32")
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    data = (X, rows, weights)
+    model.fit(X, rows, sample_weight=weights, validation_data=data, verbose=0)
+    with pytest.raises(ValueError, match="must be a probability distribution"):
+        model.fit(X, rows, verbose=0)
+    with pytest.raises(ValueError, match="must be a probability distribution"):
+        model.fit(X, np.eye(3)[Y], validation_data=data[:2], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "categorical_crossentropy",
+        keras.losses.SparseCategoricalCrossentropy(),
+        keras.losses.sparse_categorical_crossentropy,
+        keras.losses.KLDivergence(),
+        [keras.losses.CategoricalCrossentropy(from_logits=True), "kl_divergence"],
+    ],
+    ids=str,
+)
+def test_losses_of_probabilities(loss):
+    with pytest.raises(ValueError, match="`loss` must take logits"):
+        checks.loss_of_logits(loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        None,
+        "mse",
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+        lambda y_true, y_pred: ops.mean(y_pred),
+    ],
+    ids=str,
+)
+def test_other_losses(loss):
+    checks.loss_of_logits(loss)
+
+
+def ending_in(*layers):
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), *layers])
+
+
+def with_operation(operation):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, operation(inputs))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.layers.Dense(3, "softmax"),
+        lambda: ending_in(keras.layers.Dense(1, "sigmoid")),
+        lambda: ending_in(keras.layers.Softmax()),
+        lambda: with_operation(ops.softmax),
+        lambda: with_operation(ops.sigmoid),
+    ],
+)
+def test_ends_that_are_no_logits(make):
+    with pytest.raises(ValueError, match=r"`head` must return logits.*ending in"):
+        checks.require_logits(make(), "head")
+    checks.require_logits(ending_in(), "head")
+
+
+def test_bad_examples_are_marked():
+    inputs = {"a": np.ones((3, 2), "float32"), "b": np.arange(3)}
+    inputs["a"][1, 0] = np.inf
+    finite = checks.finite_examples(keras.tree.map_structure(ops.convert_to_tensor, inputs))
+    outputs = [ops.ones((3, 2)), ops.arange(3), ops.ones((3,), "bool")]
+    marked = [
+        ops.convert_to_numpy(each) for each in checks.mark_non_finite(outputs, finite)
+    ]
+    assert np.isnan(marked[0]).tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert marked[1].tolist() == [0, -1, 2]
+    assert marked[2].all()
+    assert checks.finite_examples([ops.arange(3)]) is None
+    assert checks.mark_non_finite(outputs, None) is outputs
