@@ -203,7 +203,7 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
 def _folded(model: keras.Model) -> keras.Model:
     """Returns a plain model that computes the same if there is one, else the model."""
     try:
-        return fold(model, verbose=0)
+        return fold(model)
     except ValueError:
         return model
 
