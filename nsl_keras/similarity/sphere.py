@@ -243,8 +243,7 @@ class SphereDense(Sphere, keras.layers.Dense):
     and `normalize` and `g` as in `SphereConv2D`: on a 1x1 image the two layers are equal.
 
     Args:
-        Those of `keras.layers.Dense`, and:
-        use_bias, normalize, response: As in `SphereConv2D`.
+        Those of `keras.layers.Dense` and of `SphereConv2D`.
 
     Input shape:
         `(..., features)`.
