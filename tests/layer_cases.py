@@ -203,11 +203,6 @@ OTHER_IMAGES = [
         partial(layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"),
         2,
     ),
-    spatial(
-        "similarity_predictor",
-        partial(predictors.SimilarityPredictor, 3, strides=2, padding="same"),
-        *(6, 6),
-    ),
     spatial("instance_film", film, 4),
     LayerCase(
         "batch_normalization", layers.BatchNormalization, IMAGE, 2, 3, unknown_sizes=True
@@ -215,16 +210,16 @@ OTHER_IMAGES = [
     *(
         spatial(
             f"global_{similarity}",
-            partial(layers.GlobalNeuralSimilarity2D, similarity=similarity, **arguments),
+            partial(layers.GlobalNeuralSimilarity2D, similarity=similarity),
             trainable,
             unknown_sizes=similarity not in ("diagonal", "unconstrained"),
         )
-        for similarity, trainable, arguments in (
-            ("diagonal", 3, {"filters": 6, "kernel_size": 3, "strides": 2}),
-            ("unconstrained", 1, {}),
-            ("predicted_mask", 2, {}),
-            ("attention", 4, {"filters": 6, "kernel_size": 1, "activation": "relu"}),
-            ("softmax_attention", 4, {}),
+        for similarity, trainable in (
+            ("diagonal", 1),
+            ("unconstrained", 1),
+            ("predicted_mask", 2),
+            ("attention", 2),
+            ("softmax_attention", 4),
         )
     ),
 ]

@@ -154,7 +154,7 @@ LAYERS = {
     ),
     "global": (
         layers.GlobalNeuralSimilarity2D,
-        ("filters", "kernel_size", "similarity", "hidden_filters", "sphere", "strides"),
+        ("similarity", "hidden_filters", "sphere"),
         IMAGES,
     ),
     "predictor": (predicted, PREDICTOR, IMAGES),
