@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-from nsl_keras import backend
 from nsl_keras.backend import is_first_process
 
 
@@ -100,59 +99,6 @@ print(sys.modules["tensorflow"])
     assert result.returncode == 0, result.stderr[-3000:]
     assert "stopped: The loss became nan by batch 1 of epoch 1" in result.stdout
     assert result.stdout.splitlines()[-1] == "None"
-
-
-@pytest.mark.parametrize(
-    ("pool_size", "strides", "padding"),
-    [((2, 2), (2, 2), "valid"), ((3, 2), (2, 1), "same")],
-)
-def test_max_pooling_and_its_derivatives(pool_size, strides, padding):
-    wide = keras.backend.backend() == "tensorflow"
-    dtype, step, tolerance = ("float64", 1e-6, 1e-7) if wide else ("float32", 1e-2, 5e-2)
-    rng = np.random.default_rng(0)
-    # No ties, and none within the steps of the differences.
-    images = (rng.permutation(2 * 5 * 6 * 3).reshape(2, 5, 6, 3) / 20).astype(dtype)
-    layer = keras.layers.MaxPooling2D(pool_size, strides, padding, dtype=dtype)
-    weights = rng.normal(size=layer(images).shape).astype(dtype)
-    direction = rng.normal(size=images.shape).astype(dtype)
-
-    def pooled(images):
-        return backend.max_pooling(images, pool_size, strides, padding)
-
-    def gradient(pooling, images):
-        def total(at):
-            return keras.ops.sum(weights * pooling(at[0]) ** 3), None
-
-        return backend.gradients_of(total, [images])[0][0]
-
-    def second(pooling, images):
-        def total(at):
-            return keras.ops.sum(direction * gradient(pooling, at[0])), None
-
-        return backend.gradients_of(total, [images])[0][0]
-
-    def numbers(tensor):
-        return keras.ops.convert_to_numpy(tensor)
-
-    np.testing.assert_array_equal(numbers(pooled(images)), numbers(layer(images)))
-    for derivative in (gradient, second):
-        np.testing.assert_allclose(
-            numbers(derivative(pooled, images)),
-            numbers(derivative(layer, images)),
-            rtol=1e-6,
-        )
-    shift = rng.normal(size=images.shape).astype(dtype)
-    above, below = (
-        np.sum(direction * numbers(gradient(pooled, images + sign * step * shift)))
-        for sign in (1, -1)
-    )
-    received = np.sum(shift * numbers(second(pooled, images)))
-    np.testing.assert_allclose(received, (above - below) / (2 * step), rtol=tolerance)
-    # Where there are ties, the gradient is Keras's too.
-    tied = np.round(images % 2).astype(dtype)
-    np.testing.assert_allclose(
-        numbers(gradient(pooled, tied)), numbers(gradient(layer, tied)), rtol=1e-6
-    )
 
 
 @pytest.mark.parametrize(

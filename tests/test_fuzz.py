@@ -185,8 +185,8 @@ LAYERS = {
     "finetuner": (
         lambda **given: few_shot.Finetuner(network(), **{"ways": 3, **given}),
         (
-            *("ways", "steps", "variables", "learning_rate", "momentum", "dampening"),
-            *("weight_decay", "batch_size", "epochs", "new_classifier", "seed"),
+            *("ways", "steps", "variables", "rule", "similarity_rule"),
+            *("batch_size", "epochs", "new_classifier", "seed"),
         ),
         None,
     ),
