@@ -232,17 +232,21 @@ def built():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, run_eagerly=True)
     found["neighbors"] = lambda x: model.neighbors(x).weights
-    found["initialize_from"] = lambda x: model.initialize_from(x, np.arange(len(x)) % 3)
     sound = model.get_weights()
 
-    def fit(x):
-        """Trains; whatever that does, the next call meets sound weights."""
-        try:
-            return model.fit(x, np.arange(len(x)) % 3, verbose=0).history.get("loss")
-        finally:
-            model.set_weights(sound)
+    def restoring(function):
+        """Whatever a call does to the model, the next one meets sound weights."""
 
-    found["fit"] = fit
+        def call(x):
+            try:
+                return function(x, np.arange(len(x)) % 3)
+            finally:
+                model.set_weights(sound)
+
+        return call
+
+    found["initialize_from"] = restoring(model.initialize_from)
+    found["fit"] = restoring(lambda x, y: model.fit(x, y, verbose=0).history.get("loss"))
     return found
 
 
