@@ -76,35 +76,6 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
-def is_known(tensor: Any) -> bool:
-    """Whether a tensor has its value already: it is not being traced."""
-    return not isinstance(tensor, jax.core.Tracer)
-
-
-# Normalization.
-
-
-def fused_batch_normalization(
-    images: Any, scale: Any, offset: Any, epsilon: float
-) -> tuple[Any, Any, Any]:
-    """Normalises float32 images, channels last, by themselves; XLA fuses by itself."""
-    mean, variance = keras.ops.moments(images, axes=(0, 1, 2))
-    outputs = (images - mean) * keras.ops.rsqrt(variance + epsilon) * scale + offset
-    return outputs, mean, variance
-
-
-# Pooling.
-
-
-def max_pooling(
-    images: Any, pool_size: Sequence[int], strides: Sequence[int], padding: str
-) -> Any:
-    """Pools images, channels last."""
-    return keras.ops.max_pool(
-        images, tuple(pool_size), tuple(strides), padding, "channels_last"
-    )
-
-
 # Serving.
 
 
@@ -128,14 +99,6 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
 
 
 # Data and devices.
-
-
-def endless_dataset(batch: Callable[[int], Any]) -> Any:
-    """Raises: `tf.data` is TensorFlow's."""
-    raise RuntimeError(
-        "A tf.data.Dataset needs the TensorFlow backend. Received: "
-        f"backend={keras.backend.backend()!r}. Take a keras.utils.PyDataset."
-    )
 
 
 class ReplicatedSteps(keras.Model):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -138,91 +137,6 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return tf.init_scope()
 
 
-def is_known(tensor: Any) -> bool:
-    """Whether a tensor has its value already: it is not part of a graph."""
-    return not tf.is_symbolic_tensor(tensor)
-
-
-# Normalization.
-
-
-def fused_batch_normalization(
-    images: Any, scale: Any, offset: Any, epsilon: float
-) -> tuple[Any, Any, Any]:
-    """Normalizes float32 images, channels last, by themselves, in one operation.
-
-    Args:
-        images: Tensor of shape `(batch, height, width, channels)`.
-        scale: Factor of each channel (gamma).
-        offset: Summand of each channel (beta).
-        epsilon: float above 0, added to the variance.
-
-    Returns:
-        `(outputs, mean, variance)`, the variance biased, as batch norms normalize by it.
-    """
-    outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-        images, scale, offset, epsilon=epsilon, is_training=True
-    )
-    # The operation tells the unbiased variance, and normalizes by the biased one.
-    count = tf.cast(tf.size(images) // images.shape[-1], images.dtype)
-    return outputs, mean, variance * (count - 1) / count
-
-
-# Pooling.
-
-
-def max_pooling(
-    images: Any, pool_size: Sequence[int], strides: Sequence[int], padding: str
-) -> Any:
-    """Pools images, channels last, with gradients that are fast in loops and of gradients.
-
-    Values, gradients and gradients of gradients are those of `tf.nn.max_pool2d`. On CPUs
-    the oneDNN kernel of the gradient, ten times as fast, is taken only where the pooling
-    stands in the same graph. The gradient of a loop stands in another one: so here the
-    gradient pools once more.
-
-    Args:
-        images: Tensor of shape `(batch, height, width, channels)`.
-        pool_size: Height and width of a window.
-        strides: Steps from one window to the next.
-        padding: `"valid"` or `"same"`.
-
-    Returns:
-        Tensor of shape `(batch, new height, new width, channels)`.
-    """
-    windows = (tuple(pool_size), tuple(strides), padding.upper())
-
-    @tf.custom_gradient
-    def pooled(images: Any) -> tuple[Any, Callable[..., Any]]:
-        outputs = tf.nn.max_pool2d(images, *windows)
-
-        @tf.custom_gradient
-        def gradient(upstream: Any) -> tuple[Any, Callable[..., Any]]:
-            def of_gradient(upstream: Any) -> Any:
-                return tf.raw_ops.MaxPoolGradGrad(
-                    orig_input=images,
-                    orig_output=outputs,
-                    grad=upstream,
-                    ksize=[1, *windows[0], 1],
-                    strides=[1, *windows[1], 1],
-                    padding=windows[2],
-                )
-
-            return _gradient_of_pooling(images, upstream, windows), of_gradient
-
-        return outputs, gradient
-
-    return pooled(tf.convert_to_tensor(images))
-
-
-@tf.function(experimental_attributes={"_noinline": True}, autograph=False)
-def _gradient_of_pooling(images: Any, upstream: Any, windows: Any) -> Any:
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(images)
-        outputs = tf.nn.max_pool2d(images, *windows)
-    return tape.gradient(outputs, images, output_gradients=upstream)
-
-
 # Serving.
 
 
@@ -272,18 +186,3 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
 
 
 # Data and devices.
-
-
-def endless_dataset(batch: Callable[[int], Any]) -> Any:
-    """Returns the infinite `tf.data.Dataset` of `batch(0)`, `batch(1)`, ...
-
-    Args:
-        batch: Function from the number of a batch to nested tuples of arrays, whose
-            shapes and dtypes do not depend on the number.
-    """
-    signature = keras.tree.map_structure(
-        lambda array: tf.TensorSpec(array.shape, array.dtype), batch(0)
-    )
-    return tf.data.Dataset.from_generator(
-        lambda: map(batch, itertools.count()), output_signature=signature
-    ).prefetch(tf.data.AUTOTUNE)
