@@ -55,9 +55,10 @@ def save_model(
     `support_images`, `support_labels` (int32) and `query_images`. A single output is named
     `output_0`; several in a dict have their keys.
 
-    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size (0 only if
-    the backend was TensorFlow). A request with wrong shapes fails. An example with a NaN or an
-    infinity gets NaN outputs (-1 where they are integers) and does not affect the others.
+    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
+    unless it was written under JAX. A request with wrong shapes fails. An example with a
+    NaN or an infinity gets NaN outputs (-1 where they are integers) and does not affect the
+    others.
 
     Static similarities are folded where `nsl_keras.convert.fold` can. The version is
     written to a hidden folder, compared with the model, and then renamed, so that readers
@@ -112,7 +113,7 @@ def save_model(
     archive = keras.export.ExportArchive()
     signatures = dict(signatures or {})
     for name, function in {**_signatures_of(_folded(model), k), **signatures}.items():
-        # The archive finds the variables that are used: others need not be served.
+        # The archive finds the variables that each function uses.
         serve = _guarded(function, prepare, specs)
         archive.add_endpoint(name, serve, input_signature=specs)
     arrays = _draw(model, specs) if examples is None else tree.flatten(examples)

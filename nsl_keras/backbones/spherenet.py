@@ -56,8 +56,8 @@ def self_attention_spherenet(
         orthogonality: float, at least 0, the strength of an `OrthogonalityRegularizer` on
             all kernels but the classifier's; 1e-4 in the authors' code.
         l2: float, at least 0, the decay of batch norms and kernels, except the kernels of
-            the default `SphereConv2D`, whose length hardly matters. The authors' value is 2.5e-4,
-            written as 5e-4 of half the squares.
+            the default `SphereConv2D`, whose length hardly matters; 2.5e-4 in the authors'
+            code, written as 5e-4 of half the squares.
 
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.

@@ -30,7 +30,7 @@ class InstanceFiLM(keras.layers.Layer):
             cosine: an inverse temperature.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+        **kwargs: Those of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Feature maps.
@@ -38,11 +38,10 @@ class InstanceFiLM(keras.layers.Layer):
             the mean omits masked steps. The mask is passed on.
 
     Input shape:
-        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`, with any
-        number of spatial axes.
+        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`.
 
     Output shape:
-        That of the input.
+        The same as the input.
 
     Raises:
         ValueError: If `dictionary_size` or `sharpness` is not positive, or the number
@@ -57,9 +56,8 @@ class InstanceFiLM(keras.layers.Layer):
     (2, 8, 8, 16)
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The paper
-        scales by `w G` with a fixed temperature; the residual form and the learned
-        `sharpness` with an initial value of 5 follow the authors' code.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The residual
+        form and the learned `sharpness` from 5 on follow the authors' code.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds of attention, scales and shifts, for one example."""
+        """Returns the multiply-adds for one example."""
         channels = input_shape[self.axis]
         return None if channels is None else 3 * self.dictionary_size * channels
 
@@ -156,11 +154,10 @@ def add_film(
 ) -> keras.Model:
     """Returns a copy of a model with an `InstanceFiLM` layer after each batch norm.
 
-    The copy has the weights of `model` and, before training, exactly its outputs: every
-    `InstanceFiLM` starts as the identity. Nested models and `keras.layers.TimeDistributed`
-    are entered. Names, dtype policies, trainable flags and shared layers are kept; a layer
-    that is called several times gets one shared iFiLM. The copy is not compiled, and
-    `model` is unchanged.
+    The copy has the weights of `model` and, before training, exactly its outputs. Nested
+    models and `keras.layers.TimeDistributed` are entered. Names, dtype policies, trainable
+    flags and shared layers are kept; a layer that is called several times gets one shared
+    iFiLM. `model` does not change.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
@@ -172,43 +169,27 @@ def add_film(
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
-        A `keras.Model`, Sequential if `model` is. The iFiLM after layer `name` is named
-        `{name}_film`.
+        A `keras.Model`, Sequential if `model` is, not compiled. The iFiLM after the layer
+        `name` is named `{name}_film`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, contains a subclassed model with
-            batch norms, or has iFiLM already; if `where` chooses no layers, or a layer with
-            several outputs; or for a batch norm over an axis that is neither the first nor
-            the last after the batch axis.
+        ValueError: If `model` is subclassed or not built, hides batch norms in a subclassed
+            model, or has iFiLM already; if `where` chooses no layers or one with several
+            outputs; or for a batch norm over an axis that cannot be the channel axis.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> plain = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     keras.layers.Conv2D(8, 3),
-    ...     keras.layers.BatchNormalization(name="norm"),
-    ...     keras.layers.ReLU(),
-    ...     keras.layers.GlobalAveragePooling2D(),
-    ...     keras.layers.Dense(5),
-    ... ])
+    >>> plain = nsl_keras.backbones.convnet4((16, 16, 3))
     >>> model = nsl_keras.convert.add_film(plain)
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [layer.name for layer in model.layers if "norm" in layer.name]
-    ['norm', 'norm_film']
 
-    In their ResNets, the authors' option `last` means the batch norms of the last block of
-    each stage, and the final one:
-
-    >>> import re
-    >>> last = re.compile(r"stage_._block_2_layer_._normalization|final_normalization")
-    >>> resnet = nsl_keras.convert.add_film(
-    ...     nsl_keras.backbones.resnet_v2(29), lambda layer: last.fullmatch(layer.name))
-    >>> sum(layer.name.endswith("_film") for layer in resnet.layers)
-    10
+    The authors' option `last` means the batch norms of the last block of each stage, and the
+    final one. In `resnet_v2(29)` their names match the regular expression
+    `stage_._block_2_layer_._normalization|final_normalization`.
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along

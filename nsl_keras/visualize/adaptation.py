@@ -13,11 +13,11 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
 
-#: The most outputs that are drawn; of more, those with the most probability or change.
+#: At most this many outputs are drawn: the most probable, or the most changed.
 _MOST_OUTPUTS = 12
 
-#: The least change that gets the darkest colours: of a logit, or of a regression's outputs
-#: as a share of the largest.
+#: The smallest change with the darkest colours: of a logit, or of a regression's outputs
+#: relative to the largest.
 LEAST_CHANGE = 0.01
 
 

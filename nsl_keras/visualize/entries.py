@@ -13,7 +13,7 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
 
-#: The most entries that are drawn if you do not choose them.
+#: At most this many entries are drawn by default.
 _MOST_ROWS = 12
 
 

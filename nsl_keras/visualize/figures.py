@@ -11,7 +11,7 @@ import numpy as np
 Figure: TypeAlias = Any
 Axes: TypeAlias = Any
 
-#: Two colours that colour-blind readers can tell apart, a light one, and a grey.
+#: Two colours that colour-blind readers can distinguish, a light one, and a grey.
 BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
 
 #: Ten colours for colour-blind readers (M. A. Petroff, 2021), and ten shapes.

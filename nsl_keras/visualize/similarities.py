@@ -14,13 +14,13 @@ from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.similarity.recurrent import similarities_of
 from nsl_keras.visualize import figures
 
-#: The most panels in a row, and the most entries of a panel whose numbers are written.
+#: The maximum of panels in a row, and of entries in a panel with numbers.
 _MOST_COLUMNS, _MOST_NUMBERED = 6, 25
 
-#: The most columns that are drawn as squares; more would be too small to see.
+#: The maximum of columns that are drawn as squares.
 _MOST_SQUARES = 32
 
-#: The least difference to the identity that gets the darkest colours.
+#: The smallest difference to the identity with the darkest colours.
 LEAST_SCALE = 1e-2
 
 
