@@ -187,8 +187,8 @@ def add_film(
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
 
-    The authors' option `last` means the batch norms of the last block of each stage, and the
-    final one. In `resnet_v2(29)` their names match the regular expression
+    The authors' option `last` means the batch norms of the last block of each stage, and
+    the final one. In `resnet_v2(29)` their names match the regular expression
     `stage_._block_2_layer_._normalization|final_normalization`.
 
     Reference:
