@@ -32,9 +32,9 @@ def resnet_v2(
     It has a 3x3 convolution to 16 channels, three stages of `n` bottleneck blocks (1x1 to
     16/64/128, 3x3, 1x1 to 64/128/256; stride 2 at the second and third stage), batch
     norm and global average pooling: 256 features. ResNet-29 with 3 input channels has
-    838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after each batch norm
-    but the first, after the shortcuts' convolutions, and after the first block's
-    `_layer_1_input`.
+    838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after
+    each batch norm but the first, after the shortcuts' convolutions, and after the first
+    block's `_layer_1_input`.
 
     Args:
         Those of `densenet_bc` (but `growth`, `dropout` and `seed`), and:

@@ -390,8 +390,8 @@ class NeighborDictionary(keras.layers.Layer):
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
         All rows share one random order of the entries, and each row reads it along its own
-        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is thus
-        uniform, from one sort for all rows; two rows are not strictly independent.
+        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is
+        thus uniform, from one sort for all rows; two rows are not strictly independent.
         """
         ranks = self._random_order()
         if self.dropout_scope == "batch":

@@ -70,7 +70,7 @@ def add_similarity(
             other layers are then frozen, the classifier included, and batch norms run in
             inference mode. To finetune the whole network later, set `trainable` of the
             model to `False`, then to `True`.
-        **options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
+        options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `learn_shape` or `similarity_regularizer`.
 
     Returns:
