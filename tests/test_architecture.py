@@ -16,7 +16,6 @@ FLOORS = {
     "validation": 0,
     "backend": 1,
     "progress": 1,
-    "data": 2,
     "rewiring": 2,
     "training": 3,
     "similarity": 4,
