@@ -2,7 +2,8 @@
 
 `EpisodeSampler` draws episodes of a few classes. Start with `NearestCentroid` on a
 pretrained network, or `Finetuner`; train `ProtoNet`, `MatchingNet`, `RelationNet`,
-`NeighborhoodLearner` or `MAML` on episodes. `evaluate` and `compare` give accuracies with their intervals.
+`NeighborhoodLearner` or `MAML` on episodes. `evaluate` and `compare` give accuracies with
+their intervals.
 """
 
 from nsl_keras.few_shot.classes import (
