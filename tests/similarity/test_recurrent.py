@@ -217,8 +217,8 @@ def test_arguments_reach_both_similarities():
         assert isinstance(constraint, keras.constraints.NonNeg)
     fresh = made("gru", similarity_initializer=keras.initializers.Identity(0.5))
     fresh.build((None, FEATURES))
-    assert_equal(fresh.similarity_matrix, 0.5 * np.eye(FEATURES))
-    assert_equal(fresh.recurrent_similarity_matrix, 0.5 * np.eye(UNITS))
+    assert_equal(fresh.input_comparison.similarity_matrix, 0.5 * np.eye(FEATURES))
+    assert_equal(fresh.state_comparison.similarity_matrix, 0.5 * np.eye(UNITS))
 
 
 # Gradients.
