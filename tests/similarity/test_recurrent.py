@@ -271,58 +271,6 @@ def test_fold(name, form):
         assert_close(outputs(plain), outputs(cell), 1e-5)
 
 
-def test_the_folded_cell_trains_by_itself():
-    cell = built("lstm", similarity=None, recurrent_similarity="symmetric")
-    plain = cell.fold()
-    model = keras.Sequential([keras.layers.RNN(plain)])
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    before, folded = values(cell.trainable_variables), values(plain.trainable_variables)
-    model.fit(SEQUENCES, np.ones((BATCH, UNITS)), verbose=0)
-    for old, variable in zip(before, cell.trainable_variables, strict=True):
-        assert_equal(variable.value, old)
-    for old, variable in zip(folded, plain.trainable_variables, strict=True):
-        assert np.any(ops.convert_to_numpy(variable.value) != old)
-
-
-def test_fold_under_mixed_precision():
-    cell = built("gru", similarity="unconstrained", dtype="mixed_bfloat16")
-    plain = cell.fold()
-    assert plain.dtype_policy.name == "mixed_bfloat16"
-    received, expected = (
-        keras.layers.RNN(each, dtype="mixed_bfloat16")(sequences())
-        for each in (plain, cell)
-    )
-    assert keras.backend.standardize_dtype(expected.dtype) == "bfloat16"
-    assert_close(ops.cast(received, "float32"), ops.cast(expected, "float32"), 0.03)
-
-
-# Files.
-
-
-@pytest.mark.parametrize(
-    ("name", "form"), [("simple_rnn", "state_alone"), ("lstm", "predicted_blocks")]
-)
-def test_keras_file(name, form, tmp_path):
-    inputs = keras.Input((None, FEATURES))
-    recurrent = keras.layers.RNN(
-        [made(name, **FORMS[form]), made(name)], return_sequences=True
-    )
-    both = keras.layers.Bidirectional(keras.layers.RNN(made(name, **FORMS[form])))
-    model = keras.Model(inputs, both(recurrent(keras.layers.Masking()(inputs))))
-    perturb(model)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert_equal(again(sequences()), model(sequences()))
-
-
-def test_config():
-    for form in FORMS.values():
-        cell = made("gru_reset_before", seed=3, **form)
-        config = cell.get_config()
-        again = type(cell).from_config(config)
-        assert again.get_config() == config
-
-
 # Errors.
 
 
