@@ -136,10 +136,10 @@ class DampenedDescent(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         del learning_rate
         buffer = self.buffers[self._get_variable_index(variable)]
-        (new,), (moved,) = self.rule.step(
-            [ops.convert_to_tensor(variable)],
-            [gradient],
-            [ops.convert_to_tensor(buffer)],
+        new, moved = self.rule.step(
+            ops.convert_to_tensor(variable),
+            gradient,
+            ops.convert_to_tensor(buffer),
             self.iterations,
         )
         self.assign(buffer, moved)

@@ -1,35 +1,20 @@
 """Neural Similarity Learning and Meta-Neighborhoods for Keras 3.
 
-A map of the package, by what you want to do:
+* `layers`: convolutions, dense and recurrent layers with a learned similarity, and the
+  parts of Meta-Neighborhoods. `similarities` and `predictors` are their arguments.
+* `MetaNeighborhoodModel`: backbone, head and dictionary of neighbours, trained with `fit`.
+* `convert`: adds a similarity or modulation to a trained network, and folds it back into
+  plain Keras layers.
+* `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
+* `backbones`: the networks of the papers.
+* `callbacks`: training that may be killed; how the dictionary starts and is used.
+* `distribution`: `fit` on several devices and machines.
+* `export`: SavedModels that need neither this package nor Keras.
+* `visualize`: pictures of similarities, neighbours and predictions.
+* `key_metrics`, `losses`, `regularizers`: what the names say.
 
-    a trained network at hand
-        convert.add_similarity      its convolutions get a learned or predicted similarity
-        convert.add_film            its feature maps are modulated by instance
-        convert.fold                back to plain Keras layers, with the same outputs
-        convert.summary             what was converted, and what it costs
-        MetaNeighborhoodModel.from_classifier
-                                    its head is finetuned on learned neighbours
-    a network of your own
-        layers                      convolutions, dense and recurrent layers with a
-                                    similarity, and the parts of Meta-Neighborhoods
-        similarities, predictors    what the similarity matrix M may be, what predicts it
-        MetaNeighborhoodModel       backbone, head and dictionary, trained with `fit`
-        key_metrics                 what makes an entry of the dictionary near
-        losses, regularizers        of spherical layers
-        callbacks                   training that may be killed; how the dictionary is used,
-                                    and where it starts
-        backbones                   the networks of the papers
-    few images a class
-        few_shot                    episodes, MAML, finetuning, prototypes, evaluation
-    what was learned
-        visualize                   pictures of similarities, neighbours and predictions
-    in use
-        distribution                `fit` on several devices and machines
-        export                      a SavedModel that needs neither this package nor Keras
-
-`help` on any of these names says more: `help(nsl_keras.convert.fold)`. Models save and load
-as Keras's own do, in a process that has imported nsl_keras. README.md has a first program,
-and docs/papers.md says where the two papers and this package differ.
+Models save and load as Keras's own do, in a process that has imported nsl_keras. README.md
+has a first program; docs/papers.md says how this package differs from the two papers.
 """
 
 # The backend is checked before anything else imports Keras.

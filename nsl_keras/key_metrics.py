@@ -5,8 +5,7 @@ from nsl_keras.neighborhoods.key_metrics import (
     Euclidean,
     KeyMetric,
     get,
-    register,
     serialize,
 )
 
-__all__ = ["Cosine", "Euclidean", "KeyMetric", "get", "register", "serialize"]
+__all__ = ["Cosine", "Euclidean", "KeyMetric", "get", "serialize"]

@@ -1,7 +1,7 @@
 """Checks of arguments and of data, with errors in Keras's form.
 
-Every function either returns the standardized value or raises a `ValueError` that names
-the argument, what is allowed and what was received.
+Every function returns the standardized value, or raises a `ValueError` that names the
+argument, the allowed values and the received one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: The largest number that a size may be: backends count with 32 bits.
+#: The largest size, since backends count with 32 bits.
 LARGEST = 2**31 - 1
 #: The largest kernel, stride and dilation of a convolution along an axis.
 LARGEST_WINDOW = 2**20
@@ -22,8 +22,13 @@ MOST_STEPS = 1000
 SUM_TOLERANCE = 1e-2
 
 
+def _require(condition: Any, name: str, demand: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f"`{name}` must be {demand}. Received: {name}={value!r}")
+
+
 def optional(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
-    """Returns what a check of this module makes of a value, or `None` for `None`."""
+    """Returns the result of a check of this module, or `None` for `None`."""
     return None if value is None else check(value, *arguments)
 
 
@@ -31,106 +36,89 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     """Returns `value` if it is one of `allowed`."""
     allowed = list(allowed)
     # Types first: an array compares with a name entry by entry.
-    if not any(isinstance(value, type(each)) and value == each for each in allowed):
-        names = ", ".join(repr(each) for each in allowed)
-        raise ValueError(f"`{name}` must be one of {names}. Received: {name}={value!r}")
+    found = any(isinstance(value, type(each)) and value == each for each in allowed)
+    _require(found, name, f"one of {', '.join(map(repr, allowed))}", value)
     return value
 
 
 def boolean(value: Any, name: str) -> bool:
     """Returns `value`, which must be True or False: "False" counts as true to Python."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    _require(isinstance(value, (bool, np.bool_)), name, "True or False", value)
     return bool(value)
+
+
+def _is_integer(value: Any, smallest: int) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        return False
+    return bool(value >= smallest)
+
+
+def _at_most(value: Any, largest: int | None, name: str) -> int:
+    if largest is not None:
+        _require(value <= largest, name, f"at most {largest:,}", int(value))
+    return int(value)
 
 
 def positive_integer(value: Any, name: str, largest: int = LARGEST) -> int:
     """Returns `value` as an int of at least 1 and at most `largest`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    _require(_is_integer(value, 1), name, "a positive integer", value)
     return _at_most(value, largest, name)
 
 
 def number_of_steps(value: Any, name: str) -> int:
-    """Returns `value` as a positive number of steps that one after the other are traced."""
+    """Returns `value` as a positive number of steps, each of which is traced by itself."""
     return positive_integer(value, name, MOST_STEPS)
-
-
-def geometry(layer: Any) -> None:
-    """Raises for the sizes of a convolution that its backend may end the process at."""
-    for name in ("kernel_size", "strides", "dilation_rate"):
-        for size in getattr(layer, name):
-            _at_most(size, LARGEST_WINDOW, name)
-
-
-def _at_most(value: Any, largest: int | None, name: str) -> int:
-    if largest is not None and value > largest:
-        raise ValueError(f"`{name}` must be at most {largest:,}. Received: {name}={value}")
-    return int(value)
 
 
 def non_negative_integer(value: Any, name: str, largest: int | None = None) -> int:
     """Returns `value` as an int of at least 0, and at most `largest` if it is given."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ValueError(
-            f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
-        )
+    _require(_is_integer(value, 0), name, "an integer of at least 0", value)
     return _at_most(value, largest, name)
 
 
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
     """Returns `value`, an int or a sequence of `length` ints, as a tuple of positives."""
     entries = (value,) * length if isinstance(value, (int, np.integer)) else value
-    if (
-        not isinstance(entries, Sequence)
-        or isinstance(entries, str)
-        or len(entries) != length
-        or any(
-            isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 1
-            for each in entries
-        )
-    ):
-        raise ValueError(
-            f"`{name}` must be a positive integer or {length} of them. "
-            f"Received: {name}={value!r}"
-        )
+    valid = (
+        isinstance(entries, Sequence)
+        and len(entries) == length
+        and all(_is_integer(each, 1) for each in entries)
+    )
+    _require(valid, name, f"a positive integer or {length} of them", value)
     return tuple(_at_most(each, LARGEST, name) for each in entries)
+
+
+def geometry(layer: Any) -> None:
+    """Raises for window sizes of a convolution that can crash the backend."""
+    for name in ("kernel_size", "strides", "dilation_rate"):
+        for size in getattr(layer, name):
+            _at_most(size, LARGEST_WINDOW, name)
 
 
 def positive_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float above zero."""
-    if not _is_finite_number(value) or value <= 0:
-        raise ValueError(
-            f"`{name}` must be a finite number above zero. Received: {name}={value!r}"
-        )
+    _require(_is_finite(value) and value > 0, name, "a finite number above zero", value)
     return float(value)
 
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float of at least zero."""
-    if not _is_finite_number(value) or value < 0:
-        raise ValueError(
-            f"`{name}` must be a finite number of at least zero. Received: {name}={value!r}"
-        )
+    valid = _is_finite(value) and value >= 0
+    _require(valid, name, "a finite number of at least zero", value)
     return float(value)
 
 
 def fraction(value: Any, name: str) -> float:
     """Returns `value` as a float in [0, 1)."""
-    if not _is_finite_number(value) or not 0 <= value < 1:
-        raise ValueError(f"`{name}` must be a number in [0, 1). Received: {name}={value!r}")
+    _require(_is_finite(value) and 0 <= value < 1, name, "a number in [0, 1)", value)
     return float(value)
 
 
-def _is_finite_number(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     """Whether `value` is a real number that a float can hold."""
     numbers = (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, numbers):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # An integer above all floats.
-        return False
+    is_number = isinstance(value, numbers) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
 
 
 def rank(input_shape: Sequence[int | None], expected: int) -> None:
@@ -148,7 +136,7 @@ def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
     Args:
         input_shape: Shape of the input, `None` where a size is unknown.
         axis: Index of the axis.
-        name: What the message calls it: `"last axis"`, `"channel axis"`.
+        name: Its name in the message: `"last axis"`, `"channel axis"`.
     """
     size = input_shape[axis]
     if size is None:
@@ -162,13 +150,11 @@ def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
 def finite(array: Any, name: str) -> None:
     """Raises if a floating-point array holds NaN or an infinity."""
     values = _as_numpy(array)
-    if not np.issubdtype(values.dtype, np.floating):
-        return
-    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
-    if bad:
-        first = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        wrong = ~np.isfinite(values)
+        first = tuple(int(each) for each in np.argwhere(wrong)[0])
         raise ValueError(
-            f"`{name}` must be finite. Received: {bad} NaN or infinite entries, "
+            f"`{name}` must be finite. Received: {wrong.sum()} NaN or infinite entries, "
             f"the first at index {first}."
         )
 
@@ -182,12 +168,7 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
         num_classes: Number of classes.
         name: Name of the argument, for the message.
     """
-    values = _as_numpy(labels)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(
-            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
-        )
-    finite(values, name)
+    values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
         _probability_rows(
             values,
@@ -196,41 +177,38 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
             "are not supported.",
         )
         return
-    if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] != 1):
+    if values.ndim not in (1, 2) or values.shape[1:] not in ((), (1,)):
         raise ValueError(
             f"`{name}` must have shape (n,), (n, 1) or (n, {num_classes}). "
             f"Received: {name}.shape={values.shape}"
         )
+    values = values.reshape(-1)
     wrong = (values != np.floor(values)) | (values < 0) | (values >= num_classes)
     if wrong.any():
-        index = int(np.argmax(wrong.reshape(-1)))
+        index = int(np.argmax(wrong))
         raise ValueError(
-            f"`{name}` must hold classes 0 to {num_classes - 1}. Received: "
-            f"{int(wrong.sum())} labels outside, the first at index {index}: "
-            f"{values.reshape(-1)[index].item()}"
+            f"`{name}` must hold classes 0 to {num_classes - 1}. Received: {wrong.sum()} "
+            f"labels outside, the first at index {index}: {values[index].item()}"
         )
 
 
 def probabilities(array: Any, name: str) -> None:
     """Raises unless each row of a matrix is a probability distribution."""
-    values = _as_numpy(array)
-    finite(values, name)
     _probability_rows(
-        values,
+        _finite_numbers(array, name),
         f"Each row of `{name}` must be a probability distribution: numbers of at least 0 "
         "that sum to 1.",
     )
 
 
 def _probability_rows(values: np.ndarray, demand: str) -> None:
-    wrong = (values < 0).any(axis=1) | (
-        np.abs(values.sum(axis=1, dtype="float64") - 1) > SUM_TOLERANCE
-    )
+    sums = values.sum(axis=1, dtype="float64")
+    wrong = (values < 0).any(axis=1) | (np.abs(sums - 1) > SUM_TOLERANCE)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{demand} Received: {int(wrong.sum())} other rows, the first at index "
-            f"{row}: {values[row].tolist()}"
+            f"{demand} Received: {wrong.sum()} other rows, the first at index {row}: "
+            f"{values[row].tolist()}"
         )
 
 
@@ -241,23 +219,13 @@ def targets(array: Any, num_outputs: int) -> None:
         array: Array of shape `(n, num_outputs)`, or `(n,)` for one output.
         num_outputs: Number of outputs.
     """
-    values = _as_numpy(array)
-    target_shape(values.shape, num_outputs)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"`y` must hold numbers. Received: y of dtype {values.dtype}")
-    finite(values, "y")
-
-
-def target_shape(shape: Sequence[int | None], num_outputs: int) -> None:
-    """Raises unless targets have the shape of a regression's outputs."""
-    shape = tuple(shape)
-    if shape[1:] in ((num_outputs,), (None,)) or (len(shape) == 1 and num_outputs == 1):
-        return
-    allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
-    raise ValueError(
-        f"`y` must have the shape of the head's outputs, {allowed}. "
-        f"Received: y.shape={shape}"
-    )
+    shape = _finite_numbers(array, "y").shape
+    if shape[1:] != (num_outputs,) and (len(shape) != 1 or num_outputs != 1):
+        allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
+        raise ValueError(
+            f"`y` must have the shape of the head's outputs, {allowed}. "
+            f"Received: y.shape={shape}"
+        )
 
 
 def built(layer: Any, what: str) -> None:
@@ -265,13 +233,23 @@ def built(layer: Any, what: str) -> None:
 
     Args:
         layer: A Keras layer.
-        what: What needs its weights.
+        what: The method or function that needs its weights.
     """
     if not layer.built:
         raise ValueError(
             f"`{what}` needs a built layer or model. Call it on data, or its "
             f"`build(input_shape)`, first. Received: unbuilt {layer.name!r}"
         )
+
+
+def _finite_numbers(array: Any, name: str) -> np.ndarray:
+    values = _as_numpy(array)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
+        )
+    finite(values, name)
+    return values
 
 
 def _as_numpy(data: Any) -> np.ndarray:

@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+import nsl_keras
+
 WAYS, SHOTS, QUERIES, SIZE = 3, 2, 4, 6
 
 
@@ -27,7 +29,7 @@ def convolutional(flat=True, normalized=True):
     """A backbone for 6x6 images, with batch norms and pooling."""
     layers = [keras.layers.Conv2D(4, 3, padding="same")]
     if normalized:
-        layers.append(keras.layers.BatchNormalization(momentum=0.5))
+        layers.append(nsl_keras.layers.BatchNormalization())
     layers += [keras.layers.ReLU(), keras.layers.Conv2D(3, 3)]
     if flat:
         layers.append(keras.layers.MaxPooling2D(2))
@@ -35,7 +37,7 @@ def convolutional(flat=True, normalized=True):
 
 
 def class_blobs(batch, ways=2, shots=1, queries=5, size=SIZE, seed=0):
-    """Episodes in which two of the inputs tell the classes apart, and the rest is noise."""
+    """Episodes in which two inputs separate the classes, and the rest is noise."""
     rng = np.random.default_rng(seed)
     angles = rng.uniform(0, 2 * np.pi, size=(batch, 1)) + np.arange(ways) * (
         2 * np.pi / ways

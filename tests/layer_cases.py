@@ -7,12 +7,12 @@ from layer_harness import LayerCase
 
 from nsl_keras import layers, predictors, similarities
 
-FIRST = {"data_format": "channels_first"}
-IMAGE = (9, 8, 4)
+IMAGE, SEQUENCE, BOX = (9, 8, 4), (9, 4), (5, 4, 3, 2)
+partial = functools.partial
 
 
 def convolution(**arguments):
-    return functools.partial(
+    return partial(
         layers.NeuralSimilarityConv2D, **{"filters": 6, "kernel_size": 3, **arguments}
     )
 
@@ -27,7 +27,7 @@ def with_predictor(make_predictor, layer, **arguments):
 
 
 def shared(**arguments):
-    return functools.partial(
+    return partial(
         predictors.SharedSimilarityPredictor,
         predictors.SimilarityPredictor(width=8, **arguments),
         adapted_filters=5,
@@ -38,25 +38,16 @@ def head(inner_loop, dictionary=None, **arguments):
     """A head that is made anew with each layer; gradients need no dropout here."""
 
     def make(**options):
-        own = layers.NeighborDictionary(
+        neighbors = layers.NeighborDictionary(
             12, seed=1, **(dictionary or {}), dtype=options.get("dtype")
         )
+        inner = layers.CosineDense(3)
         # Half precision on the tape is refused, so the head states its own dtype.
         if inner_loop == "tape":
-            inner = keras.Sequential(
-                [
-                    keras.layers.Dense(5, "tanh", dtype="float32"),
-                    keras.layers.Dense(3, dtype="float32"),
-                ]
-            )
-        else:
-            inner = layers.CosineDense(3)
+            hidden = keras.layers.Dense(5, "tanh", dtype="float32")
+            inner = keras.Sequential([hidden, keras.layers.Dense(3, dtype="float32")])
         return layers.MetaNeighborhoodHead(
-            inner,
-            own,
-            inner_loop=inner_loop,
-            **arguments,
-            **options,
+            inner, neighbors, inner_loop=inner_loop, **arguments, **options
         )
 
     return make
@@ -77,240 +68,102 @@ def recurrent(cell, **arguments):
     return make
 
 
-CASES = [
-    LayerCase(
-        "conv2d_static_diagonal",
-        convolution(padding="same", activation="relu"),
-        IMAGE,
-        trainable=3,
-        data_formats=FIRST,
-        unknown_sizes=True,
-    ),
-    LayerCase(
+def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True):
+    """A layer on images, of either data format."""
+    first = {"data_format": "channels_first"}
+    return LayerCase(name, make, shape, trainable, non_trainable, first, unknown_sizes)
+
+
+CONVOLUTIONS = [
+    spatial("conv2d_static_diagonal", convolution(padding="same", activation="relu"), 3),
+    spatial(
         "conv2d_static_unconstrained_groups",
         convolution(similarity="unconstrained", groups=2, strides=2, padding="same"),
-        IMAGE,
-        trainable=3,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        3,
     ),
-    LayerCase(
+    spatial(
+        "conv2d_static_sparse_learned_shape",
+        convolution(similarity=similarities.Sparse(5), learn_shape=True),
+        4,
+    ),
+    spatial(
+        "conv2d_static_full",
+        convolution(similarity="full", groups=2, padding="same"),
+        3,
+        unknown_sizes=False,
+    ),
+    spatial(
         "conv2d_dynamic_sphere_diagonal",
         convolution(predictor="sphere", strides=2, padding="same"),
-        IMAGE,
-        trainable=8,
-        non_trainable=6,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        *(8, 6),
     ),
-    LayerCase(
+    spatial(
         "conv2d_dynamic_sphere_unconstrained",
         convolution(similarity="unconstrained", predictor="sphere", dilation_rate=2),
-        IMAGE,
-        trainable=4,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        4,
     ),
-    LayerCase(
+    spatial(
         "conv2d_dynamic_full_sphere",
         convolution(predictor="full_sphere", kernel_size=(2, 3), padding="same"),
-        IMAGE,
-        trainable=8,
-        non_trainable=6,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        *(8, 6),
     ),
-    LayerCase(
+    spatial(
         "conv2d_dynamic_in_blocks",
         with_predictor(
-            functools.partial(predictors.SimilarityPredictor, downsampling=3),
+            partial(predictors.SimilarityPredictor, downsampling=3),
             convolution(similarity="unconstrained", kernel_size=(2, 3)),
         ),
-        IMAGE,
-        trainable=4,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        4,
     ),
-    LayerCase(
+    spatial(
         "conv2d_dynamic_cnn_unconstrained",
         convolution(similarity="unconstrained", predictor="cnn"),
-        IMAGE,
-        trainable=6,
-        non_trainable=3,
-        data_formats=FIRST,
+        *(6, 3),
+        unknown_sizes=False,
     ),
-    LayerCase(
-        "sphere_conv2d",
-        functools.partial(layers.SphereConv2D, 6, 3, padding="same", use_bias=True),
-        IMAGE,
-        trainable=2,
-        data_formats=FIRST,
-        unknown_sizes=True,
+    spatial(
+        "conv2d_dynamic_shared",
+        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
+        6,
     ),
-    LayerCase(
-        "sphere_conv2d_groups",
-        functools.partial(layers.SphereConv2D, 6, (3, 2), strides=2, groups=2),
-        IMAGE,
-        trainable=1,
-        data_formats=FIRST,
-    ),
-    LayerCase(
-        "batch_normalization",
-        layers.BatchNormalization,
-        IMAGE,
-        trainable=2,
-        non_trainable=3,
-        unknown_sizes=True,
-    ),
-    LayerCase("cosine_dense", functools.partial(layers.CosineDense, 5), (7,), trainable=2),
-    LayerCase(
-        "instance_film",
-        film,
-        IMAGE,
-        trainable=4,
-        data_formats=FIRST,
-        unknown_sizes=True,
-    ),
-    LayerCase(
-        # The values take no part in attention.
-        "neighbor_dictionary",
-        functools.partial(
-            layers.NeighborDictionary, 12, 3, fixed_values=True, seed=1, dropout=0.25
-        ),
-        (7,),
-        trainable=1,
-        non_trainable=0,
-    ),
-    LayerCase(
-        "meta_neighborhood_head_dual",
-        head("dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
-        (7,),
-        trainable=5,
-        full_precision=True,
-    ),
-    LayerCase(
-        "meta_neighborhood_head_tape",
-        head(
-            "tape",
-            {"metric": "euclidean", "temperature": 5.0, "dropout_scope": "batch"},
-        ),
-        (7,),
-        trainable=7,
-        full_precision=True,
-    ),
-    LayerCase(
-        "sphere_conv2d_learnable_sigmoid",
-        functools.partial(
-            layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"
-        ),
-        IMAGE,
-        trainable=2,
-        data_formats=FIRST,
-        unknown_sizes=True,
-    ),
-    LayerCase(
-        "sphere_dense",
-        functools.partial(
-            layers.SphereDense, 5, "tanh", use_bias=True, response="learnable_sigmoid"
-        ),
-        (4, 7),
-        trainable=3,
-    ),
-    *(
-        LayerCase(
-            f"global_{similarity}",
-            functools.partial(
-                layers.GlobalNeuralSimilarity2D, similarity=similarity, **arguments
-            ),
-            IMAGE,
-            trainable=trainable,
-            data_formats=FIRST,
-            unknown_sizes=similarity not in ("diagonal", "unconstrained"),
-        )
-        for similarity, trainable, arguments in (
-            ("diagonal", 3, {"filters": 6, "kernel_size": 3, "strides": 2}),
-            ("unconstrained", 1, {}),
-            ("predicted_mask", 2, {}),
-            ("attention", 4, {"filters": 6, "kernel_size": 1, "activation": "relu"}),
-            ("softmax_attention", 4, {}),
-        )
-    ),
-    LayerCase(
+    spatial(
         "conv1d_static_causal_positive_semidefinite",
-        functools.partial(
+        partial(
             layers.NeuralSimilarityConv1D,
-            6,
-            3,
+            *(6, 3),
             padding="causal",
             dilation_rate=2,
             similarity="positive_semidefinite",
         ),
-        (9, 4),
-        trainable=3,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        3,
+        shape=SEQUENCE,
     ),
-    LayerCase(
+    spatial(
         "conv1d_dynamic_shared_pooled",
         with_predictor(
             shared(pooled=True),
-            layers.NeuralSimilarityConv1D,
-            filters=6,
-            kernel_size=3,
-            padding="same",
+            partial(layers.NeuralSimilarityConv1D, 6, 3, padding="same"),
         ),
-        (9, 4),
-        trainable=5,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        5,
+        shape=SEQUENCE,
     ),
-    LayerCase(
-        "conv2d_static_sparse_learned_shape",
-        convolution(similarity=similarities.Sparse(5), learn_shape=True),
-        IMAGE,
-        trainable=4,
-        data_formats=FIRST,
-        unknown_sizes=True,
-    ),
-    LayerCase(
-        "conv2d_static_full",
-        convolution(similarity="full", groups=2, padding="same"),
-        IMAGE,
-        trainable=3,
-        data_formats=FIRST,
-    ),
-    LayerCase(
-        "conv2d_dynamic_shared",
-        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
-        IMAGE,
-        trainable=6,
-        data_formats=FIRST,
-        unknown_sizes=True,
-    ),
-    LayerCase(
+    spatial(
         "conv3d_static_symmetric",
-        functools.partial(
+        partial(
             layers.NeuralSimilarityConv3D, 6, 2, padding="same", similarity="symmetric"
         ),
-        (5, 4, 3, 2),
-        trainable=3,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        3,
+        shape=BOX,
     ),
-    LayerCase(
+    spatial(
         "conv3d_dynamic_sphere",
-        functools.partial(
-            layers.NeuralSimilarityConv3D, 6, (2, 3, 1), strides=2, predictor="sphere"
-        ),
-        (5, 4, 3, 2),
-        trainable=8,
-        non_trainable=6,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        partial(layers.NeuralSimilarityConv3D, 6, (2, 3, 1), strides=2, predictor="sphere"),
+        *(8, 6),
+        shape=BOX,
     ),
-    LayerCase(
+    spatial(
         "depthwise_conv2d_static",
-        functools.partial(
+        partial(
             layers.NeuralSimilarityDepthwiseConv2D,
             3,
             strides=2,
@@ -318,63 +171,81 @@ CASES = [
             depth_multiplier=2,
             similarity="unconstrained",
         ),
-        IMAGE,
-        trainable=3,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        3,
     ),
-    LayerCase(
+    spatial(
         "depthwise_conv2d_dynamic_sphere",
-        functools.partial(
+        partial(
             layers.NeuralSimilarityDepthwiseConv2D,
             (2, 3),
             depth_multiplier=2,
             similarity="symmetric",
             predictor="sphere",
         ),
-        IMAGE,
-        trainable=4,
-        data_formats=FIRST,
-        unknown_sizes=True,
+        4,
     ),
-    LayerCase(
-        "meta_neighborhood_head_regression",
-        head("dual", {"metric": "euclidean", "temperature": 5.0}, task="regression"),
-        (7,),
-        trainable=5,
-        full_precision=True,
+]
+
+OTHER_IMAGES = [
+    spatial(
+        "sphere_conv2d",
+        partial(layers.SphereConv2D, 6, 3, padding="same", use_bias=True),
+        2,
     ),
+    spatial(
+        "sphere_conv2d_groups",
+        partial(layers.SphereConv2D, 6, (3, 2), strides=2, groups=2),
+        1,
+        unknown_sizes=False,
+    ),
+    spatial(
+        "sphere_conv2d_learnable_sigmoid",
+        partial(layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"),
+        2,
+    ),
+    spatial("instance_film", film, 4),
     LayerCase(
-        "neighbor_dictionary_given_values",
-        functools.partial(
-            layers.NeighborDictionary,
-            *(4, 1),
-            fixed_values=[[0.5], [-1.0], [2.0], [0.0]],
-            task="regression",
-            seed=1,
-            dropout=0.25,
-        ),
-        (7,),
-        trainable=1,
+        "batch_normalization", layers.BatchNormalization, IMAGE, 2, 3, unknown_sizes=True
+    ),
+    *(
+        spatial(
+            f"global_{similarity}",
+            partial(layers.GlobalNeuralSimilarity2D, similarity=similarity),
+            trainable,
+            unknown_sizes=similarity not in ("diagonal", "unconstrained"),
+        )
+        for similarity, trainable in (
+            ("diagonal", 1),
+            ("unconstrained", 1),
+            ("predicted_mask", 2),
+            ("attention", 2),
+            ("softmax_attention", 4),
+        )
+    ),
+]
+
+VECTORS_AND_SEQUENCES = [
+    LayerCase(
+        "sphere_dense",
+        partial(layers.SphereDense, 5, "tanh", use_bias=True, response="learnable_sigmoid"),
+        (4, 7),
+        3,
     ),
     LayerCase(
         "dense_static_blocks",
-        functools.partial(
-            layers.NeuralSimilarityDense, 5, similarity="unconstrained", block_size=3
-        ),
+        partial(layers.NeuralSimilarityDense, 5, similarity="unconstrained", block_size=3),
         (2, 12),
-        trainable=3,
+        3,
     ),
     LayerCase(
         "dense_dynamic_sphere",
-        functools.partial(layers.NeuralSimilarityDense, 5, "tanh", predictor="sphere"),
+        partial(layers.NeuralSimilarityDense, 5, "tanh", predictor="sphere"),
         (12,),
-        trainable=8,
-        non_trainable=6,
+        *(8, 6),
     ),
     LayerCase(
         "dense_dynamic_cnn_blocks",
-        functools.partial(
+        partial(
             layers.NeuralSimilarityDense,
             *(5, None, False),
             similarity="symmetric",
@@ -383,14 +254,13 @@ CASES = [
             learn_shape=True,
         ),
         (2, 12),
-        trainable=6,
-        non_trainable=3,
+        *(6, 3),
     ),
     LayerCase(
         "simple_rnn_static",
         recurrent(layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"),
         (4, 6),
-        trainable=5,
+        5,
     ),
     LayerCase(
         "gru_static_blocks",
@@ -402,13 +272,13 @@ CASES = [
             reset_after=False,
         ),
         (4, 6),
-        trainable=5,
+        5,
     ),
     LayerCase(
         "gru_dynamic_sphere",
         recurrent(layers.NeuralSimilarityGRUCell, predictor="sphere"),
         (4, 6),
-        trainable=7,
+        7,
     ),
     LayerCase(
         "lstm_dynamic_cnn_dropout",
@@ -422,6 +292,54 @@ CASES = [
             seed=1,
         ),
         (4, 6),
-        trainable=5,
+        5,
     ),
 ]
+
+EUCLIDEAN = {"metric": "euclidean", "temperature": 5.0}
+NEIGHBORHOODS = [
+    LayerCase("cosine_dense", partial(layers.CosineDense, 5), (7,), 2),
+    LayerCase(
+        # The values take no part in attention.
+        "neighbor_dictionary",
+        partial(layers.NeighborDictionary, 12, 3, fixed_values=True, seed=1, dropout=0.25),
+        (7,),
+        1,
+    ),
+    LayerCase(
+        "neighbor_dictionary_given_values",
+        partial(
+            layers.NeighborDictionary,
+            *(4, 1),
+            fixed_values=[[0.5], [-1.0], [2.0], [0.0]],
+            task="regression",
+            seed=1,
+            dropout=0.25,
+        ),
+        (7,),
+        1,
+    ),
+    LayerCase(
+        "meta_neighborhood_head_dual",
+        head("dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
+        (7,),
+        5,
+        full_precision=True,
+    ),
+    LayerCase(
+        "meta_neighborhood_head_tape",
+        head("tape", {**EUCLIDEAN, "dropout_scope": "batch"}),
+        (7,),
+        7,
+        full_precision=True,
+    ),
+    LayerCase(
+        "meta_neighborhood_head_regression",
+        head("dual", EUCLIDEAN, task="regression"),
+        (7,),
+        5,
+        full_precision=True,
+    ),
+]
+
+CASES = [*CONVOLUTIONS, *OTHER_IMAGES, *VECTORS_AND_SEQUENCES, *NEIGHBORHOODS]

@@ -22,8 +22,7 @@ def small_model(head, task="classification", metric="cosine", entries=12, shape=
     rng = np.random.default_rng(0)
     dictionary = model.dictionary
     dictionary.keys.assign(rng.normal(size=dictionary.keys.shape))
-    values = dictionary.value_logits
-    values = dictionary.value_targets if values is None else values
+    values = dictionary.raw_values
     values.assign(rng.normal(size=values.shape))
     return model
 

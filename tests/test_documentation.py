@@ -1,7 +1,6 @@
 """The documentation: its site builds, its code runs, and no public name is left out."""
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -10,12 +9,12 @@ import tomllib
 
 import keras
 import pytest
+from helpers import ROOT, run_python
 from test_public_interface import PUBLIC
 
 import nsl_keras
 from examples.documentation import interface
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 GENERATED = ("api", "notebooks", "results")
 PAGES = sorted(
@@ -175,23 +174,18 @@ def test_code_runs(page, tmp_path, monkeypatch):
 def test_site_builds_without_a_warning(tmp_path):
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns(*GENERATED))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    for command in (
-        ["examples.documentation", f"--folder={tmp_path / 'docs'}"],
-        ["zensical", "build", "--strict"],
-    ):
-        run = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
-
-    built = run.stdout + run.stderr
+    run_python("-m", "examples.documentation", f"--folder={tmp_path / 'docs'}")
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    built = done.stdout + done.stderr
+    assert done.returncode == 0, built
     assert "No issues found" in built, built
     assert "griffe" not in built, built
     site = tmp_path / "build" / "site"

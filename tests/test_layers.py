@@ -1,20 +1,14 @@
 """All layers through the harness, and their files through a fresh process."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from helpers import run_python
 from layer_cases import CASES
 from layer_harness import check_compiled, check_layer, save_for_another_process
 
 #: The layers that `make test` compiles; `make test-long` takes the rest.
-QUICK = ("conv2d_static_diagonal", "conv2d_dynamic_sphere_diagonal")
-
-
-def long(case):
-    return pytest.param(case, marks=pytest.mark.long)
-
+QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
 
 LOAD_ALL = """
 import json, pathlib, sys
@@ -39,7 +33,10 @@ def test_layer(case, tmp_path):
 
 @pytest.mark.parametrize(
     "case",
-    [case if case.name in QUICK else long(case) for case in CASES],
+    [
+        pytest.param(case, marks=() if case.name in QUICK else pytest.mark.long)
+        for case in CASES
+    ],
     ids=lambda case: case.name,
 )
 def test_compiled_layer(case, tmp_path):
@@ -50,13 +47,7 @@ def test_compiled_layer(case, tmp_path):
 def test_files_in_a_fresh_process(tmp_path):
     for case in CASES:
         save_for_another_process(case, tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD_ALL, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    differences = json.loads(result.stdout.splitlines()[-1])
+    printed = run_python("-c", LOAD_ALL, tmp_path)
+    differences = json.loads(printed.splitlines()[-1])
     assert set(differences) == {case.name for case in CASES}
     assert max(differences.values()) < 1e-6, differences

@@ -1,62 +1,25 @@
-"""What README and results say: code that runs, tables that come from the files."""
+"""README: its code runs, its links and commands exist."""
 
-import dataclasses
-import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers import ROOT
 
-import benchmarks.table
-from examples import tables
-from examples.few_shot.training import Setting
-
-ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
 def test_first_lines_say_which_nsl():
     first = " ".join(README.splitlines()[:6])
     assert "Neural Similarity Learning" in first
-    assert "Neural Structured Learning" in first.replace("\n", " ")
+    assert "Neural Structured Learning" in first
 
 
 @pytest.mark.long
-def test_code_runs(tmp_path):
+def test_code_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    result = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", block],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
     assert (tmp_path / "served_model" / "1" / "saved_model.pb").exists()
-
-
-def test_tables_come_from_the_files():
-    for page in tables.pages():
-        text = page.read_text()
-        assert tables.with_tables(text) == text, f"make results: {page}"
-    assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
-
-
-def test_the_file_that_is_renewed_is_there():
-    (named,) = re.findall(r"^ +rm (\S+)$", tables.INTRODUCTION, re.M)
-    path = ROOT / named
-    assert path.is_file()
-    found = json.loads(path.with_name("setting.json").read_text())
-    names = [field.name for field in dataclasses.fields(Setting)]
-    assert Setting(**{name: found[name] for name in names}).name == path.parent.name
-
-
-def test_all_that_was_measured_is_shown():
-    paths = (ROOT / "results" / "benchmarks").glob("*.json")
-    measured = {path.stem.split("_xla_")[0] for path in paths}
-    assert measured <= {*benchmarks.table.GROUPS, benchmarks.table.MEMORY}
 
 
 def test_links_lead_somewhere():

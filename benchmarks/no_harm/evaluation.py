@@ -11,7 +11,6 @@ import numpy as np
 import nsl_keras
 from examples.common.data import Split
 from nsl_keras import rewiring
-from nsl_keras.training import normalization
 
 
 def accuracy(model: keras.Model, split: Split) -> float:
@@ -55,9 +54,13 @@ def in_training_mode(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Logits, and the batches' mean statistics, as `moving_statistics` orders them."""
     moving = moving_statistics(norms)
-    told = [normalization.telling_statistics(norm) for norm in norms]
-    shares = [share for _, share in told] * 2
-    start = [pair for pairs, _ in told for pair in pairs]
+    # From zero a training step leaves a share of its batch's statistics: all of them where
+    # no example was seen.
+    seen = [norm.seen_examples for norm in norms if hasattr(norm, "seen_examples")]
+    start = [(each, keras.ops.zeros_like(each)) for each in (*moving, *seen)]
+    shares = [
+        1.0 if hasattr(norm, "seen_examples") else 1 - norm.momentum for norm in norms
+    ] * 2
     logits, statistics = [], []
     for first in range(0, len(images), batch_size):
         batch = images[first : first + batch_size]

@@ -35,6 +35,8 @@ def run(module, *arguments):
             runpy.run_module(module, run_name="__main__")
         except SystemExit as ended:
             code = ended.code
+        finally:
+            flags.FLAGS.unparse_flags()  # Tests beside this one are no commands.
     return code, printed.getvalue()
 
 

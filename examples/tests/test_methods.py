@@ -75,8 +75,8 @@ def test_rows_of_meta_neighborhoods(narrow):
     made = {name: neighborhood_model(name) for name in image_methods.METHODS}
     images = np.ones((2, 8, 8, 3), "float32")
     assert {tuple(model(images).shape) for model in made.values()} == {(2, 4)}
-    assert made["neighborhoods_3_diagonal"].inner_steps == 3
-    assert made["neighborhoods_3_diagonal"].learning_rate_form == "diagonal"
+    assert made["neighborhoods_3_diagonal"].neighborhood.inner_steps == 3
+    assert made["neighborhoods_3_diagonal"].neighborhood.learning_rate_form == "diagonal"
     for experiment in image_methods.EXPERIMENTS.values():
         assert set(experiment.names) <= set(made)
     # The extra layer has as many parameters as the dictionary.

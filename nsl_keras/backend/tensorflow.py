@@ -1,4 +1,4 @@
-"""What the package asks of TensorFlow beyond `keras.ops`.
+"""What the package needs of TensorFlow beyond `keras.ops`.
 
 `nsl_keras.backend.jax` has the same functions for JAX.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -32,7 +31,7 @@ def gradients_of(
 
     Returns:
         `(gradients, auxiliary)`: one gradient per tensor of `at` (zero where `value` does
-        not depend on it), and what `function` returned beside the value.
+        not depend on it), and the `auxiliary` of `function`.
     """
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -61,7 +60,7 @@ def map_elements(
         outputs: Shape and dtype of each tensor that `function` returns.
 
     Returns:
-        What `function` returned, stacked along a new first axis.
+        The results of `function`, stacked along a new first axis.
     """
     # `keras.ops.map` runs the function once more to see what it returns, and with it
     # draws random numbers, which move the seeds.
@@ -116,16 +115,16 @@ def sum_in_loop(
 
 
 def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns the function as a graph, through XLA if `jit_compile` says so."""
+    """Returns the function as a graph, compiled by XLA if `jit_compile` is true."""
     return tf.function(function, jit_compile=jit_compile)
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as a graph that stays whole inside other graphs.
+    """Returns the function as a graph that is not inlined into other graphs.
 
-    For the gradients in a loop's body: what is put into the graph of a loop has a cycle,
-    and there TensorFlow does not see which pooling a gradient belongs to. The oneDNN
-    kernel, several times as fast on CPUs, is then left out.
+    Use it for gradients in the body of a loop. The graph of a loop has a cycle, in which
+    TensorFlow does not match a pooling with its gradient: it then does without the oneDNN
+    kernel, which is several times as fast on CPUs.
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
 
@@ -133,108 +132,23 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 def outside_traces() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operations run at once, in graphs too.
 
-    `fit` builds layers that are not built yet inside the graph of its step.
+    `fit` builds unbuilt layers inside the graph of its step.
     """
     return tf.init_scope()
-
-
-def is_known(tensor: Any) -> bool:
-    """Whether a tensor has its value already: it is not part of a graph."""
-    return not tf.is_symbolic_tensor(tensor)
-
-
-# Normalization.
-
-
-def fused_batch_normalization(
-    images: Any, scale: Any, offset: Any, epsilon: float
-) -> tuple[Any, Any, Any]:
-    """Normalizes float32 images, channels last, by themselves, in one operation.
-
-    Args:
-        images: Tensor of shape `(batch, height, width, channels)`.
-        scale: Factor of each channel (gamma).
-        offset: Summand of each channel (beta).
-        epsilon: float above 0, added to the variance.
-
-    Returns:
-        `(outputs, mean, variance)`, the variance biased, as batch norms normalize by it.
-    """
-    outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-        images, scale, offset, epsilon=epsilon, is_training=True
-    )
-    # The operation tells the unbiased variance, and normalizes by the biased one.
-    count = tf.cast(tf.size(images) // images.shape[-1], images.dtype)
-    return outputs, mean, variance * (count - 1) / count
-
-
-# Pooling.
-
-
-def max_pooling(
-    images: Any, pool_size: Sequence[int], strides: Sequence[int], padding: str
-) -> Any:
-    """Pools images, channels last, with gradients that are fast in loops and of gradients.
-
-    Values, gradients and gradients of gradients are those of `tf.nn.max_pool2d`. On CPUs
-    the oneDNN kernel of the gradient, ten times as fast, is taken only where the pooling
-    stands in the same graph. The gradient of a loop stands in another one: so here the
-    gradient pools once more.
-
-    Args:
-        images: Tensor of shape `(batch, height, width, channels)`.
-        pool_size: Height and width of a window.
-        strides: Steps from one window to the next.
-        padding: `"valid"` or `"same"`.
-
-    Returns:
-        Tensor of shape `(batch, new height, new width, channels)`.
-    """
-    windows = (tuple(pool_size), tuple(strides), padding.upper())
-
-    @tf.custom_gradient
-    def pooled(images: Any) -> tuple[Any, Callable[..., Any]]:
-        outputs = tf.nn.max_pool2d(images, *windows)
-
-        @tf.custom_gradient
-        def gradient(upstream: Any) -> tuple[Any, Callable[..., Any]]:
-            def of_gradient(upstream: Any) -> Any:
-                return tf.raw_ops.MaxPoolGradGrad(
-                    orig_input=images,
-                    orig_output=outputs,
-                    grad=upstream,
-                    ksize=[1, *windows[0], 1],
-                    strides=[1, *windows[1], 1],
-                    padding=windows[2],
-                )
-
-            return _gradient_of_pooling(images, upstream, windows), of_gradient
-
-        return outputs, gradient
-
-    return pooled(tf.convert_to_tensor(images))
-
-
-@tf.function(experimental_attributes={"_noinline": True}, autograph=False)
-def _gradient_of_pooling(images: Any, upstream: Any, windows: Any) -> Any:
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(images)
-        outputs = tf.nn.max_pool2d(images, *windows)
-    return tape.gradient(outputs, images, output_gradients=upstream)
 
 
 # Serving.
 
 
 def largest(tensor: Any, k: int) -> tuple[Any, Any]:
-    """Returns the `k` largest entries along the last axis, and where they are."""
+    """Returns the `k` largest entries along the last axis, and their indices."""
     return keras.ops.top_k(tensor, k)
 
 
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Returns tensors that wait for a check of their shapes and of a common batch size.
+    """Returns tensors whose shapes and common batch size are checked in the graph.
 
-    Without it TensorFlow may end the process, or compute with what it is given.
+    Without the check, wrong shapes may crash TensorFlow or give wrong results.
 
     Args:
         tensors: Tensors whose first axis is the batch.
@@ -256,9 +170,9 @@ def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
 
 
 def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Returns what a function computes of tensors with a batch axis, which may be empty.
+    """Applies a function to tensors with a batch axis, which may be empty.
 
-    An empty batch is computed as one of zeros, of which nothing is kept: TensorFlow's
+    An empty batch is computed as one example of zeros, which is then dropped: TensorFlow's
     convolutions give empty batches wrong shapes.
     """
     size = tf.shape(tensors[0])[0]
@@ -272,18 +186,3 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
 
 
 # Data and devices.
-
-
-def endless_dataset(batch: Callable[[int], Any]) -> Any:
-    """Returns the infinite `tf.data.Dataset` of `batch(0)`, `batch(1)`, ...
-
-    Args:
-        batch: Function from the number of a batch to nested tuples of arrays, whose
-            shapes and dtypes do not depend on the number.
-    """
-    signature = keras.tree.map_structure(
-        lambda array: tf.TensorSpec(array.shape, array.dtype), batch(0)
-    )
-    return tf.data.Dataset.from_generator(
-        lambda: map(batch, itertools.count()), output_signature=signature
-    ).prefetch(tf.data.AUTOTUNE)

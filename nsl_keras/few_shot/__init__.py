@@ -1,4 +1,9 @@
-"""Few-shot learning: episodes of a few classes with a few labelled images each."""
+"""Few-shot learning: classify images of new classes from a few labelled ones.
+
+`EpisodeSampler` draws episodes of a few classes. Use `NearestCentroid` or `Finetuner` on a
+pretrained network; `ProtoNet`, `MatchingNet`, `RelationNet`, `NeighborhoodLearner` and
+`MAML` train on episodes. `evaluate` and `compare` give accuracies with their intervals.
+"""
 
 from nsl_keras.few_shot.classes import (
     disjoint,
@@ -16,6 +21,7 @@ from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
 from nsl_keras.few_shot.pretrained import NearestCentroid, NearestNeighbor
 from nsl_keras.few_shot.prototypical import ProtoNet
 from nsl_keras.few_shot.relation import RelationLoss, RelationNet, relation_module
+from nsl_keras.training.normalization import convert_batch_norms
 
 __all__ = [
     "MAML",
@@ -33,6 +39,7 @@ __all__ = [
     "RelationLoss",
     "RelationNet",
     "compare",
+    "convert_batch_norms",
     "disjoint",
     "evaluate",
     "finetune",

@@ -9,27 +9,36 @@ import keras
 
 from nsl_keras import rewiring
 from nsl_keras.few_shot.functional import last_layer_with_weights
+from nsl_keras.training.normalization import from_keras
 
 
 def copy_with_classifier(
-    model: keras.Model, ways: int | None, seed: int
+    model: keras.Model, ways: int, new_classifier: bool
 ) -> tuple[keras.Model, list[Any]]:
     """Returns a copy of a model, and the variable that each of the copy's is fed from.
 
+    Its batch norms are this package's.
+
     Args:
         model: The model.
-        ways: Outputs of a new classifier, or `None` to keep the model's own.
-        seed: Seed of the new classifier.
+        ways: Outputs of the copy.
+        new_classifier: Whether it has a new last layer, like the model's and not frozen.
     """
     classifier = last_layer_with_weights(model)
-    new = None if ways is None else _new_classifier(classifier, ways, seed)
+    new = _new_classifier(classifier, ways) if new_classifier else None
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        return [new] if layer is classifier and new is not None else None
+        replacement = new if layer is classifier else from_keras(layer)
+        return None if replacement is None else [replacement]
 
     copy = rewiring.rebuild(model, replace)
-    replaced = {id(variable) for variable in classifier.variables} if new else set()
-    # A new classifier is trained, whether the old one was frozen or not.
+    if copy.outputs[0].shape[1:] != (ways,):
+        raise ValueError(
+            "`model` must have as many outputs as `ways`, or `new_classifier` be True and "
+            f"the classifier be its end. Received: ways={ways}, and a model with outputs "
+            f"of shape {copy.outputs[0].shape}"
+        )
+    replaced = set(map(id, classifier.variables)) if new_classifier else set()
     sources = [
         own if id(source) in replaced else source
         for own, source in zip(copy.variables, model.variables, strict=True)
@@ -38,7 +47,7 @@ def copy_with_classifier(
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
 
-def _new_classifier(layer: keras.layers.Layer, ways: int, seed: int) -> keras.layers.Layer:
+def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
     config = layer.get_config()
     if "units" not in config or not hasattr(layer, "kernel"):
         raise ValueError(
@@ -46,21 +55,7 @@ def _new_classifier(layer: keras.layers.Layer, ways: int, seed: int) -> keras.la
             "a new classifier of the episode's ways; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    config.update(units=ways, trainable=True)
-    for value in config.values():
-        if isinstance(value, dict) and "seed" in value.get("config", {}):
-            value["config"]["seed"] = seed
-    return type(layer).from_config(config)
-
-
-def require_outputs(model: keras.Model, ways: int) -> None:
-    """Raises if a model has not one output for each of the ways."""
-    if len(model.output_shape) != 2 or model.output_shape[-1] != ways:
-        raise ValueError(
-            "`model` must have as many outputs as `ways`, or `new_classifier` be True and "
-            f"the classifier be its end. Received: ways={ways}, and a model with outputs "
-            f"of shape {model.output_shape}"
-        )
+    return type(layer).from_config({**config, "units": ways, "trainable": True})
 
 
 def cut(
@@ -69,9 +64,9 @@ def cut(
     """Cuts a model where one tensor carries all that the adapted variables see.
 
     Returns:
-        What lies before the cut (`None` for nothing), and what comes after.
+        The part before the cut (`None` for nothing), and the part after it.
     """
-    chosen = {id(variable) for variable in adapted}
+    chosen = set(map(id, adapted))
     candidates = []
     for layer in model.layers:
         if isinstance(layer.input, keras.KerasTensor):
@@ -83,7 +78,7 @@ def cut(
             break
         try:
             after = keras.Model(tensor, model.outputs[0])
-        except ValueError:  # Something goes round the tensor.
+        except ValueError:  # Another tensor bypasses this one.
             continue
         return keras.Model(model.inputs, tensor), after
     return None, model

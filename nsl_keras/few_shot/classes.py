@@ -1,4 +1,4 @@
-"""Labelled images and their classes: checks, splits, and turned images as new classes."""
+"""Labelled images and their classes: checks, splits, and rotated images as new classes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def split_classes(
 ) -> list[np.ndarray]:
     """Splits classes at random into disjoint sets.
 
-    Few-shot learning is judged on classes never trained on: what is split is the classes,
-    with all their images.
+    Few-shot learning is evaluated on classes never trained on, so that all images of a
+    class belong to one set.
 
     Args:
         labels: Array of shape `(n,)`: the class of each image, or each class once. Class
@@ -45,37 +45,20 @@ def split_classes(
     (3, 1, 0)
     """
     classes = np.unique(as_classes(labels))
-    counts = _counts(sizes, len(classes))
+    if all(isinstance(size, (int, np.integer)) for size in sizes):
+        counts = list(sizes)
+    else:
+        ends = np.round(np.cumsum(sizes) * len(classes)).astype(int)
+        counts = np.diff([0, *ends]).tolist()
+    if min(counts, default=0) < 1 or sum(counts) != len(classes):
+        raise ValueError(
+            f"`sizes` must be integers that add up to {len(classes)} (the classes), "
+            "or fractions that add up to 1, with a class in every set. "
+            f"Received: sizes={tuple(sizes)}"
+        )
     seed = validation.non_negative_integer(seed, "seed")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return [np.sort(part) for part in np.split(shuffled, np.cumsum(counts)[:-1])]
-
-
-def _counts(sizes: Sequence[int] | Sequence[float], total: int) -> list[int]:
-    if len(sizes) == 0:
-        raise ValueError(f"`sizes` must hold a size for each set. Received: sizes={sizes}")
-    if all(isinstance(size, (int, np.integer)) for size in sizes):
-        counts = [validation.positive_integer(size, "sizes") for size in sizes]
-        if sum(counts) != total:
-            raise ValueError(
-                f"`sizes` must add up to the number of classes, {total}. "
-                f"Received: sizes={tuple(sizes)}"
-            )
-        return counts
-    shares = [validation.positive_number(size, "sizes") for size in sizes]
-    if abs(sum(shares) - 1) > 1e-6:
-        raise ValueError(
-            "`sizes` must be integers, or fractions that add up to 1. "
-            f"Received: sizes={tuple(sizes)}"
-        )
-    ends = [round(share * total) for share in itertools.accumulate(shares)]
-    counts = [int(count) for count in np.diff([0, *ends])]
-    if 0 in counts:
-        raise ValueError(
-            f"`sizes` must leave a class to every set. Received: sizes={tuple(sizes)} "
-            f"for {total} classes"
-        )
-    return counts
 
 
 def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -106,8 +89,8 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     absent = classes[~np.isin(classes, labels)]
     if len(absent):
         raise ValueError(
-            f"`classes` must be among the labels. Received: {listed(absent)}, which no "
-            "image has"
+            f"`classes` must be among the labels. Received: {listed(absent)}, which have "
+            "no image"
         )
     chosen = np.isin(labels, classes)
     return images[chosen], labels[chosen]
@@ -138,18 +121,18 @@ def disjoint(**parts: Any) -> None:
 
 
 def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Adds the images turned by 90, 180 and 270 degrees as new classes.
+    """Adds the images rotated by 90, 180 and 270 degrees as new classes.
 
-    The usual augmentation of Omniglot's training classes: a turned letter is another
-    letter. Split classes before, and turn those for training alone: a turned class is not
-    unrelated to the class it was made from.
+    This is the usual augmentation of Omniglot's training classes: a rotated letter is
+    another letter. Split classes first, and rotate the training classes only: a rotated
+    class is related to the class it was made from.
 
     Args:
         images: Array of shape `(n, size, size, channels)`.
         labels: Array of shape `(n,)`: the class of each, a number or a name.
 
     Returns:
-        `(images, labels)`, four times as many: those turned by 0, 90, 180 and 270 degrees
+        `(images, labels)`, four times as many: rotated by 0, 90, 180 and 270 degrees
         (anticlockwise), one after the other. With C classes, the i-th in sorted order
         becomes the class numbers `i`, `i + C`, `i + 2 C` and `i + 3 C`.
 
@@ -173,7 +156,7 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     images, labels = checked_images(images, labels)
     if images.shape[1] != images.shape[2]:
         raise ValueError(
-            f"`images` must be square to be turned. Received: images.shape={images.shape}"
+            f"`images` must be square to be rotated. Received: images.shape={images.shape}"
         )
     classes, numbers = np.unique(labels, return_inverse=True)
     turns = range(4)

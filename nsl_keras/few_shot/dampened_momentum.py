@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from keras import ops
 
@@ -40,10 +39,10 @@ class DampenedMomentum:
     >>> from keras import ops
     >>> from nsl_keras import few_shot
     >>> rule = few_shot.DampenedMomentum(weight_decay=0.0)
-    >>> values = [ops.convert_to_tensor(1.0)]
-    >>> values, buffers = rule.step(values, [2.0], rule.start(values), 0)
-    >>> values, buffers = rule.step(values, [3.0], buffers, 1)
-    >>> round(float(buffers[0]), 4), round(float(values[0]), 4)  # 0.9 * 2 + 0.1 * 3
+    >>> value, buffer = ops.convert_to_tensor(1.0), ops.zeros(())
+    >>> value, buffer = rule.step(value, 2.0, buffer, 0)
+    >>> value, buffer = rule.step(value, 3.0, buffer, 1)
+    >>> round(float(buffer), 4), round(float(value), 4)  # 0.9 * 2 + 0.1 * 3
     (2.1, 0.959)
 
     The rule is PyTorch's. No setting of a Keras optimizer equals it: with dampening the
@@ -66,33 +65,17 @@ class DampenedMomentum:
         validation.fraction(self.dampening, "dampening")
         validation.non_negative_number(self.weight_decay, "weight_decay")
 
-    def start(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the buffers before the first step."""
-        return [ops.zeros_like(value) for value in values]
-
     def step(
-        self,
-        values: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        index: int | Tensor,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns values and buffers after step `index`, which counts from 0."""
-        first = ops.equal(index, 0)
-        new_buffers = []
-        for value, gradient, buffer in zip(values, gradients, buffers, strict=True):
-            gradient = gradient + self.weight_decay * value
-            if self.momentum:
-                # In the value's own dtype: a rounded share would be one of float32.
-                share = ops.where(
-                    first,
-                    ops.ones((), value.dtype),
-                    ops.convert_to_tensor(1 - self.dampening, value.dtype),
-                )
-                gradient = self.momentum * buffer + share * gradient
-            new_buffers.append(gradient)
-        new_values = [
-            value - self.learning_rate * buffer
-            for value, buffer in zip(values, new_buffers, strict=True)
-        ]
-        return new_values, new_buffers
+        self, value: Tensor, gradient: Tensor, buffer: Tensor, index: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns value and buffer after step `index`, which counts from 0."""
+        gradient = gradient + self.weight_decay * value
+        if self.momentum:
+            # In the value's own dtype: a share of float32 would be rounded.
+            whole, part = (
+                ops.convert_to_tensor(share, value.dtype)
+                for share in (1, 1 - self.dampening)
+            )
+            share = ops.where(ops.equal(index, 0), whole, part)
+            gradient = self.momentum * buffer + share * gradient
+        return value - self.learning_rate * gradient, gradient

@@ -1,4 +1,4 @@
-"""Accuracies over many episodes, with their interval, and paired differences of them."""
+"""Accuracies over many episodes, with their interval, and paired differences."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.episodes import (
-    Episode,
-    EpisodeSampler,
-    filled_up,
-    number_of_episodes,
-)
-from nsl_keras.progress import Progress
+from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.training.checks import NonFiniteLossError
 
 #: A model that scores `(support images, support labels, query images)`, or any callable
@@ -24,15 +18,33 @@ from nsl_keras.training.checks import NonFiniteLossError
 Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
 
 
+class _OverEpisodes:
+    """A number for each episode, with the mean over them and its interval."""
+
+    def _numbers(self) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def mean(self) -> float:
+        """The mean over the episodes."""
+        return float(np.mean(self._numbers()))
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
+        numbers = self._numbers()
+        return float(1.96 * np.std(numbers, ddof=1) / np.sqrt(len(numbers)))
+
+
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(_OverEpisodes):
     """Accuracies of a learner over episodes `start`, `start + 1`, ... of a sampler.
 
     Attributes:
-        accuracies: Array of shape `(episodes,)`, the fraction of right queries of each.
+        accuracies: Array of shape `(episodes,)`, the fraction of correct queries of each.
         start: int, the index of the first episode.
         batch_normalization: The policy that the learner's batch norms followed
-            (`"support"`, `"transductive"` or `"moving"`), `None` where it names none.
+            (`"support"`, `"transductive"` or `"moving"`); `None` if it has none.
         sampler: str, the sampler's `fingerprint`; `None` where it is not known.
 
     Example:
@@ -48,15 +60,8 @@ class Evaluation:
     batch_normalization: str | None = None
     sampler: str | None = None
 
-    @property
-    def mean(self) -> float:
-        """The mean accuracy."""
-        return float(np.mean(self.accuracies))
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
-        return _half_width(self.accuracies)
+    def _numbers(self) -> np.ndarray:
+        return self.accuracies
 
     def __str__(self) -> str:
         policy = self.batch_normalization
@@ -68,8 +73,8 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """What one learner is more accurate than another by, episode for episode.
+class Difference(_OverEpisodes):
+    """Per-episode accuracy difference between two learners.
 
     Attributes:
         differences: Array of shape `(episodes,)`, first minus second.
@@ -84,15 +89,8 @@ class Difference:
 
     differences: np.ndarray
 
-    @property
-    def mean(self) -> float:
-        """The mean difference."""
-        return float(np.mean(self.differences))
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
-        return _half_width(self.differences)
+    def _numbers(self) -> np.ndarray:
+        return self.differences
 
     def __str__(self) -> str:
         return (
@@ -107,33 +105,31 @@ def evaluate(
     episodes: int = 600,
     batch_size: int = 4,
     start: int = 0,
-    verbose: Any = "auto",
+    verbose: int = 0,
 ) -> Evaluation:
     """Returns a learner's accuracy on the queries of many episodes.
 
-    The papers' protocol is 600 episodes of 15 queries a class. Equal samplers give equal
-    episodes, so that learners can be compared in pairs (`compare`). A learner gets batches
-    of one size, so that it compiles once: in the last one, what is missing is filled with
-    copies of the last episode, which do not count.
+    The papers evaluate on 600 episodes of 15 queries a class. Equal samplers give equal
+    episodes, so that learners can be compared in pairs (`compare`). All batches have one
+    size, so that the learner compiles once: the last one is filled up with copies of the
+    last episode, which do not count.
 
     Args:
         learner: A `keras.Model` that maps `(support_images, support_labels,
             query_images)` of a batch of episodes to logits of shape `(batch, queries,
             ways)`, or any callable from a batched `Episode` to such logits.
         sampler: `EpisodeSampler` of the test classes.
-        episodes: int from 2 to 1,000,000, the number of episodes.
+        episodes: int, the number of episodes, at least 2 for an interval.
         batch_size: int, the number of episodes given to the learner at once.
         start: int, the index of the first episode.
-        verbose: 0 for silence, 1 for a progress bar over batches, 2 for a line at the end;
-            `"auto"` for a bar where it takes longer than two seconds.
+        verbose: 0 for silence, 1 for a progress bar over batches, 2 for a line at the end.
 
     Returns:
         An `Evaluation`.
 
     Raises:
         ValueError: For numbers outside these ranges, or logits of another shape.
-        NonFiniteLossError: If the learner's inner loss or its logits are not finite; the
-            episode is named.
+        NonFiniteLossError: If a loss or the logits are not finite; it names the episode.
 
     Example:
 
@@ -146,38 +142,59 @@ def evaluate(
     >>> print(few_shot.evaluate(guess, sampler, episodes=8))
     20.00 ± 0.00 % (8 episodes)
     """
-    episodes = number_of_episodes(episodes, "episodes")
+    episodes = validation.positive_integer(episodes, "episodes")
     if episodes < 2:
-        raise ValueError(
-            f"`episodes` must be at least 2, for an interval. Received: episodes={episodes}"
-        )
-    batch_size = validation.positive_integer(batch_size, "batch_size")
+        raise ValueError(f"`episodes` must be at least 2. Received: episodes={episodes}")
+    batch_size = min(validation.positive_integer(batch_size, "batch_size"), episodes)
     start = validation.non_negative_integer(start, "start")
     accuracies = []
-    batch_size = min(batch_size, episodes)
     firsts = range(start, start + episodes, batch_size)
-    for first in Progress(len(firsts), verbose).over(firsts):
+    progress = keras.utils.Progbar(len(firsts), verbose=verbose)
+    for first in firsts:
         batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
-        try:
-            logits = _logits(learner, batch, batch_size)
-        except NonFiniteLossError as error:
-            raise NonFiniteLossError(
-                f"Where the first of the batch is episode {first} of the sampler: {error}"
-            ) from error
-        _check_logits(logits, batch, sampler.ways, first)
+        logits = _checked_logits(learner, batch, batch_size, sampler.ways, first)
         right = np.argmax(logits, axis=-1) == batch.query_labels
         accuracies.append(np.mean(right, axis=-1))
-    policy = getattr(learner, "batch_normalization", None)
-    # Frozen batch norms follow another one than they were asked to.
-    policy = getattr(learner, "effective_batch_normalization", policy)
+        progress.add(1)
+    policy = getattr(learner, "effective_batch_normalization", None)
     return Evaluation(np.concatenate(accuracies), start, policy, sampler.fingerprint)
+
+
+def _checked_logits(
+    learner: Learner, batch: Episode, size: int, ways: int, first: int
+) -> np.ndarray:
+    """Returns the logits of a batch, computed in one that is filled up to a size."""
+    kept = np.minimum(np.arange(size), len(batch.query_labels) - 1)
+    filled = Episode(*(each[kept] for each in batch))
+    try:
+        if isinstance(learner, keras.Model):
+            # Not `predict_on_batch`, which under a strategy runs on every replica.
+            logits = learner.predict(filled[:3], batch_size=size, verbose=0)
+        else:
+            logits = keras.ops.convert_to_numpy(learner(filled))
+    except NonFiniteLossError as error:
+        raise NonFiniteLossError(
+            f"In the batch that starts at episode {first} of the sampler: {error}"
+        ) from error
+    logits, expected = logits[: len(batch.query_labels)], (*batch.query_labels.shape, ways)
+    if logits.shape != expected:
+        raise ValueError(
+            "`learner` must return logits of shape (episodes, queries, ways), here "
+            f"{expected}. Received: logits.shape={logits.shape}"
+        )
+    finite = np.isfinite(logits).all(axis=(1, 2))
+    if not finite.all():
+        raise NonFiniteLossError(
+            f"The logits of episode {first + int(np.argmin(finite))} are not finite."
+        )
+    return logits
 
 
 def compare(first: Evaluation, second: Evaluation) -> Difference:
     """Returns the difference of two learners' accuracies on the same episodes.
 
-    The spread from one episode to the next, which both share, drops out: the interval is
-    narrower than those of the two accuracies.
+    Paired differences cancel the variation between episodes, so that their interval is
+    narrower than those of the accuracies.
 
     Args:
         first: `Evaluation` of one learner.
@@ -187,8 +204,7 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
         A `Difference`, first minus second.
 
     Raises:
-        ValueError: If the evaluations start at, or count, different episodes, or those of
-            samplers that differ.
+        ValueError: If the evaluations are of different episodes.
 
     Example:
 
@@ -212,33 +228,3 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
             f"samplers {first.sampler} and {second.sampler}"
         )
     return Difference(first.accuracies - second.accuracies)
-
-
-def _half_width(values: np.ndarray) -> float:
-    return float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
-def _logits(learner: Learner, batch: Episode, size: int) -> np.ndarray:
-    """Returns the logits of a batch, computed in one that is filled up to a size."""
-    filled, count = filled_up(batch, size), len(batch.query_labels)
-    if isinstance(learner, keras.Model):
-        inputs = (filled.support_images, filled.support_labels, filled.query_images)
-        # Not `predict_on_batch`, which under a strategy runs the batch on every replica.
-        logits = learner.predict(inputs, batch_size=size, verbose=0)
-    else:
-        logits = keras.ops.convert_to_numpy(learner(filled))
-    return logits[:count]
-
-
-def _check_logits(logits: np.ndarray, batch: Episode, ways: int, first: int) -> None:
-    expected = (*batch.query_labels.shape, ways)
-    if logits.shape != expected:
-        raise ValueError(
-            "`learner` must return logits of shape (episodes, queries, ways), here "
-            f"{expected}. Received: logits.shape={logits.shape}"
-        )
-    finite = np.isfinite(logits).all(axis=(1, 2))
-    if not finite.all():
-        raise NonFiniteLossError(
-            f"The logits of episode {first + int(np.argmin(finite))} are not finite."
-        )

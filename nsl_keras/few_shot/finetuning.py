@@ -1,17 +1,15 @@
 """Finetuning a classifier anew in each episode, for many episodes at once.
 
-A copy of the model is cut before the first layer that is adapted: what lies before it is
-computed once an episode. A classifier alone is finetuned in all episodes together, by
-batched products; whatever reaches into the network, in one episode after the other, by
-plain convolutions inside one compiled loop.
+A copy of the model is cut before the first layer that adapts. The part before the cut is
+computed once an episode. A classifier alone is finetuned in all episodes at once; anything
+deeper in one episode after the other, inside one compiled loop.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -20,32 +18,31 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
-from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut, require_outputs
+from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
-from nsl_keras.few_shot.episodes import Episode, filled_up
+from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
     POLICIES,
-    FunctionalClassifier,
+    FunctionalModel,
     Selection,
     effective_policy,
     last_layer_with_weights,
     select_variables,
 )
-from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
+from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.progress import Progress
-from nsl_keras.training.checks import NonFiniteLossError
+from nsl_keras.training.checks import NonFiniteLossError, require_logits
 
-#: The most steps or epochs of an episode: more would not end.
+#: The most steps or epochs of an episode.
 MOST_STEPS = 1_000_000
-#: The most episodes that `finetune` gives a `Finetuner` at once.
+#: The most episodes that are finetuned at once: memory is that of so many.
 _AT_ONCE = 8
 
 #: Kernel and bias uniform in ±1 / sqrt(features).
 TORCH_LINEAR = "torch_linear"
 
 _RECIPES: dict[str, dict[str, Any]] = {
-    "zero_start": {"steps": 100, "batch_size": None, "classifier_initializer": "zeros"},
+    "zero_start": {},
     "closer_look": {
         "variables": "classifier",
         "epochs": 100,
@@ -59,115 +56,87 @@ _RECIPES: dict[str, dict[str, Any]] = {
 class Finetuner:
     """Finetunes chosen variables of a classifier on the support set of each episode.
 
-    Each episode has values of its own; none are written into the model. With the mean
-    cross-entropy `L` of the support set, or of a batch of it,
+    Each episode has its own values; the model does not change. With the mean cross-entropy
+    `L` of the support set, or of a batch of it,
 
         w <- rule(w, dL / dw)        `steps` times
 
-    where the rule is `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries
-    are scored. By default the variables are those of the paper's strategies: a network
-    with static similarities at the identity is finetuned in these and its classifier, one
-    with dynamic similarities, like a plain one, in its classifier.
+    by the rule `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries are
+    scored. A new classifier starts at zero. A random start would keep its part outside
+    the span of the few support features, which no step trains away, and which queries
+    see. From zero the first step leads to the scores `f(query) . sum_i (onehot(y_i) -
+    1 / ways) f(x_i)`, those of class means.
 
-    A new classifier starts at zero. With few images that matters: gradients lie in the
-    span of the support features, so that what a random start has outside of it is never
-    trained away, and the queries see it. From zero the first step leads to the scores
-    `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`, those of class means.
+    A finetuner is a learner for `evaluate`. It compiles once for each shape and follows
+    the model's weights. Layers other than batch norms run in inference mode (no dropout),
+    and regularizers add nothing to the loss. Random draws depend on `seed` and the
+    episode's support images alone, not on its place in a batch.
 
-    What is random is drawn by `seed` and an episode's support images: an episode has
-    draws of its own, which are the same in any batch of episodes.
-
-    The finetuner is a learner for `evaluate`. It compiles once for each shape and follows
-    the model's weights: those of the time of a call count. Layers other than batch norms
-    run in inference mode (no dropout), and regularizers add nothing to the loss.
-
-    Cost: a classifier alone costs one forward pass an episode, and hardly anything
-    besides. Through the network it is `steps` forward and backward passes over the
-    support set; memory is that of one of them, whatever the number of steps, for each
-    episode that is under way (TensorFlow without XLA begins up to ten where there are
-    cores for them).
+    Cost: a classifier alone costs little more than one forward pass an episode. Through
+    the network it is `steps` forward and backward passes over the support set.
 
     Args:
         model: A built functional or Sequential model from images to logits, of layers
-            that can be made from their configs. It is not changed. Train it on images in
-            the range that episodes have them in: `EpisodeSampler` divides uint8 images by
-            255.
+            that can be made from their configs. Train it on images in the range of the
+            episodes' (`EpisodeSampler` divides uint8 images by 255).
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             collection of names or paths of variables, or a function that takes a variable
             (of the copy, with the model's names) and returns whether to adapt it. `None`:
             `"similarity+classifier"` where static similarities can be adapted, else
-            `"classifier"`.
+            `"classifier"`, the strategies of the paper.
         steps: int, the number of steps, which are updates of the variables.
-        learning_rate: float above 0.
-        momentum: float in [0, 1).
-        dampening: float in [0, 1).
-        weight_decay: float of at least 0, on all adapted variables.
-        batch_normalization: `"support"`: batch norms normalize the support set by its own
-            statistics, and queries by those of the support set, of the adapted network;
-            `"transductive"`: queries by their own batch's; `"moving"`: all by the moving
-            statistics that the model has stored, as batch norms with `trainable=False`
-            always do.
-        new_classifier: bool, whether a fresh last layer of `ways` outputs, like the
-            model's and not frozen, takes the place of the trained one.
+        rule: `DampenedMomentum`, the rule of a step; `None` for the paper's.
+        batch_normalization: As for `MAML`. Batch norms of Keras are converted in the copy.
+        new_classifier: bool, whether a new last layer of `ways` outputs, like the model's
+            and not frozen, replaces the trained one.
         seed: int of at least 0.
         jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
             convolutions take many times as long. JAX always compiles.
         batch_size: int, the support images of a step: batches in an order that is drawn
-            anew for each pass over the support set, the last of a pass smaller where
+            anew for each pass over the support set, the last one of a pass smaller if
             the size does not divide it. `None`: the whole support set in each step.
-        epochs: int, the number of passes over the support set, in place of `steps`: there
+        epochs: int, the number of passes over the support set, instead of `steps`: there
             are `epochs * ceil(images / batch_size)` steps. `None`: `steps` counts.
-        classifier_initializer: What the new classifier's kernel starts from: a Keras
-            initializer or its name, drawn anew in each episode (a seed of its own does
-            not count), with biases at zero; or `"torch_linear"`, kernel and biases
-            uniform in `±1 / sqrt(features)`, as PyTorch's `nn.Linear`.
-        similarity_learning_rate: float above 0, the rate of the similarities' parameters.
-            `None`: `learning_rate`.
+        classifier_initializer: The new classifier's start: a Keras initializer of the
+            kernel or its name, drawn anew in each episode (its own seed is ignored), with
+            biases at zero; or `"torch_linear"`, kernel and biases uniform in
+            `±1 / sqrt(features)`, as PyTorch's `nn.Linear`.
+        similarity_rule: `DampenedMomentum` for the similarities' parameters. `None`:
+            `rule`.
 
     Call arguments:
         episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
-            its first three, where the queries' labels are not known.
+            its first three, if the queries' labels are not known.
 
     Returns:
         NumPy array of the queries' logits, of shape `(episodes, queries, ways)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; if the selection matches
-            nothing (the message lists the names); if the last layer cannot be made anew,
-            its new kernel is not among the variables, or the model has not `ways`
-            outputs; for a `CosineDense` that starts at zero, where it has no direction;
-            with `batch_size`, for batch norms after the first adapted layer that would
-            normalize by a few images; for anything but an `Episode`, support labels
-            outside the ways, and images that are not finite.
-        NonFiniteLossError: If a loss in the finetuning is not finite; the message names
-            step and episode.
+        ValueError: For arguments outside these ranges, selections that match nothing, a
+            last layer that cannot be made anew, and data that are not episodes of these
+            ways with finite images.
+        NonFiniteLossError: If a loss in the finetuning is not finite; it names step and
+            episode.
 
     Example:
 
     >>> import keras
     >>> import numpy as np
-    >>> import nsl_keras
     >>> from nsl_keras import few_shot
-    >>> images = np.random.default_rng(0).normal(size=(120, 16, 16, 1))
+    >>> images = np.random.default_rng(0).normal(size=(120, 8, 8, 1))
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
-    >>> network = nsl_keras.backbones.cnn4(
-    ...     (16, 16, 1), 64, nsl_keras.layers.NeuralSimilarityConv2D, filters=4)
-    >>> static = few_shot.Finetuner(network, ways=5, steps=2)
-    >>> static(sampler.episodes(3)).shape
-    (3, 15, 5)
-
-    By the recipe of the paper's baselines, see `finetuning_recipe`:
-
+    >>> network = keras.Sequential([
+    ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(64)])
     >>> recipe = few_shot.finetuning_recipe("closer_look")
     >>> few_shot.Finetuner(network, ways=5, **recipe)(sampler.episodes(3)).shape
     (3, 15, 5)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
-        "Dynamic NSN") and Appendix A, which says "query sets" where it means the labelled
-        images of the episode, and 100 epochs without a batch size. The authors released
-        no code for it. The start at zero is this package's.
+        "Dynamic NSN") and Appendix A, which says "query sets" for the labelled images of
+        the episode, and 100 epochs without a batch size. No code was released for it. The
+        start at zero is this package's.
     """
 
     def __init__(
@@ -176,10 +145,7 @@ class Finetuner:
         ways: int,
         variables: Selection | None = None,
         steps: int = 100,
-        learning_rate: float = 0.01,
-        momentum: float = 0.9,
-        dampening: float = 0.9,
-        weight_decay: float = 0.001,
+        rule: DampenedMomentum | None = None,
         batch_normalization: str = "support",
         new_classifier: bool = True,
         seed: int = 0,
@@ -187,9 +153,10 @@ class Finetuner:
         batch_size: int | None = None,
         epochs: int | None = None,
         classifier_initializer: Any = "zeros",
-        similarity_learning_rate: float | None = None,
+        similarity_rule: DampenedMomentum | None = None,
     ) -> None:
         rewiring.require_graph(model)
+        require_logits(model, "model")
         self.model = model
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps", MOST_STEPS)
@@ -204,37 +171,35 @@ class Finetuner:
             validation.positive_integer, epochs, "epochs", MOST_STEPS
         )
         self.classifier_initializer = _initializer(classifier_initializer)
-        self.similarity_learning_rate = similarity_learning_rate
-        self.rule = DampenedMomentum(learning_rate, momentum, dampening, weight_decay)
-        new_classifier = validation.boolean(new_classifier, "new_classifier")
+        self.rule = DampenedMomentum() if rule is None else rule
+        self.similarity_rule = self.rule if similarity_rule is None else similarity_rule
+        for each in (self.rule, self.similarity_rule):
+            if not isinstance(each, DampenedMomentum):
+                raise ValueError(f"`rule` must be a DampenedMomentum. Received: {each!r}")
         copy, self._sources = copy_with_classifier(
-            model, ways if new_classifier else None, self.seed
+            model, self.ways, validation.boolean(new_classifier, "new_classifier")
         )
-        require_outputs(copy, self.ways)
         if variables is None:
-            variables = _paper_strategy(copy)
-        self._adapted = select_variables(copy, variables, "variables")
-        before, after = cut(copy, self._adapted)
-        self._before = before and FunctionalClassifier(
-            before, (), batch_normalization, second_order=False, logits=False
-        )
-        self._classifier = last_layer_with_weights(copy)
-        #: The new classifier's kernel, and its bias where that is adapted.
-        self._drawn: list[Any] = []
-        if new_classifier:
-            self._drawn = self._variables_to_draw(variables)
-        self._similarity_rule = self._rule_of_similarities(variables)
-        self._run: Callable[..., tuple[Tensor, Tensor]]
+            # In a model that is frozen as a whole, all may adapt.
+            adaptable = copy.trainable_variables or copy.variables
+            static = any(each.name == "similarity" for each in adaptable)
+            variables = "similarity+classifier" if static else "classifier"
+        adapted = select_variables(copy, variables, "variables")
+        before, after = cut(copy, adapted)
+        policy = self.batch_normalization
+        self._before: Any = before and FunctionalModel(before, (), policy)
+        self._after = FunctionalModel(after, adapted, policy)
+        self._require_no_small_batches(after)
+        classifier = last_layer_with_weights(copy)
+        #: The new classifier's kernel, and its bias if that adapts.
+        self._drawn = self._drawn_variables(classifier) if new_classifier else []
+        self._rules = [
+            self.similarity_rule if each.name == "similarity" else self.rule
+            for each in self._after.variables
+        ]
         # `after.layers` would leave out operations such as a factor after the classifier.
         called = [call.layer for call in rewiring.calls(after)]
-        if _is_linear(self._classifier) and called == [self._classifier]:
-            self._run = self._together
-        else:
-            self._check_batches(after)
-            self._after = FunctionalClassifier(
-                after, self._adapted, batch_normalization, second_order=False
-            )
-            self._run = self._separately
+        self._is_shallow = called == [classifier]
         self._variables = copy.variables
         self._images_dtype = copy.inputs[0].dtype
         wide = copy.outputs[0].dtype == "float64"
@@ -247,40 +212,7 @@ class Finetuner:
         """The policy that batch norms follow: `"moving"` if none was trainable."""
         return effective_policy(self.model, self.batch_normalization)
 
-    def _variables_to_draw(self, selection: Selection) -> list[Any]:
-        layer = self._classifier
-        adapted = {id(variable) for variable in self._adapted}
-        if id(layer.kernel) not in adapted:
-            raise ValueError(
-                "`variables` must hold the kernel of the new classifier, which would stay "
-                "as it starts; or `new_classifier` must be False. "
-                f"Received: variables={selection!r}"
-            )
-        zero = isinstance(self.classifier_initializer, keras.initializers.Zeros)
-        if isinstance(layer, CosineDense) and zero:
-            raise ValueError(
-                "`classifier_initializer` must not be zero for a CosineDense, whose kernel "
-                'has no direction there: take "glorot_uniform". '
-                f"Received: classifier_initializer={self.classifier_initializer!r}, and "
-                f"layer {layer.name!r}"
-            )
-        bias = getattr(layer, "bias", None)
-        return [layer.kernel, *([bias] if id(bias) in adapted else [])]
-
-    def _rule_of_similarities(self, selection: Selection) -> DampenedMomentum:
-        rate = self.similarity_learning_rate
-        if rate is None:
-            return self.rule
-        rate = validation.positive_number(rate, "similarity_learning_rate")
-        if not any(_is_similarity(variable) for variable in self._adapted):
-            raise ValueError(
-                "`similarity_learning_rate` must be None where no similarity is adapted. "
-                f"Received: similarity_learning_rate={rate}, and variables={selection!r}"
-            )
-        return dataclasses.replace(self.rule, learning_rate=rate)
-
-    def _check_batches(self, after: keras.Model) -> None:
-        """Raises if batch norms among the adapted layers would see a few images alone."""
+    def _require_no_small_batches(self, after: keras.Model) -> None:
         policy = effective_policy(after, self.batch_normalization)
         if self.batch_size is not None and policy not in (None, "moving"):
             raise ValueError(
@@ -289,64 +221,86 @@ class Finetuner:
                 f"batch_normalization={policy!r}, and batch_size={self.batch_size}"
             )
 
+    def _drawn_variables(self, classifier: keras.layers.Layer) -> list[Any]:
+        adapted = set(map(id, self._after.variables))
+        if id(classifier.kernel) not in adapted:
+            raise ValueError(
+                "`variables` must hold the kernel of the new classifier, which would stay "
+                "as it starts; or `new_classifier` must be False. "
+                f"Received: variables {[each.path for each in self._after.variables]}"
+            )
+        if isinstance(classifier, CosineDense) and isinstance(
+            self.classifier_initializer, keras.initializers.Zeros
+        ):
+            raise ValueError(
+                "`classifier_initializer` must not be zero for a CosineDense, whose kernel "
+                'has no direction there: pass "glorot_uniform". '
+                f"Received: layer {classifier.name!r}"
+            )
+        bias = getattr(classifier, "bias", None)
+        return [classifier.kernel, *([bias] if id(bias) in adapted else [])]
+
     def __call__(self, episodes: Any) -> np.ndarray:
-        if type(episodes) in (tuple, list) and len(episodes) == 3:
-            arrays = [*episodes, np.empty(0, "int32")]
-            episodes = Episode(*arrays)
-        if not isinstance(episodes, Episode):
+        if not isinstance(episodes, (tuple, list)) or len(episodes) not in (3, 4):
             raise ValueError(
                 "`episodes` must be an `Episode`, as `EpisodeSampler.episodes` returns it, "
                 "or (support_images, support_labels, query_images). "
                 f"Received: a {type(episodes).__name__}"
             )
-        self._check_labels(episodes.support_labels)
-        # Not left to the loss: a ReLU or a pooling may take a NaN for a zero.
-        validation.finite(episodes.support_images, "episodes.support_images")
-        validation.finite(episodes.query_images, "episodes.query_images")
-        starts, batches = self._draws(episodes.support_images)
-        logits, losses = self._compiled(
-            [ops.convert_to_tensor(source) for source in self._sources],
-            ops.convert_to_tensor(episodes.support_images, self._images_dtype),
-            ops.convert_to_tensor(episodes.support_labels, "int32"),
-            ops.convert_to_tensor(episodes.query_images, self._images_dtype),
-            [ops.convert_to_tensor(start) for start in starts],
-            None if batches is None else ops.convert_to_tensor(batches),
-        )
-        _check_losses(ops.convert_to_numpy(losses))
-        return ops.convert_to_numpy(logits)
+        support, labels, queries = map(np.asarray, episodes[:3])
+        if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
+            raise ValueError(
+                "`support_labels` must be of shape (episodes, images), and of classes 0 to "
+                f"ways - 1 = {self.ways - 1}. Received: labels of shape {labels.shape} "
+                f"between {labels.min()} and {labels.max()}"
+            )
+        # Not left to the loss: a ReLU or a pooling may turn a NaN into a zero.
+        validation.finite(support, "support_images")
+        validation.finite(queries, "query_images")
+        values = [ops.convert_to_tensor(source) for source in self._sources]
+        count = len(labels)
+        # Of one size, so that it compiles once, and with few to fill up.
+        size = math.ceil(count / math.ceil(count / _AT_ONCE))
+        found = []
+        for start in range(0, count, size):
+            places = np.minimum(np.arange(start, start + size), count - 1)
+            logits, losses = self._compiled(
+                values,
+                ops.convert_to_tensor(support[places], self._images_dtype),
+                ops.convert_to_tensor(labels[places], "int32"),
+                ops.convert_to_tensor(queries[places], self._images_dtype),
+                *map(ops.convert_to_tensor, self._draws(support[places])),
+            )
+            _check_losses(ops.convert_to_numpy(losses), start)
+            found.append(ops.convert_to_numpy(logits))
+        return np.concatenate(found)[:count]
 
-    def _draws(self, images: Any) -> tuple[list[np.ndarray], np.ndarray | None]:
-        """Returns what is random in each episode.
-
-        Args:
-            images: Support images, of shape `(episodes, images, ...)`.
+    def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
+        """Returns all that is random in each episode.
 
         Returns:
-            `(starts, batches)`: the start of each drawn variable, of shape `(episodes,
-            ...)`; and the images of each step as their places in the support set, of
-            shape `(episodes, steps, batch size)`, with -1 where a batch is smaller, or
-            `None` without a batch size.
+            The start of each drawn variable, of shape `(episodes, ...)`; then the images
+            of each step as their places in the support set, of shape `(episodes, steps,
+            batch size)`, with -1 where a batch is smaller.
         """
-        arrays = ops.convert_to_numpy(images)
-        count = arrays.shape[1]
-        starts, batches = [], []
-        for episode in arrays:
-            digest = zlib.crc32(np.ascontiguousarray(episode, "float32").tobytes())
+        count = support_images.shape[1]
+        drawn = []
+        for images in support_images:
+            digest = zlib.crc32(np.ascontiguousarray(images, "float32").tobytes())
             of_starts, of_batches = np.random.default_rng([self.seed, digest]).spawn(2)
-            starts.append([self._start(variable, of_starts) for variable in self._drawn])
-            if self.batch_size is not None:
-                size, steps = min(self.batch_size, count), self._steps_on(count)
-                batches.append(_shuffled_batches(of_batches, count, size, steps))
-        stacked = [np.stack(each) for each in zip(*starts, strict=True)]
-        return stacked, np.stack(batches) if batches else None
+            starts = [self._start(each, of_starts) for each in self._drawn]
+            size = min(self.batch_size or count, count)
+            drawn.append([*starts, self._batches(count, size, of_batches)])
+        return [np.stack(each) for each in zip(*drawn, strict=True)]
 
     def _start(self, variable: Any, generator: np.random.Generator) -> np.ndarray:
-        """Returns where the new classifier's kernel or bias starts in one episode."""
+        """Returns the start of the new classifier's kernel or bias in one episode."""
         initializer, shape = self.classifier_initializer, variable.shape
+        kernel = self._drawn[0]
         if initializer == TORCH_LINEAR:
-            limit = 1 / math.sqrt(self._classifier.kernel.shape[0])
+            limit = 1 / math.sqrt(kernel.shape[0])
             return generator.uniform(-limit, limit, shape).astype(variable.dtype)
-        if variable is not self._classifier.kernel:
+        if variable is not kernel:
             return np.zeros(shape, variable.dtype)
         config = initializer.get_config()
         if "seed" in config:
@@ -354,214 +308,120 @@ class Finetuner:
             initializer = type(initializer).from_config(config)
         return ops.convert_to_numpy(initializer(shape, variable.dtype))
 
-    def _steps_on(self, images: int) -> int:
-        """Returns the number of steps on a support set of so many images."""
-        if self.epochs is None:
-            return self.steps
-        return self.epochs * math.ceil(images / (self.batch_size or images))
-
-    def _check_labels(self, labels: Any) -> None:
-        labels = np.asarray(labels)
-        if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
-            raise ValueError(
-                "`episodes.support_labels` must be of shape (episodes, images), and of "
-                f"classes 0 to ways - 1 = {self.ways - 1}. Received: labels of shape "
-                f"{labels.shape} between {labels.min()} and {labels.max()}"
-            )
+    def _batches(
+        self, images: int, size: int, generator: np.random.Generator
+    ) -> np.ndarray:
+        """Returns the places of the images of each step; each pass has its own order."""
+        of_pass = math.ceil(images / size)
+        steps = self.steps if self.epochs is None else self.epochs * of_pass
+        passes = math.ceil(steps / of_pass)
+        places = np.full((passes, of_pass * size), -1, "int32")
+        in_order = np.tile(np.arange(images, dtype="int32"), (passes, 1))
+        if size < images:
+            in_order = generator.permuted(in_order, axis=1)
+        places[:, :images] = in_order
+        return places.reshape(-1, size)[:steps]
 
     def _with_values(self, values: Sequence[Tensor], *arrays: Tensor) -> Any:
         """Returns queries' logits, and losses `(episodes, steps)`, for a model's values.
 
-        They are arguments since a compiled function would keep those it has seen.
+        They are arguments, since a compiled function would keep those it was traced with.
         """
         mapping = list(zip(self._variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            return self._run(*arrays)
+            return self._finetuned(*arrays)
 
-    def _features(self, support: Tensor, queries: Tensor) -> list[Tensor]:
-        """Returns what the first adapted layer gets in an episode."""
-        if self._before is None:
-            return [support, queries]
+    def _finetuned(
+        self, support: Tensor, labels: Tensor, queries: Tensor, *drawn: Tensor
+    ) -> list[Tensor]:
+        if self._before is not None:
+            shape = self._before.model.output_shape[1:]
+            support, queries = map_elements(
+                self._features,
+                [support, queries],
+                [
+                    keras.KerasTensor((images.shape[1], *shape), self._logits_dtype)
+                    for images in (support, queries)
+                ],
+            )
+        elements = [support, labels, queries, *drawn]
+        if self._is_shallow:
+            return ops.vectorized_map(self._finetuned_in_episode, elements)
+        return map_elements(
+            self._finetuned_in_episode,
+            elements,
+            [
+                keras.KerasTensor((queries.shape[1], self.ways), self._logits_dtype),
+                keras.KerasTensor((drawn[-1].shape[1],), self._logits_dtype),
+            ],
+        )
+
+    def _features(self, images: list[Tensor]) -> list[Tensor]:
+        """Returns the inputs of the first adapted layer in an episode."""
+        support, queries = images
         return [
             self._before.outputs([], support)[0],
             self._before.query_outputs([], support, queries),
         ]
 
-    def _together(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        queries: Tensor,
-        starts: Sequence[Tensor],
-        batches: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Finetunes a classifier alone, in all episodes by one batched product."""
-        if self._before is not None:
-            width = self._before.model.output_shape[-1]
-            support, queries = map_elements(
-                lambda images: self._features(*images),
-                [support, queries],
-                [
-                    keras.KerasTensor((images.shape[1], width), self._logits_dtype)
-                    for images in (support, queries)
-                ],
-            )
-        episodes, images, features = support.shape
+    def _finetuned_in_episode(self, elements: list[Tensor]) -> list[Tensor]:
+        """Returns queries' logits, and the loss before each step."""
+        support, labels, queries, *starts, batches = elements
+        whole = batches.shape[1] == support.shape[0]
 
-        def losses_of(values: Sequence[Tensor], index: Tensor) -> Tensor:
-            if batches is None:
-                return _mean_loss(self._scores(values, support), labels)
-            chosen = ops.take(batches, index, axis=1)
-            # In one axis, of which a take is one gather.
-            places = images * ops.arange(episodes)[:, None] + ops.maximum(chosen, 0)
-            taken = ops.take(ops.reshape(support, (-1, features)), places, axis=0)
-            targets = ops.take(ops.reshape(labels, (-1,)), places, axis=0)
-            return _mean_loss(self._scores(values, taken), targets, chosen >= 0)
+        def loss_at(values: list[Tensor], places: Tensor) -> tuple[Tensor, Tensor]:
+            if whole:
+                chosen, targets, counted = support, labels, ops.ones(places.shape)
+            else:
+                taken, counted = ops.maximum(places, 0), places >= 0
+                chosen, targets = (
+                    ops.take(each, taken, axis=0) for each in (support, labels)
+                )
+            logits, _ = self._after.outputs(values, chosen)
+            targets = ops.one_hot(targets, self.ways, dtype=logits.dtype)
+            shares = ops.cast(counted, logits.dtype)
+            loss = ops.sum(shares * cross_entropy(targets, logits)) / ops.sum(shares)
+            return loss, loss
 
-        own = dict(zip(map(id, self._drawn), starts, strict=True))
-        values, losses = self._descend(
-            losses_of,
-            self._adapted,
-            [
-                own[id(variable)]
-                if id(variable) in own
-                else ops.repeat(ops.convert_to_tensor(variable)[None], episodes, axis=0)
-                for variable in self._adapted
-            ],
-            self._steps_on(images),
-            (episodes,),
+        # The gradients of a step are a graph of their own inside the loop.
+        gradients_at = apart(
+            lambda values, places: gradients_of(lambda at: loss_at(at, places), values)
         )
-        return self._scores(values, queries), ops.transpose(losses)
-
-    def _scores(self, values: Sequence[Tensor], features: Tensor) -> Tensor:
-        """Returns what the classifier says with one value of each variable an episode."""
-        own = dict(zip(map(id, self._adapted), values, strict=True))
-
-        def value_of(variable: Any) -> Tensor:
-            if id(variable) in own:
-                return own[id(variable)]
-            return ops.convert_to_tensor(variable)[None]
-
-        layer = self._classifier
-        if isinstance(layer, CosineDense):
-            scale = ops.reshape(value_of(layer.learned_scale), (-1, 1, 1))
-            kernel = unit_norm(value_of(layer.kernel), axis=-2)
-            return scale * ops.matmul(unit_norm(features), kernel)
-        scores = ops.matmul(features, value_of(layer.kernel))
-        return scores if layer.bias is None else scores + value_of(layer.bias)[:, None]
-
-    def _separately(
-        self,
-        support: Tensor,
-        labels: Tensor,
-        queries: Tensor,
-        starts: Sequence[Tensor],
-        batches: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Finetunes whatever is adapted, in one episode after the other."""
-        steps = self._steps_on(support.shape[1])
-
-        def one_episode(arrays: list[Tensor]) -> list[Tensor]:
-            support, labels, queries, *drawn = arrays
-            support, queries = self._features(support, queries)
-
-            def losses_of(values: Sequence[Tensor], index: Tensor) -> Tensor:
-                if batches is None:
-                    return _mean_loss(self._after.outputs(values, support)[0], labels)
-                chosen = ops.take(drawn[-1], index, axis=0)
-                places = ops.maximum(chosen, 0)
-                logits, _ = self._after.outputs(values, ops.take(support, places, axis=0))
-                return _mean_loss(logits, ops.take(labels, places, axis=0), chosen >= 0)
-
-            own = dict(zip(map(id, self._drawn), drawn, strict=False))
-            variables = self._after.variables
-            values, losses = self._descend(
-                losses_of,
-                variables,
-                [
-                    own.get(id(variable), value)
-                    for variable, value in zip(variables, self._after.values(), strict=True)
-                ],
-                steps,
-            )
-            return [self._after.query_outputs(values, support, queries), losses]
-
-        logits, losses = map_elements(
-            one_episode,
-            [support, labels, queries, *starts, *([] if batches is None else [batches])],
-            [
-                keras.KerasTensor((queries.shape[1], self.ways), self._logits_dtype),
-                keras.KerasTensor((steps,), self._logits_dtype),
-            ],
-        )
-        return logits, losses
-
-    def _descend(
-        self,
-        losses_of: Callable[[Sequence[Tensor], Tensor], Tensor],
-        variables: Sequence[Any],
-        values: Sequence[Tensor],
-        steps: int,
-        shape: tuple[int, ...] = (),
-    ) -> tuple[list[Tensor], Tensor]:
-        """Returns the values after all steps, and the losses before each.
-
-        Losses of several episodes come and go together: those of one do not depend on
-        the values of another.
-
-        Args:
-            losses_of: Function of the values and of the number of the step.
-            variables: What the values are of.
-            values: Where the steps start.
-            steps: Number of steps.
-            shape: Shape of the losses.
-        """
-        rules = [
-            self._similarity_rule if _is_similarity(variable) else self.rule
-            for variable in variables
-        ]
-
-        def gradients_at(values: Sequence[Tensor], index: Tensor) -> Any:
-            def total(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-                losses = losses_of(values, index)
-                return ops.sum(losses), losses
-
-            return gradients_of(total, values)
-
-        gradients_apart = apart(gradients_at)
 
         def step(index: Tensor, state: Any) -> Any:
             values, buffers, history = state
-            gradients, losses = gradients_apart(values, index)
-            now = ops.equal(ops.arange(steps), index)
-            now = ops.reshape(now, (-1, *(1 for _ in shape)))
+            gradients, loss = gradients_at(values, ops.take(batches, index, axis=0))
             moved = [
-                rule.step([value], [gradient], [buffer], index)
+                rule.step(value, gradient, buffer, index)
                 for rule, value, gradient, buffer in zip(
-                    rules, values, gradients, buffers, strict=True
+                    self._rules, values, gradients, buffers, strict=True
                 )
             ]
-            values = [value for (value,), _ in moved]
-            buffers = [buffer for _, (buffer,) in moved]
-            return values, buffers, ops.where(now, losses, history)
+            values, buffers = ([each[place] for each in moved] for place in (0, 1))
+            history = ops.where(ops.equal(ops.arange(steps), index), loss, history)
+            return values, buffers, history
 
-        history = ops.zeros((steps, *shape), self._logits_dtype)
-        state: Any = (list(values), self.rule.start(values), history)
-        adapted, _, history = ops.fori_loop(0, steps, step, state)
-        return adapted, history
+        own = dict(zip(map(id, self._drawn), starts, strict=True))
+        pairs = zip(self._after.variables, self._after.values(), strict=True)
+        values = [own.get(id(variable), value) for variable, value in pairs]
+        steps = batches.shape[0]
+        history = ops.zeros(steps, self._logits_dtype)
+        state: Any = (values, [*map(ops.zeros_like, values)], history)
+        values, _, history = ops.fori_loop(0, steps, step, state)
+        return [self._after.query_outputs(values, support, queries), history]
 
 
 def finetuning_recipe(name: str) -> dict[str, Any]:
-    """Returns the arguments of `Finetuner` for a recipe with a name.
+    """Returns the arguments of `Finetuner` for a named recipe.
 
-    * `"zero_start"`: this package's, and the defaults: 100 steps on the whole support set,
-      from a classifier at zero.
+    * `"zero_start"`: this package's, the defaults: 100 steps on the whole support set, from
+      a classifier at zero.
     * `"closer_look"`: that of CloserLookFewShot's code: 100 epochs in batches of 4, from
       a classifier drawn in each episode as PyTorch's `nn.Linear`, on frozen features,
       with batch norms by their moving statistics.
 
-    Both follow the rule of Appendix A (`DampenedMomentum`), which is that code's. Other
-    arguments go beside it: `{**finetuning_recipe(name), "variables": "all"}`.
+    Both follow the rule of Appendix A (`DampenedMomentum`), which is that code's. To change
+    an argument: `{**finetuning_recipe(name), "variables": "all"}`.
 
     Args:
         name: `"zero_start"` or `"closer_look"`.
@@ -592,21 +452,18 @@ def finetune(
     model: keras.Model,
     episodes: Episode,
     variables: Selection | None = None,
-    verbose: Any = "auto",
     **kwargs: Any,
 ) -> np.ndarray:
     """Returns logits of the queries, from a model finetuned in each episode.
 
-    `Finetuner(model, ways, variables, **kwargs)(episodes)`, at most eight episodes at once,
-    with as many ways as the support labels have. For many batches make one `Finetuner`: it
-    compiles once.
+    `Finetuner(model, ways, variables, **kwargs)(episodes)`, with as many ways as the
+    support labels have. For many batches of episodes make one `Finetuner`, which compiles
+    once.
 
     Args:
         model: As of `Finetuner`.
         episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
         variables: As of `Finetuner`.
-        verbose: 0 for silence, 1 for a progress bar over batches of episodes, 2 for a line
-            at the end; `"auto"` for a bar where it takes longer than two seconds.
         **kwargs: Other arguments of `Finetuner`.
 
     Returns:
@@ -632,48 +489,7 @@ def finetune(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2.
     """
     ways = int(np.max(episodes.support_labels)) + 1
-    finetuner = Finetuner(model, ways, variables, **kwargs)
-    count = len(episodes.query_labels)
-    # Of one size, so that it compiles once, and with few to fill up.
-    size = math.ceil(count / math.ceil(count / _AT_ONCE))
-    logits = []
-    starts = range(0, count, size)
-    for start in Progress(len(starts), verbose).over(starts):
-        part = Episode(*(each[start : start + size] for each in episodes))
-        try:
-            logits.append(finetuner(filled_up(part, size)))
-        except NonFiniteLossError as error:
-            if not start:
-                raise
-            raise NonFiniteLossError(
-                f"In the batch that starts at episode {start}: {error}"
-            ) from error
-    return np.concatenate(logits)[:count]
-
-
-def _mean_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Returns the mean cross-entropy of each episode, over the images that are counted."""
-    targets = ops.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    losses = cross_entropy(targets, logits)
-    if counted is None:
-        return ops.mean(losses, axis=-1)
-    shares = ops.cast(counted, losses.dtype)
-    return ops.sum(shares * losses, axis=-1) / ops.sum(shares, axis=-1)
-
-
-def _shuffled_batches(
-    generator: np.random.Generator, images: int, batch_size: int, steps: int
-) -> np.ndarray:
-    """Returns the places of the images of each step, of shape `(steps, batch_size)`.
-
-    Each pass has an order of its own; its last batch is filled up with -1.
-    """
-    of_pass = math.ceil(images / batch_size)
-    passes = math.ceil(steps / of_pass)
-    places = np.full((passes, of_pass * batch_size), -1, "int32")
-    in_order = np.tile(np.arange(images, dtype="int32"), (passes, 1))
-    places[:, :images] = generator.permuted(in_order, axis=1)
-    return places.reshape(-1, batch_size)[:steps]
+    return Finetuner(model, ways, variables, **kwargs)(episodes)
 
 
 def _initializer(identifier: Any) -> Any:
@@ -692,32 +508,11 @@ def _initializer(identifier: Any) -> Any:
     return found
 
 
-def _paper_strategy(model: keras.Model) -> str:
-    # Those of a model that is frozen as a whole adapt: `select_variables`.
-    adaptable = model.trainable_variables or model.variables
-    static = any(_is_similarity(variable) for variable in adaptable)
-    return "similarity+classifier" if static else "classifier"
-
-
-def _is_similarity(variable: Any) -> bool:
-    return variable.name == "similarity"
-
-
-def _is_linear(layer: keras.layers.Layer) -> bool:
-    """Whether `Finetuner` knows the layer's formula."""
-    if type(layer) is keras.layers.Dense:
-        return layer.activation is keras.activations.linear
-    return type(layer) is CosineDense
-
-
-def _check_losses(losses: np.ndarray) -> None:
+def _check_losses(losses: np.ndarray, first: int) -> None:
     finite = np.isfinite(losses)
-    if finite.all():
-        return
-    episode = int(np.argmin(finite.all(axis=1)))
-    step = int(np.argmin(finite[episode]))
-    raise NonFiniteLossError(
-        f"The loss became {losses[episode, step]} in step {step + 1} of episode "
-        f"{episode} of the batch. Check the range of the images, or lower the "
-        "learning rate."
-    )
+    if not finite.all():
+        episode, step = (int(each) for each in np.argwhere(~finite)[0])
+        raise NonFiniteLossError(
+            f"The loss became {losses[episode, step]} in step {step + 1} of episode "
+            f"{first + episode}. Check the range of the images, or lower the learning rate."
+        )

@@ -21,46 +21,31 @@ class MatchingNet(MetricLearner):
         a_i       = softmax_i(cos(f(query), g(x_i)) / temperature)
         logits_c  = log sum over i with label c of a_i
 
-    The logits are log-probabilities. They serve as they are, since `softmax(log p) = p`:
-    compile with `SparseCategoricalCrossentropy(from_logits=True)`.
+    The logits are log-probabilities, which are their own logits: compile as `ProtoNet`.
 
-    Without `reading_steps` both `f` and `g` are the backbone alone, which is what the
-    baseline of the few-shot literature means. With it they are "full context
-    embeddings": over the backbone's features, `g` adds a bidirectional LSTM along the
-    support set (so its order counts), and `f` an LSTM that reads the support set by
-    attention, `reading_steps` times:
+    Without `reading_steps` both `f` and `g` are the backbone, which is what the few-shot
+    literature calls MatchingNet. With it they are "full context embeddings": over the
+    backbone's features, `g` adds a bidirectional LSTM along the support set (so its order
+    counts), and `f` an LSTM that reads the support set by attention, `reading_steps`
+    times:
 
         r_(k-1)    = sum_i softmax_i(h_(k-1) . g(x_i)) g(x_i),    h_0 = c_0 = 0
         u_k, c_k   = LSTM(f'(query), [h_(k-1), r_(k-1)], c_(k-1))
         h_k        = u_k + f'(query)
 
     Args:
-        backbone: Keras model from images to features; features of several axes are
-            flattened.
-        ways: int, the number of classes of an episode.
-        temperature: float above 0, what cosines are divided by. The paper has none, that
-            is 1.
-        learn_temperature: bool, whether the temperature is trained, by its logarithm.
-        reading_steps: int, the number of readings of full context embeddings; `None`
-            goes without such embeddings.
-        batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
-            backbone's batch norms normalize by; see `ProtoNet`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
-
-    Call arguments:
-        inputs: `(support_images, support_labels, query_images)`. Labels are integers
-            from 0 to `ways - 1`, each at least once.
-        training: bool, training mode of the backbone.
+        Those of `ProtoNet` but `metric`, and:
+        reading_steps: int, the number of readings of full context embeddings; `None` for
+            none.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
-        `(batch, queries, ...)`.
+        That of `ProtoNet`.
 
     Output shape:
-        `(batch, queries, ways)`, log-probabilities, in float32 or wider.
+        That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet` does.
+        ValueError: As `ProtoNet`.
 
     Example:
 
@@ -78,12 +63,10 @@ class MatchingNet(MetricLearner):
 
     Reference:
         Matching Networks for One Shot Learning (Vinyals et al., NeurIPS 2016), Eq. (1)
-        and the attention kernel below it; `reading_steps` stands for its full context
-        embeddings. Later comparisons have it with and without them (Optimization as a
-        Model for Few-Shot Learning, Ravi & Larochelle, ICLR 2017).
+        and the attention kernel below it, without a temperature; full context embeddings:
+        its Section 2.1.2. Later comparisons have it with and without them (Ravi &
+        Larochelle, ICLR 2017).
     """
-
-    own_layers = ("scale_down", "support_context", "reader")
 
     def __init__(
         self,
@@ -96,11 +79,7 @@ class MatchingNet(MetricLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.scale_down = Temperature(
-            temperature, learn_temperature, dtype="float32", name="temperature"
-        )
-        self.temperature = self.scale_down.initial
-        self.learn_temperature = self.scale_down.learned
+        self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
         self.reading_steps = validation.optional(
             validation.number_of_steps, reading_steps, "reading_steps"
         )
@@ -125,11 +104,7 @@ class MatchingNet(MetricLearner):
         self.reader.build((None, 2 * features))
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         support, queries = flattened(support), flattened(queries)
         if self.reading_steps is not None:
@@ -142,9 +117,7 @@ class MatchingNet(MetricLearner):
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
         return ops.logsumexp(of_class, axis=2) - total
 
-    def _read(
-        self, support: Tensor, queries: Tensor, steps: int, training: bool | None
-    ) -> Tensor:
+    def _read(self, support: Tensor, queries: Tensor, steps: int, training: bool) -> Tensor:
         features = queries.shape[-1]
         flat = ops.reshape(queries, (-1, features))
         hidden, memory = ops.zeros_like(queries), ops.zeros_like(flat)
@@ -162,7 +135,7 @@ class MatchingNet(MetricLearner):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "temperature": self.temperature,
-            "learn_temperature": self.learn_temperature,
+            "temperature": self.scale_down.initial,
+            "learn_temperature": self.scale_down.learned,
             "reading_steps": self.reading_steps,
         }

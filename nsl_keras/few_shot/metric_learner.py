@@ -1,8 +1,7 @@
-"""What learners that compare features have in common."""
+"""What learners that compare features share."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,102 +13,16 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
-    POLICIES,
-    FunctionalClassifier,
+    FunctionalModel,
     effective_policy,
+    move_by_episodes,
 )
-
-
-class EpisodicModel:
-    """Applies a built model to image sets of a batch of episodes.
-
-    * `"moving"`: all sets of all episodes go through the model as one batch. So in
-      training a batch norm normalizes over all images of the step, support and query, as
-      it does anywhere in Keras; at test it uses its moving statistics.
-    * `"support"`: in each episode, at training and at test, batch norms normalize the
-      first set by its own statistics, and every other set by those of the first.
-    * `"transductive"`: in each episode every set is normalized by its own statistics.
-
-    With the last two layers other than batch norms run in inference mode (no dropout),
-    and in training the moving statistics follow the mean of the episodes' statistics.
-    A model without trainable batch norms is always called on one batch, and under the last
-    two policies in inference mode.
-
-    Args:
-        model: A built model.
-        batch_normalization: The policy.
-    """
-
-    def __init__(self, model: keras.Model, batch_normalization: str) -> None:
-        self.model = model
-        self.batch_normalization = batch_normalization
-        if self.by_episode:
-            _ = self._functional  # Raises for what it cannot run.
-
-    @property
-    def by_episode(self) -> bool:
-        """Whether batch norms take statistics of episodes, as their flags are now."""
-        policy = effective_policy(self.model, self.batch_normalization)
-        return policy not in ("moving", None)
-
-    @functools.cached_property
-    def _functional(self) -> FunctionalClassifier:
-        return FunctionalClassifier(self.model, (), self.batch_normalization, logits=False)
-
-    def outputs(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
-        """Returns the model's outputs for each set.
-
-        Args:
-            sets: Tensors of shape `(batch, images, ...)`, the support set first.
-            training: bool, whether this is a training step.
-
-        Returns:
-            A list of tensors of shape `(batch, images, ...)`.
-        """
-        if not self.by_episode:
-            return self._in_one_batch(
-                sets, training and self.batch_normalization == "moving"
-            )
-
-        def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-            support, *others = sets
-            found = [self._functional.outputs([], support)]
-            given = found[0][1] if self.batch_normalization == "support" else None
-            found += [self._functional.outputs([], images, given) for images in others]
-            outputs, statistics = zip(*found, strict=True)
-            return list(outputs), list(statistics)
-
-        # The kernels are the same in all episodes: this is one convolution a layer.
-        outputs, statistics = ops.vectorized_map(one_episode, list(sets))
-        if training:
-            self._functional.update_moving_statistics(
-                [
-                    sum(ops.mean(each, axis=0) for each in of_sets) / len(of_sets)
-                    for of_sets in zip(*statistics, strict=True)
-                ],
-                sum(ops.shape(images)[0] * ops.shape(images)[1] for images in sets),
-            )
-        return outputs
-
-    def _in_one_batch(self, sets: Sequence[Tensor], training: bool | None) -> list[Tensor]:
-        batch = ops.shape(sets[0])[0]
-        flat = [ops.reshape(images, (-1, *images.shape[2:])) for images in sets]
-        found = self.model(
-            flat[0] if len(flat) == 1 else ops.concatenate(flat), training=training
-        )
-        outputs, start = [], 0
-        for images in sets:
-            size = ops.shape(images)[1]
-            part = found[start : start + batch * size]
-            outputs.append(ops.reshape(part, (batch, size, *found.shape[1:])))
-            start = start + batch * size
-        return outputs
 
 
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass writes `scores`, and `build_scores` where it has weights of its own.
+    A subclass writes `scores`, and `build_scores` if it has weights of its own.
 
     Args:
         backbone: Model from images to features.
@@ -118,9 +31,6 @@ class MetricLearner(EpisodicLearner):
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
     """
 
-    #: Attributes that are layers of the learner's own, which no other config holds.
-    own_layers: tuple[str, ...] = ()
-
     def __init__(
         self,
         backbone: keras.Model,
@@ -128,40 +38,28 @@ class MetricLearner(EpisodicLearner):
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self._frozen: list[str] = []
         if not isinstance(backbone, keras.Model):
             raise ValueError(
                 "`backbone` must be a Keras model from images to features. "
                 f"Received: backbone={backbone!r}"
             )
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(batch_normalization, **kwargs)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
-        self.batch_normalization = validation.one_of(
-            batch_normalization, POLICIES, "batch_normalization"
-        )
 
     def build(self, input_shape: Any) -> None:
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape)
         features = self.backbone(keras.KerasTensor((None, *support[2:])))
-        if not isinstance(features, keras.KerasTensor) or len(features.shape) < 2:
+        shape = tuple(getattr(features, "shape", ())[1:])
+        if not shape or None in shape:
             raise ValueError(
-                "`backbone` must have one output, of shape (batch, ...). "
+                "`backbone` must have one output, of shape (batch, ...) with known sizes. "
                 f"Received: outputs {features!r} for images of shape {support[2:]}"
             )
-        shape = tuple(features.shape[1:])
-        if None in shape:
-            raise ValueError(
-                "The features of `backbone` must have a known shape. "
-                f"Received: features of shape {tuple(features.shape)} "
-                f"for images of shape {support[2:]}"
-            )
-        self.images_to_features = EpisodicModel(self.backbone, self.batch_normalization)
         self.build_scores(shape, support[1])
-        for name in self._frozen:
-            getattr(self, name).trainable = False
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
         """Creates what `scores` needs.
@@ -171,31 +69,23 @@ class MetricLearner(EpisodicLearner):
             support: Number of images in a support set, `None` where it is not known.
         """
 
-    def call(
-        self, inputs: tuple[Tensor, Tensor, Tensor], training: bool | None = None
+    def logits(
+        self,
+        support_images: Tensor,
+        membership: Tensor,
+        query_images: Tensor,
+        training: bool,
     ) -> Tensor:
-        support_images, support_labels, query_images = inputs
-        episode_shapes([each.shape for each in inputs])
-        support_images, membership, valid = self._checked(
-            support_images, support_labels, query_images
-        )
-        support, queries = (
-            at_least_float32(features)
-            for features in self.images_to_features.outputs(
-                [support_images, query_images], training
-            )
+        sets = [support_images, query_images]
+        support, queries = map(
+            at_least_float32,
+            outputs_of_sets(self.backbone, self.batch_normalization, sets, training),
         )
         membership = ops.cast(membership, support.dtype)
-        logits = self.scores(support, membership, queries, training)
-        # Where no check can run, in compiled code, wrong labels do not go unseen.
-        return ops.where(valid[:, None, None], logits, float("nan"))
+        return self.scores(support, membership, queries, training)
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
@@ -207,39 +97,88 @@ class MetricLearner(EpisodicLearner):
         """
         raise NotImplementedError
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        query = input_shape[2]
-        return (query[0], query[1], self.ways)
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "ways": self.ways,
             "batch_normalization": self.batch_normalization,
-            "frozen": [
-                name
-                for name in self.own_layers
-                if hasattr(self, name) and not getattr(self, name).trainable
-            ],
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
-        frozen = config.pop("frozen", [])  # Older files have none.
-        config["backbone"] = keras.saving.deserialize_keras_object(
+        backbone = keras.saving.deserialize_keras_object(
             config["backbone"], custom_objects=custom_objects
         )
-        made = cls(**config)
-        made._frozen = list(frozen)
-        return made
+        return cls(**{**config, "backbone": backbone})
 
 
+def outputs_of_sets(
+    model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool
+) -> list[Tensor]:
+    """Returns a model's outputs for sets of images, under a policy of batch norms.
+
+    Under `"moving"` all sets of all episodes are one batch: in training batch norms
+    normalize over all images of the step, as anywhere in Keras. Under the other policies
+    they normalize within each episode, other layers run in inference mode, and training
+    moves the moving statistics towards those of the episodes.
+
+    Args:
+        model: A built model.
+        policy: `"moving"`, `"support"` or `"transductive"`.
+        sets: Tensors of shape `(batch, images, ...)`, the support set first.
+        training: Whether this is a training step.
+
+    Returns:
+        A list of tensors of shape `(batch, images, ...)`.
+    """
+    if effective_policy(model, policy) in ("moving", None):
+        return _in_one_batch(model, sets, training and policy == "moving")
+    functional = FunctionalModel(model, (), policy)
+    layers: list[Any] = []
+
+    def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+        given = None
+        outputs, measured = [], []
+        for images in sets:
+            found, statistics = functional.outputs([], images, given)
+            outputs.append(found)
+            if given is None:
+                measured.append(statistics.values)
+            if policy == "support":
+                given = statistics.values
+            layers[:] = statistics.layers
+        return outputs, measured
+
+    # The kernels are the same in all episodes: this is one convolution a layer.
+    outputs, measured = ops.vectorized_map(one_episode, list(sets))
+    if training:
+        statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
+        counts = [ops.shape(images)[0] * ops.shape(images)[1] for images in sets]
+        move_by_episodes(layers, statistics, sum(counts[: len(measured)]))
+    return outputs
+
+
+def _in_one_batch(
+    model: keras.Model, sets: Sequence[Tensor], training: bool
+) -> list[Tensor]:
+    images = ops.concatenate(sets, axis=1) if len(sets) > 1 else sets[0]
+    batch, count = ops.shape(images)[:2]
+    found = model(ops.reshape(images, (-1, *images.shape[2:])), training=training)
+    found = ops.reshape(found, (batch, count, *found.shape[1:]))
+    outputs, start = [], 0
+    for each in sets:
+        end = start + ops.shape(each)[1]
+        outputs.append(found[:, start:end])
+        start = end
+    return outputs
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
 class Temperature(keras.layers.Layer):
     """Divides by a number above 0. A learned one is kept as its logarithm."""
 
-    def __init__(self, initial: float, learned: bool, **kwargs: Any) -> None:
+    def __init__(self, initial: float, learned: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.initial = validation.positive_number(initial, "temperature")
         self.learned = validation.boolean(learned, "learn_temperature")
@@ -250,14 +189,15 @@ class Temperature(keras.layers.Layer):
                 name="log_temperature",
                 shape=(),
                 initializer=keras.initializers.Constant(math.log(self.initial)),
-                autocast=False,
             )
 
     def call(self, inputs: Tensor) -> Tensor:
         if not self.learned:
             return inputs / self.initial
-        factor = ops.exp(-ops.convert_to_tensor(self.log_temperature))
-        return inputs * ops.cast(factor, inputs.dtype)
+        return inputs * ops.cast(ops.exp(-self.log_temperature), inputs.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "initial": self.initial, "learned": self.learned}
 
 
 def flattened(features: Tensor) -> Tensor:

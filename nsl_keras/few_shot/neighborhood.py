@@ -23,7 +23,7 @@ HEADS = ("cosine", "dense")
 class NeighborhoodLearner(MetricLearner):
     """Finetunes a head for each query on the support images that it attends to.
 
-    Meta-Neighborhoods with the support set in the dictionary's place: its keys are the
+    These are Meta-Neighborhoods whose dictionary is the support set: its keys are the
     support features `k_j`, its values the one-hot labels `v_j`. For a query with features
     `z`,
 
@@ -40,17 +40,14 @@ class NeighborhoodLearner(MetricLearner):
       `C` ways, `logits = sum_j w_j (rate_W k_j . z + rate_b) (v_j - 1 / C)`, and with the
       bias alone (`rate_W = 0`) a vote of the support images, weighted by attention.
 
-    Trained are the backbone, the rate and the scale, through the inner steps, second
-    derivatives included. Compile with `SparseCategoricalCrossentropy(from_logits=True)`.
+    The backbone, the rate and the scale are trained, through the inner steps, second
+    derivatives included. Compile as `ProtoNet`.
 
     Args:
-        backbone: Keras model from images to features; features of several axes are
-            flattened.
-        ways: int, the number of classes of an episode.
+        Those of `ProtoNet` but `learn_temperature`, and:
         head: `"cosine"` or `"dense"`.
-        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
-            `nsl_keras.key_metrics.KeyMetric`, of attention.
-        temperature: float above 0, of attention; not trained.
+        metric: That of the attention, `"cosine"` by default.
+        temperature: float above 0, that of the attention; not trained.
         inner_steps: int, the number of inner steps. With the cosine head, and with more
             than one step, every query has weights of its own: memory holds `features *
             ways` numbers a query.
@@ -59,25 +56,16 @@ class NeighborhoodLearner(MetricLearner):
             feature, and one for the bias; `"fixed"`: not trained. Learned rates enter
             through their absolute value.
         scale: float above 0, the start value of the cosine head's scale.
-        batch_normalization: `"moving"`, `"support"` or `"transductive"`, what the
-            backbone's batch norms normalize by; see `ProtoNet`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
-
-    Call arguments:
-        inputs: `(support_images, support_labels, query_images)`. Labels are integers
-            from 0 to `ways - 1`, in any order, each at least once.
-        training: bool, training mode of the backbone.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
-        `(batch, queries, ...)`; the number of support images must be known.
+        That of `ProtoNet`; the number of support images must be known.
 
     Output shape:
-        `(batch, queries, ways)`, logits, in float32 or wider.
+        That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet` does; and at build, if the number of support images is
-            not known.
+        ValueError: As `ProtoNet`; and at build, if the number of support images is not
+            known.
 
     Example:
 
@@ -96,8 +84,6 @@ class NeighborhoodLearner(MetricLearner):
         and (5). The paper learns its dictionary and does not treat few-shot episodes: the
         support set as dictionary, and the heads' starts, are this package's.
     """
-
-    own_layers = ("rate",)
 
     def __init__(
         self,
@@ -147,11 +133,7 @@ class NeighborhoodLearner(MetricLearner):
         )
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         support, queries = flattened(support), flattened(queries)
         attention = ops.softmax(  # MN Eq. (5)

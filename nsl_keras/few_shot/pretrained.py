@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.cosine import unit_norm
+from nsl_keras.training.data import predict
 
 
 class PretrainedLearner(MetricLearner):
@@ -31,9 +33,7 @@ class PretrainedLearner(MetricLearner):
             autocast=False,
         )
 
-    def call(
-        self, inputs: tuple[Tensor, Tensor, Tensor], training: bool | None = None
-    ) -> Tensor:
+    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         return super().call(inputs, training=False)
 
     def centered(self, features: Tensor) -> Tensor:
@@ -47,36 +47,31 @@ class PretrainedLearner(MetricLearner):
         Use images of the classes that the backbone was trained on.
 
         Args:
-            images: Array of shape `(n, ...)`; uint8 images are divided by 255, as those of
-                episodes are (`EpisodeSampler`).
+            images: Array of shape `(n, ...)`, or a data set of batches; uint8 images are
+                divided by 255, as those of episodes are (`EpisodeSampler`).
             batch_size: int, the number of images computed at once.
 
         Raises:
-            ValueError: For an array without images, features that are not finite, and a
-                learner whose batch norms take statistics of episodes, which single images
-                do not have.
+            ValueError: For features that are not finite, and a learner whose batch norms
+                normalize by episode.
         """
-        batch_size = validation.positive_integer(batch_size, "batch_size")
-        if len(images) == 0:
-            raise ValueError("`images` must not be empty. Received: 0 images")
-        if not self.built:
-            shape = (None, None, *np.shape(images)[1:])
-            self.build((shape, (None, None), shape))
-        if self.images_to_features.by_episode:
+        if self.effective_batch_normalization not in ("moving", None):
             raise ValueError(
                 '`batch_normalization` must be "moving" for `center_on`. '
                 f"Received: batch_normalization={self.batch_normalization!r}"
             )
-        total = np.zeros(self.center.shape)
-        for start in range(0, len(images), batch_size):
-            batch = ops.convert_to_tensor(images[start : start + batch_size])
-            if keras.backend.standardize_dtype(batch.dtype) == "uint8":
-                batch = ops.cast(batch, "float32") / 255
-            found = flattened(self.backbone(batch, training=False)[None])[0]
-            values = ops.convert_to_numpy(at_least_float32(found))
-            total += values.sum(axis=0, dtype="float64")
-        center = total / len(images)
+
+        def features(images: Tensor) -> Tensor:
+            if keras.backend.standardize_dtype(images.dtype) == "uint8":
+                images = ops.cast(images, "float32") / 255
+            return at_least_float32(self.backbone(images, training=False))
+
+        found = predict(features, self.backbone, images, batch_size=batch_size)
+        center = np.mean(found, axis=0, dtype="float64").reshape(-1)
         validation.finite(center, "features")
+        if not self.built:
+            shape = (None, None, *self.backbone.input_shape[1:])
+            self.build((shape, (None, None), shape))
         self.center.assign(center)
 
 
@@ -91,30 +86,17 @@ class NearestNeighbor(PretrainedLearner):
     runs in inference mode.
 
     Args:
-        backbone: Keras model from images to features; features of several axes are
-            flattened. Train it on images in the range that episodes have them in:
-            `EpisodeSampler` divides uint8 images by 255.
-        ways: int, the number of classes of an episode.
-        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
-            `nsl_keras.key_metrics.KeyMetric`.
-        batch_normalization: `"moving"`, by which the backbone computes as it did when it
-            was evaluated; or `"support"` or `"transductive"`, see `ProtoNet`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
-
-    Call arguments:
-        inputs: `(support_images, support_labels, query_images)`. Labels are integers
-            from 0 to `ways - 1`, in any order, each at least once.
-        training: Ignored.
+        Those of `ProtoNet` but the temperature's, and:
+        metric: `"cosine"` by default.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
-        `(batch, queries, ...)`.
+        That of `ProtoNet`.
 
     Output shape:
-        `(batch, queries, ways)`, in float32 or wider.
+        That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet` does.
+        ValueError: As `ProtoNet`.
 
     Example:
 
@@ -146,11 +128,7 @@ class NearestNeighbor(PretrainedLearner):
         self.metric = key_metrics.get(metric)
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         similarity = self.metric(self.centered(queries), self.centered(support))
         of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
@@ -172,32 +150,19 @@ class NearestCentroid(PretrainedLearner):
     strong baseline of recent comparisons. The backbone always runs in inference mode.
 
     Args:
-        backbone: Keras model from images to features; features of several axes are
-            flattened. Train it on images in the range that episodes have them in:
-            `EpisodeSampler` divides uint8 images by 255.
-        ways: int, the number of classes of an episode.
-        metric: `"cosine"`, `"euclidean"` (minus the squared distance) or a
-            `nsl_keras.key_metrics.KeyMetric`.
-        normalize: bool, whether features are brought to length 1 before their mean is
+        Those of `ProtoNet` but the temperature's, and:
+        metric: `"cosine"` by default.
+        normalize: bool, whether features are divided by their length before the mean is
             taken.
-        batch_normalization: `"moving"`, by which the backbone computes as it did when it
-            was evaluated; or `"support"` or `"transductive"`, see `ProtoNet`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
-
-    Call arguments:
-        inputs: `(support_images, support_labels, query_images)`. Labels are integers
-            from 0 to `ways - 1`, in any order, each at least once.
-        training: Ignored.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
-        `(batch, queries, ...)`.
+        That of `ProtoNet`.
 
     Output shape:
-        `(batch, queries, ways)`, in float32 or wider.
+        That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet` does.
+        ValueError: As `ProtoNet`.
 
     Example:
 
@@ -234,11 +199,7 @@ class NearestCentroid(PretrainedLearner):
         self.normalize = validation.boolean(normalize, "normalize")
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         support, queries = self.centered(support), self.centered(queries)
         if self.normalize:

@@ -26,29 +26,33 @@ class ProtoNet(MetricLearner):
         logits_c  = -||f(query) - p_c||^2 / temperature
 
     or with the cosine of `f(query)` and `p_c` in place of minus the squared distance.
-    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit`:
-    targets are query labels of shape `(batch, queries)`, `sample_weight` one weight for
-    each episode or for each query. Losses that the backbone's layers add (activity
-    regularizers, `add_loss`) count under the policy `"moving"` alone.
+    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit` on
+    `EpisodeSampler.batches`, or on arrays: targets are query labels of shape `(batch,
+    queries)`, `sample_weight` is one weight for each episode or for each query. Losses
+    that layers add (`add_loss`, activity regularizers) count under `"moving"` alone.
 
     Args:
         backbone: Keras model from images to features; features of several axes are
-            flattened.
+            flattened. Images must be in the range that it is trained on:
+            `EpisodeSampler` divides uint8 images by 255.
         ways: int, the number of classes of an episode. It has no weights: a second
             learner with the same backbone can have another number, as in the paper,
             which trains with more ways than it tests with.
         metric: `"euclidean"` (minus the squared distance), `"cosine"` or a
             `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0, what distances or cosines are divided by. Cosines
-            want one well below 1, such as 0.1.
+            need one well below 1, for example 0.1.
         learn_temperature: bool, whether the temperature is trained, by its logarithm.
-        batch_normalization: What the backbone's batch norms normalize by. `"moving"`: in
-            training by the statistics of all images of the step, support and query of all
-            its episodes, at test by the moving statistics; `"support"`: in every episode,
-            training and test alike, by the statistics of its support set;
-            `"transductive"`: the support set and the queries of an episode each by its
-            own statistics. With the last two dropout is off.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
+        batch_normalization: Statistics that the backbone's batch norms normalize by.
+            `"moving"`: in training those of all images of the step, support and query of
+            all its episodes; at test the moving statistics. `"support"`: in every
+            episode, training and test alike, those of its support set. `"transductive"`:
+            the support set and the queries of an episode each by its own, so that an
+            answer depends on the other queries. The last two switch dropout off and need
+            this package's batch norms (`convert_batch_norms`); frozen batch norms always
+            keep their moving statistics.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`. `dtype` is by default the
+            backbone's; scores are computed in full precision.
 
     Call arguments:
         inputs: `(support_images, support_labels, query_images)`. Labels are integers
@@ -63,15 +67,13 @@ class ProtoNet(MetricLearner):
         `(batch, queries, ways)`, logits, in float32 or wider.
 
     Raises:
-        ValueError: For arguments outside the ranges above; at build, for shapes that do
-            not fit each other, and a backbone with several outputs or of unknown feature
-            shape; at `compile`, for a loss of probabilities; at a call, and for arrays at
-            `fit`, `evaluate` and `predict`, for labels outside the classes (those of the
-            queries too), a class without an image, and images that are not finite. From
-            data sets these are found inside the step, as `tf.errors.InvalidArgumentError`;
-            XLA and JAX cannot look: there the logits of an episode with wrong support
-            labels and the loss of wrong query labels are NaN, and `fit` raises
-            `NonFiniteLossError` after the step.
+        ValueError: For arguments outside these ranges; at build, for shapes that do not
+            fit each other, and a backbone with several outputs or of unknown feature
+            shape; at the first call, for batch norms of Keras that cannot normalize by
+            episode; at `compile`, for a loss of probabilities; at `fit`, `evaluate` and
+            `predict` of arrays, for labels outside the classes (those of the queries too),
+            a class without an image, and images that are not finite. In other data these
+            give NaN logits, and `fit` raises `NonFiniteLossError` after the step.
 
     Example:
 
@@ -95,8 +97,6 @@ class ProtoNet(MetricLearner):
         code has the statistics of `"moving"`.
     """
 
-    own_layers = ("scale_down",)
-
     def __init__(
         self,
         backbone: keras.Model,
@@ -109,21 +109,13 @@ class ProtoNet(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
-        self.scale_down = Temperature(
-            temperature, learn_temperature, dtype="float32", name="temperature"
-        )
-        self.temperature = self.scale_down.initial
-        self.learn_temperature = self.scale_down.learned
+        self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
         self.scale_down.build()
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         # Prototypical Networks Eq. (1)
         prototypes = class_means(flattened(support), membership)
@@ -134,13 +126,6 @@ class ProtoNet(MetricLearner):
         return {
             **super().get_config(),
             "metric": key_metrics.serialize(self.metric),
-            "temperature": self.temperature,
-            "learn_temperature": self.learn_temperature,
+            "temperature": self.scale_down.initial,
+            "learn_temperature": self.scale_down.learned,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ProtoNet:
-        config = dict(config)
-        if "distance" in config:  # Its name in earlier files.
-            config["metric"] = config.pop("distance")
-        return super().from_config(config, custom_objects)

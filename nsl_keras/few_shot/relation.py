@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
@@ -10,7 +9,8 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import EpisodicModel, MetricLearner
+from nsl_keras.few_shot.metric_learner import MetricLearner, flattened, outputs_of_sets
+from nsl_keras.training.normalization import BatchNormalization
 
 
 def relation_module(
@@ -52,12 +52,12 @@ def relation_module(
     if min(map_shape[1:] if first else map_shape[:-1]) < 4:
         raise ValueError(
             "`map_shape` must be at least 4x4 for two poolings: use a backbone that pools "
-            f"less, or a relation module of your own. Received: map_shape={map_shape}"
+            f"less, or pass a custom `relation`. Received: map_shape={map_shape}"
         )
     inputs = outputs = keras.Input(map_shape)
     for _ in range(2):
         outputs = keras.layers.Conv2D(filters, 3, padding="same")(outputs)
-        outputs = keras.layers.BatchNormalization(axis=1 if first else -1)(outputs)
+        outputs = BatchNormalization(axis=1 if first else -1)(outputs)
         outputs = keras.layers.ReLU()(outputs)
         outputs = keras.layers.MaxPooling2D(2)(outputs)
     outputs = keras.layers.Flatten()(outputs)
@@ -81,35 +81,26 @@ class RelationNet(MetricLearner):
     compete in a softmax instead. The predicted class is the largest logit either way.
 
     Args:
+        Those of `ProtoNet` but `metric` and the temperature's, and:
         backbone: Keras model from images to feature maps, of shape `(batch, height,
             width, channels)` (in the order of `keras.config.image_data_format()`).
-        ways: int, the number of classes of an episode.
         relation: Keras model from joined feature maps, of twice the channels, to one
-            number; `None` stands for `relation_module` of that shape.
-        batch_normalization: What the backbone's batch norms normalize by; see `ProtoNet`.
-            Those of the relation module see pairs of an image and a class: with
-            `"moving"` the pairs of all queries of the step in training, and the moving
-            statistics at test; with `"support"` the statistics of the pairs that the
-            support images make with the classes of their episode, which are computed
-            for that alone; with `"transductive"` those of the episode's query pairs.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
-
-    Call arguments:
-        inputs: `(support_images, support_labels, query_images)`. Labels are integers
-            from 0 to `ways - 1`, in any order, each at least once.
-        training: bool, training mode of backbone and relation module.
+            number; `None` for `relation_module` of that shape.
+        batch_normalization: As for `ProtoNet`. The relation module's batch norms see pairs
+            of an image and a class: with `"moving"` the pairs of all queries of the step
+            in training; with `"support"` the pairs of the support images with the classes
+            of their episode; with `"transductive"` the episode's query pairs.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
-        `(batch, queries, ...)`.
+        That of `ProtoNet`.
 
     Output shape:
-        `(batch, queries, ways)`, logits, in float32 or wider.
+        That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet` does; and at build, for a backbone whose output is no
-            feature map, maps too small for the default relation module, and a relation
-            module whose output is not one number.
+        ValueError: As `ProtoNet`; and at build, for a backbone whose output is no feature
+            map, maps too small for the default relation module, and a relation module
+            whose output is not one number.
 
     Example:
 
@@ -158,31 +149,27 @@ class RelationNet(MetricLearner):
         self.channel_axis = 0 if first else 2
         joined = list(feature_shape)
         joined[self.channel_axis] *= 2
-        self.comparison = self.relation or relation_module(tuple(joined))
-        found = self.comparison(keras.KerasTensor((None, *joined)))
+        if self.relation is None:
+            self.relation = relation_module(tuple(joined))
+        found = self.relation(keras.KerasTensor((None, *joined)))
         if getattr(found, "shape", None) != (None, 1):
             raise ValueError(
                 "`relation` must return one number for each pair, of shape (batch, 1). "
                 f"Received: outputs {found!r} for pairs of shape {tuple(joined)}"
             )
-        self.pairs_to_scores = EpisodicModel(self.comparison, self.batch_normalization)
 
     def scores(
-        self,
-        support: Tensor,
-        membership: Tensor,
-        queries: Tensor,
-        training: bool | None,
+        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        batch, shots = ops.shape(support)[:2]
-        maps = support.shape[2:]
-        flat = ops.reshape(support, (batch, shots, math.prod(maps)))
-        sums = ops.matmul(ops.swapaxes(membership, 1, 2), flat)
+        batch, maps = ops.shape(support)[0], support.shape[2:]
+        sums = ops.matmul(ops.swapaxes(membership, 1, 2), flattened(support))
         sums = ops.reshape(sums, (batch, self.ways, *maps))
         sets = [self._pairs(sums, queries)]
-        if self.batch_normalization == "support" and self.pairs_to_scores.by_episode:
+        if self.batch_normalization == "support":
             sets.insert(0, self._pairs(sums, support))
-        found = self.pairs_to_scores.outputs(sets, training)[-1]  # Relation Network Eq. (1)
+        found = outputs_of_sets(  # Relation Network Eq. (1)
+            self.relation, self.batch_normalization, sets, training
+        )[-1]
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
 
     def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
@@ -196,8 +183,7 @@ class RelationNet(MetricLearner):
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
     def get_config(self) -> dict[str, Any]:
-        # Once it is there the default one, too: parts of it may be frozen.
-        relation = self.comparison if self.built else self.relation
+        relation = self.relation
         if relation is not None:
             relation = keras.saving.serialize_keras_object(relation)
         return {**super().get_config(), "relation": relation}
@@ -244,8 +230,6 @@ class RelationLoss(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         scores = ops.sigmoid(ops.convert_to_tensor(y_pred))
-        y_true = ops.cast(y_true, "int32")
-        if len(y_true.shape) == len(scores.shape):
-            y_true = ops.squeeze(y_true, -1)
+        y_true = ops.reshape(ops.cast(y_true, "int32"), ops.shape(scores)[:-1])
         labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
         return ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)

@@ -1,8 +1,4 @@
-"""The cosine classifier, and unit vectors with a defined value and gradient at zero.
-
-`a / sqrt(max(sum(a^2), 1e-12))`: exact for every vector longer than 1e-6; zero maps to
-zero, with a finite gradient.
-"""
+"""The cosine classifier."""
 
 from __future__ import annotations
 
@@ -14,31 +10,20 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-
-NORM_EPSILON = 1e-12
-
-
-def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `tensor` divided by its length along `axis`."""
-    return tensor * inverse_norm(tensor, axis)
-
-
-def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `1 / sqrt(max(sum(a^2), 1e-12))` along `axis`, which is kept."""
-    squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
-    return ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
+from nsl_keras.neighborhoods.key_metrics import unit_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class CosineDense(keras.layers.Layer):
     """Dense layer of cosines: `y[c] = scale * cos(x, W[:, c])`.
 
-    Each column of the kernel is the prototype of an output; lengths of features and
-    prototypes do not matter. An all-zero input gives zeros. Cosines are taken in float32.
+    Each column of the kernel is the prototype of an output; the lengths of features and
+    prototypes do not matter. An all-zero input gives zeros. Cosines are computed in
+    float32.
 
     Args:
         units: int, the number of outputs (classes).
-        scale: float above 0, the start value of the learned scale.
+        scale: float above 0, the initial value of the learned scale.
         kernel_initializer: Initializer of the kernel, of shape `(features, units)`.
         kernel_regularizer: Regularizer of the kernel.
         kernel_constraint: Constraint on the kernel.
@@ -65,7 +50,8 @@ class CosineDense(keras.layers.Layer):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, "Cosine-similarity
-        Based Classification". Scale and its start at 10 are those of the authors' code.
+        Based Classification". The scale and its initial value of 10 are taken from the
+        authors' code.
     """
 
     def __init__(
@@ -103,7 +89,7 @@ class CosineDense(keras.layers.Layer):
             initializer=keras.initializers.Constant(self.scale),
             autocast=False,
         )
-        # Trained on the outer loss, left alone by the inner loop.
+        # Trained on the outer loss, but not adapted by the inner loop.
         self.learned_scale.adapts = False
 
     def call(self, inputs: Tensor) -> Tensor:
@@ -114,10 +100,9 @@ class CosineDense(keras.layers.Layer):
     def fold(self) -> keras.Sequential:
         """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
 
-        This layer stays as it is, and shares no weights with the new ones. They differ
-        for inputs shorter than 1e-6 alone, whose cosines this layer draws towards zero.
-        Regularizer and constraint of the kernel are not handed on: that of `Dense` is
-        another, with its columns scaled.
+        The new layers share no weights with this one. Their outputs differ only for inputs
+        shorter than 1e-6, whose cosines this layer shrinks towards zero. The kernel's
+        regularizer and constraint are dropped: they would act on the scaled kernel.
 
         Raises:
             ValueError: If the layer is not built yet.
@@ -136,9 +121,7 @@ class CosineDense(keras.layers.Layer):
             name=self.name,
         )
         if self.compute_dtype != self.variable_dtype:
-            # The cosines are taken in the wider type, and then returned in this one.
             folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
-        # Of any size between: the layer may be called on several.
         *between, features = self.get_build_config()["input_shape"]
         folded.build((*(None for _ in between), features))
         kernel = self.learned_scale * unit_norm(ops.convert_to_tensor(self.kernel), axis=0)

@@ -1,4 +1,4 @@
-"""The dictionary of induced neighbours: keys, values, attention over them, and starts."""
+"""The dictionary of induced neighbours: keys, values, and the attention over them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
 
-#: Multipliers stay small enough for products of two indices to fit an int32.
-_LARGEST_PRODUCT = 2**31 - 1
-
-#: The least probability that `assign` can store as a logit.
+#: The smallest probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
 
-#: What a value made from an example keeps of its label; the rest goes to all classes, so
-#: that the logits are finite and can still learn.
-CERTAINTY = 0.99
+#: The weight of the label in a value made from an example. The rest goes to all classes,
+#: so that the logits are finite and can still learn.
+_CERTAINTY = 0.99
 
 DROPOUT_SCOPES = ("example", "batch")
 
@@ -38,34 +35,33 @@ class NeighborDictionary(keras.layers.Layer):
         w_j(z) = softmax_j(sim(z, k_j) / temperature)
 
     with the cosine, or minus the squared Euclidean distance, as `sim`. The values are
-    class probabilities, `v = softmax(value_scale * logits)`, or free targets of a
-    regression, or fixed; they are read through `values`. Attention is computed in float32.
+    class probabilities, `v = softmax(value_scale * logits)`, free targets of a regression,
+    or fixed; read them from `values`. Attention is computed in float32.
 
-    In training, `floor(S * dropout)` entries are left out, drawn uniformly for every
+    In training, `floor(S * dropout)` entries are left out, drawn uniformly for each
     example or once per batch, and the softmax runs over the rest.
 
     Args:
         num_neighbors: int, the number of entries `S`.
         num_values: int, the length of a value (classes, or outputs of a regression).
-            `None` takes it from values that are given, or else from the
-            `MetaNeighborhoodHead` that uses the dictionary: its number of outputs.
-        metric: `"cosine"`, `"euclidean"`, a name given by
-            `nsl_keras.key_metrics.register`, or a `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0; small values look at few neighbours. Not trained, as
-            in the paper, which finds that a learned temperature shrinks and overfits.
+            `None` takes it from given values, or else from the `MetaNeighborhoodHead` that
+            uses the dictionary.
+        metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
+        temperature: float above 0; small values concentrate attention on few neighbours.
+            It is not trained: the paper finds that a learned temperature shrinks and
+            overfits.
         value_scale: float above 0, the factor inside the values' softmax.
         fixed_values: bool, or the values themselves, of shape `(num_neighbors,
-            num_values)`, which then are not trained. `True` stands for one-hot rows, the
-            classes in equal, contiguous shares; a regression has no such values.
+            num_values)`. Fixed values are not trained. `True` gives one-hot rows, the
+            classes in equal, contiguous shares (classification only).
         dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`. With `"batch"` a head does not compute the
-            entries left out at all: training takes less time.
-        key_initializer: Initializer of the keys; `None` is a normal distribution of
-            standard deviation 0.05.
+        dropout_scope: `"example"` or `"batch"`. With `"batch"` the head skips the entries
+            that are left out, so that training takes less time.
+        key_initializer: Initializer of the keys; the default has standard deviation 0.05.
         value_initializer: Initializer of the value logits, or of a regression's values;
-            `None` is a truncated normal distribution of standard deviation 0.01.
-        task: `"classification"` or `"regression"`, what the values are. `None` leaves it
-            to the head; without one it is a classification.
+            `None` is a truncated normal distribution with standard deviation 0.01.
+        task: `"classification"` or `"regression"`. `None` takes it from the head; without
+            a head it is `"classification"`.
         seed: int or `None`, the seed of dropout.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
@@ -80,9 +76,8 @@ class NeighborDictionary(keras.layers.Layer):
         `(batch, num_neighbors)`; rows sum to 1, entries left out have weight 0.
 
     Raises:
-        ValueError: For arguments outside the ranges above, among them a dictionary of
-            less than one entry, and fixed values that are no probabilities; at build, if
-            `num_values` is still unknown, or another than the head's.
+        ValueError: For arguments outside the ranges above, or fixed values that are not
+            probabilities; at build, if `num_values` is unknown or differs from the head's.
 
     Example:
 
@@ -95,8 +90,8 @@ class NeighborDictionary(keras.layers.Layer):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Eq. (5); Appendix
-        A.2 for dropout and temperature. Initializers, the value scale of 10 and the
-        fixed values are those of the authors' code.
+        A.2 for dropout and temperature. Initializers, the value scale of 10 and fixed
+        values follow the authors' code.
     """
 
     def __init__(
@@ -109,7 +104,7 @@ class NeighborDictionary(keras.layers.Layer):
         fixed_values: Any = False,
         dropout: float = 0.5,
         dropout_scope: str = "example",
-        key_initializer: Any = None,
+        key_initializer: Any = "random_normal",
         value_initializer: Any = None,
         task: str | None = None,
         seed: int | None = None,
@@ -124,21 +119,19 @@ class NeighborDictionary(keras.layers.Layer):
         self.temperature = validation.positive_number(temperature, "temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
         self.task = validation.optional(validation.one_of, task, LOSSES, "task")
-        self.fixed_values: bool | list[list[float]] = (
-            fixed_values
-            if isinstance(fixed_values, bool)
-            else self._checked_values(fixed_values, "fixed_values").tolist()
-        )
-        if isinstance(self.fixed_values, list):
+        self.fixed_values = fixed_values
+        if not isinstance(fixed_values, bool):
+            self.fixed_values = self._checked(fixed_values, "fixed_values").tolist()
             self.num_values = len(self.fixed_values[0])
-        self._check_fixed_values()
         self.dropout = validation.fraction(dropout, "dropout")
+        #: The number of entries left out; 100 * 0.29 is a little less than 29.
+        self.num_dropped = min(
+            math.floor(round(num_neighbors * dropout, 6)), num_neighbors - 1
+        )
         self.dropout_scope = validation.one_of(
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )
-        self.key_initializer = keras.initializers.get(
-            key_initializer or keras.initializers.RandomNormal(stddev=0.05)
-        )
+        self.key_initializer = keras.initializers.get(key_initializer)
         self.value_initializer = keras.initializers.get(
             value_initializer or keras.initializers.TruncatedNormal(stddev=0.01)
         )
@@ -147,14 +140,15 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     def set_outputs(self, num_values: int, task: str) -> None:
-        """Sets what the arguments left open, as the head does that uses the dictionary.
+        """Sets `num_values` and `task` where they were left open.
 
         Args:
             num_values: int, the number of the head's outputs.
             task: `"classification"` or `"regression"`, the head's task.
 
         Raises:
-            ValueError: If the dictionary has another `num_values` or `task` already.
+            ValueError: If the dictionary has another `num_values` or `task`, or fixed
+                values that do not fit the task.
         """
         for name, own, given in (
             ("num_values", self.num_values, num_values),
@@ -167,22 +161,19 @@ class NeighborDictionary(keras.layers.Layer):
                     f"with {name}={given!r}"
                 )
         self.num_values, self.task = num_values, task
-        self._check_fixed_values()
-
-    def _check_fixed_values(self) -> None:
-        if self.fixed_values is True and self.task == "regression":
+        if self.fixed_values is True and task == "regression":
             raise ValueError(
                 '`fixed_values` must be the values themselves with task="regression", '
-                f"of shape ({self.num_neighbors}, {self.num_values}). "
+                f"of shape ({self.num_neighbors}, {num_values}). "
                 "Received: fixed_values=True"
             )
         if isinstance(self.fixed_values, list):
-            self._checked_values(self.fixed_values, "fixed_values")
+            self._checked(self.fixed_values, "fixed_values")
 
-    def _checked_values(self, values: Any, name: str) -> np.ndarray:
+    def _checked(self, values: Any, name: str) -> np.ndarray:
+        """Returns an array if it can be the values."""
         values = np.asarray(values)
-        outputs = self.num_values or (1, *values.shape)[-1]
-        expected = (self.num_neighbors, outputs)
+        expected = (self.num_neighbors, self.num_values or (1, *values.shape)[-1])
         if values.dtype.kind not in "biuf" or values.shape != expected:
             raise ValueError(
                 f"`{name}` must be numbers of shape {expected}, (entries, outputs). "
@@ -194,18 +185,11 @@ class NeighborDictionary(keras.layers.Layer):
             validation.finite(values, name)
         return values
 
-    @property
-    def num_dropped(self) -> int:
-        """Number of entries left out of a training step's softmax."""
-        # 100 * 0.29 is a little less than 29.
-        dropped = math.floor(round(self.num_neighbors * self.dropout, 6))
-        return min(dropped, self.num_neighbors - 1)
-
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
         if self.num_values is None:
             raise ValueError(
-                "`num_values` must be given to a dictionary that no head uses. "
+                "`num_values` must be given for a dictionary without a head. "
                 "Received: num_values=None"
             )
         self.set_outputs(self.num_values, self.task or "classification")
@@ -216,41 +200,29 @@ class NeighborDictionary(keras.layers.Layer):
             initializer=self.key_initializer,
             autocast=False,
         )
-        #: What the values are made of, if they are trained: logits, or the targets.
-        self.value_logits: Any = None
-        self.value_targets: Any = None
         if self.fixed_values is False:
-            name = "value_logits" if self.task == "classification" else "value_targets"
-            weight = self.add_weight(
-                name=name,
+            self.raw_values = self.add_weight(
+                name="value_logits" if self.task == "classification" else "value_targets",
                 shape=(self.num_neighbors, self.num_values),
                 initializer=self.value_initializer,
                 autocast=False,
             )
-            setattr(self, name, weight)
 
     @property
     def values(self) -> Tensor:
-        """The values, of shape `(num_neighbors, num_values)`.
-
-        In classification rows sum to 1.
-
-        Raises:
-            ValueError: If the dictionary is not built yet.
-        """
-        validation.built(self, "values")
-        if self.value_logits is not None:
-            return ops.softmax(self.value_scale * ops.convert_to_tensor(self.value_logits))
-        if self.value_targets is not None:
-            return ops.convert_to_tensor(self.value_targets)
+        """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
         if self.fixed_values is True:
-            return ops.one_hot(
-                self.fixed_classes(), self.num_values, dtype=self.variable_dtype
-            )
-        return ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
+            classes = self.fixed_classes()
+            return ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
+        if self.fixed_values is not False:
+            return ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
+        values = ops.convert_to_tensor(self.raw_values)
+        if self.task == "regression":
+            return values
+        return ops.softmax(self.value_scale * values)
 
     def fixed_classes(self) -> np.ndarray:
-        """Entry s belongs to class floor(s * C / S): equal, contiguous shares."""
+        """Returns the class of each entry, floor(s * C / S): equal, contiguous shares."""
         return np.arange(self.num_neighbors) * self.num_values // self.num_neighbors
 
     def assign(self, keys: Any = None, values: Any = None) -> None:
@@ -262,56 +234,49 @@ class NeighborDictionary(keras.layers.Layer):
                 probabilities (those below 1e-7 are raised to it), or targets.
 
         Raises:
-            ValueError: For arrays of another shape, for NaN, infinities, and all-zero
-                keys under the cosine metric; for values that are no probabilities; and
-                for values of a dictionary where they are fixed; and for a dictionary
-                that is not built yet.
+            ValueError: If the dictionary is not built; for arrays of another shape, NaN,
+                infinities, all-zero keys under the cosine metric, and values that are not
+                probabilities; and for values of a dictionary with fixed values.
         """
         validation.built(self, "assign")
         if keys is not None:
-            keys = self.checked_keys(keys)
+            # NumPy cannot compute with the bfloat16 of a mixed-precision backbone.
+            keys = ops.convert_to_numpy(keys).astype(self.variable_dtype)
+            expected = tuple(self.keys.shape)
+            if keys.shape != expected:
+                raise ValueError(
+                    f"`keys` must have shape {expected}, (entries, features). "
+                    f"Received: keys.shape={keys.shape}"
+                )
+            validation.finite(keys, "keys")
+            zero = np.flatnonzero(~np.any(keys, axis=1))
+            if len(zero) and not self.metric.defined_at_zero:
+                raise ValueError(
+                    "`keys` must not be all zero under the cosine metric: a zero vector "
+                    f"has no direction. Received: {len(zero)} such rows, the first at "
+                    f"index {zero[0]}"
+                )
         if values is not None:
             if self.fixed_values is not False:
                 raise ValueError(
                     "`values` must be None where the dictionary has fixed values. "
                     f"Received: values of shape {np.shape(values)}"
                 )
-            values = self._checked_values(values, "values")
+            values = self._checked(values, "values")
         if keys is not None:
             self.keys.assign(keys)
-        if values is not None and self.value_logits is None:
-            self.value_targets.assign(values)
-        elif values is not None:
-            logits = np.log(np.maximum(values, _LEAST_PROBABILITY))
-            self.value_logits.assign(logits / self.value_scale)
-
-    def checked_keys(self, keys: Any, name: str = "keys") -> np.ndarray:
-        """Returns an array if it can be the keys; raises a `ValueError` otherwise."""
-        # Features of a mixed-precision backbone are no type that NumPy knows.
-        keys = ops.convert_to_numpy(keys).astype(self.variable_dtype)
-        expected = tuple(self.keys.shape)
-        if keys.shape != expected:
-            raise ValueError(
-                f"`{name}` must have shape {expected}, (entries, features). "
-                f"Received: {name}.shape={keys.shape}"
-            )
-        validation.finite(keys, name)
-        zero = ~np.any(keys, axis=1)
-        if not self.metric.defined_at_zero and zero.any():
-            raise ValueError(
-                f"`{name}` must not be all zero under the cosine metric: a zero vector "
-                f"has no direction. Received: {int(zero.sum())} such rows, the first at "
-                f"index {int(np.argmax(zero))}"
-            )
-        return keys
+        if values is not None:
+            if self.task == "classification":
+                values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
+            self.raw_values.assign(values)
 
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the entries to examples, drawn at random without replacement.
 
         Keys become the features; values become the labels, smoothed by 1 % towards uniform
-        so that they can still learn, or a regression's targets. The classes come
-        in equal shares (where one has too few examples, the others fill up), or as fixed
-        one-hot values have them.
+        so that they can still learn, or a regression's targets. Classes get equal shares
+        of the entries (if a class has too few examples, the others fill up), or the shares
+        that fixed one-hot values give them.
 
         Args:
             features: Array of shape `(n, features)`.
@@ -321,136 +286,95 @@ class NeighborDictionary(keras.layers.Layer):
 
         Raises:
             ValueError: For fewer examples than entries, labels outside the classes,
-                classes without an example, NaN, infinities, all-zero features under
-                the cosine metric, and where given values are fixed.
+                classes without enough examples, and a dictionary of given values; and as
+                `assign`, for features that cannot be keys.
         """
-        features = ops.convert_to_numpy(features)
-        y = np.asarray(y)
-        require_same_length(features, y, "features")
+        features, y = ops.convert_to_numpy(features), np.asarray(y)
         if not self.built:
             self.build((None, *features.shape[1:]))
-        drawn = self.draw_examples(y, seed)
+        drawn = self.draw_examples(y, len(features), seed)
         self.assign_examples(features[drawn], y[drawn])
 
-    def draw_examples(self, y: np.ndarray, seed: int | None) -> np.ndarray:
-        """Draws the examples for `assign_examples`, without replacement.
+    def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
+        """Draws the examples that become entries, without replacement.
 
         Args:
             y: Labels or targets of all examples.
+            examples: The number of examples.
             seed: Seed of the draw.
 
         Returns:
-            Indices of the examples, one an entry.
-
-        Raises:
-            ValueError: If there are fewer examples than entries; for labels outside the
-                classes, and for classes without an example.
+            Indices of the examples, one for each entry.
         """
-        entries = self.num_neighbors
+        if examples != len(y):
+            raise ValueError(
+                "There must be one label or target for each example. "
+                f"Received: {examples} examples and len(y)={len(y)}"
+            )
         if self.task == "classification":
             validation.class_labels(y, self.num_values)
         else:
             validation.targets(y, self.num_values)
-        if len(y) < entries:
+        if len(y) < self.num_neighbors:
             raise ValueError(
                 "`y` must have at least as many examples as the dictionary has entries. "
-                f"Received: {len(y)} examples, num_neighbors={entries}"
+                f"Received: {len(y)} examples, num_neighbors={self.num_neighbors}"
             )
         generator = keras.random.SeedGenerator(seed)
-        draws = ops.convert_to_numpy(keras.random.uniform((len(y),), seed=generator))
+        draws = keras.random.uniform((len(y),), seed=generator)
+        order = np.argsort(ops.convert_to_numpy(draws))
         if self.task == "regression":
-            return np.argsort(draws)[:entries]
+            return order[: self.num_neighbors]
         classes = np.argmax(_as_probabilities(y, self.num_values), axis=1)
-        by_class = [
-            members[np.argsort(draws[members])]
-            for members in (
-                np.flatnonzero(classes == label) for label in range(self.num_values)
-            )
-        ]
-        unseen = [label for label, members in enumerate(by_class) if not len(members)]
-        if unseen:
-            raise ValueError(
-                "`y` must hold every class. Received: no example of class "
-                f"{', '.join(map(str, unseen))}"
-            )
+        by_class = [order[classes[order] == label] for label in range(self.num_values)]
+        needed = np.ones(self.num_values, "int64")
         if self.fixed_values is True:
-            return _drawn_for(self.fixed_classes(), by_class)
+            needed = np.bincount(self.fixed_classes(), minlength=self.num_values)
+        for label, (members, count) in enumerate(zip(by_class, needed, strict=True)):
+            if len(members) < count:
+                raise ValueError(
+                    "`y` must hold enough examples of every class. Received: "
+                    f"{len(members)} examples of class {label}, which needs {count}"
+                )
+        if self.fixed_values is True:
+            pairs = zip(by_class, needed, strict=True)
+            return np.concatenate([members[:count] for members, count in pairs])
         # In rounds over the classes: the first of each, then the second of each, ...
         rounds = np.concatenate([np.arange(len(members)) for members in by_class])
-        order = np.argsort(rounds, kind="stable")[:entries]
-        return np.concatenate(by_class)[order]
+        first = np.argsort(rounds, kind="stable")[: self.num_neighbors]
+        return np.concatenate(by_class)[first]
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
-        """Makes each of the drawn examples an entry.
+        """Sets the entries to the drawn examples.
 
         Args:
             features: Array of shape `(num_neighbors, features)`.
             y: Labels or targets of these examples.
-
-        Raises:
-            ValueError: For features that are not finite, or all zero under the cosine
-                metric; and for a dictionary of given values.
         """
         if isinstance(self.fixed_values, list):
             raise ValueError(
-                "`fixed_values` must be True or False for entries from examples: values "
-                "that are given do not belong to them. "
-                "Received: a dictionary of given values"
+                "`fixed_values` must be True or False for entries from examples, whose "
+                "values are their labels. Received: a dictionary of given values"
             )
-        features = self.checked_keys(features, "features")
-        if self.fixed_values is True:
-            self.assign(keys=features)
-        elif self.task == "regression":
-            self.assign(features, np.reshape(y, (-1, self.num_values)))
-        else:
+        values = None
+        if self.fixed_values is False and self.task == "regression":
+            values = np.reshape(y, (-1, self.num_values))
+        elif self.fixed_values is False:
             certain = _as_probabilities(y, self.num_values)
-            values = CERTAINTY * certain + (1 - CERTAINTY) / self.num_values
-            self.assign(features, values)
+            values = _CERTAINTY * certain + (1 - _CERTAINTY) / self.num_values
+        self.assign(features, values)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        weights = self.attention(inputs, self.draw_kept(inputs, training))
-        return ops.cast(weights, self.compute_dtype)
-
-    def look_up(
-        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
-    ) -> tuple[Entries, Tensor]:
-        """Returns the entries that take part, and the queries' attention to them.
-
-        Entries that a whole batch leaves out are not among them.
-
-        Args:
-            queries: Tensor of shape `(batch, features)`.
-            training: bool, whether to leave entries out.
-            kept: Boolean tensor, as in `attention`, instead of a draw.
-
-        Returns:
-            `(entries, attention)` in the dtype of the queries, or float32 if that is
-            wider: keys and values, and weights of shape `(batch, entries)`.
-
-        Raises:
-            ValueError: If the dictionary is not built yet.
-        """
-        validation.built(self, "look_up")
-        queries = at_least_float32(queries)
-        keys, values = (
-            ops.cast(ops.convert_to_tensor(rows), queries.dtype)
-            for rows in (self.keys, self.values)
-        )
-        if kept is None and self._drops(training) and self.dropout_scope == "batch":
-            taken = self._random_order()[self.num_dropped :]
-            keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
-        elif kept is None:
-            kept = self.draw_kept(queries, training)
-        return Entries(keys, values), self._attention(queries, keys, kept)
+        kept = self.draw_kept(inputs) if training and self.num_dropped else None
+        return ops.cast(self.attention(inputs, kept), self.compute_dtype)
 
     def attention(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns the attention weights over the entries, in float32 or wider.
 
         Args:
             queries: Tensor of shape `(batch, features)`.
-            kept: Boolean tensor of shape `(batch, num_neighbors)`, or `(1,
-                num_neighbors)` for all examples alike; the entries that take part.
-                `None` is all of them.
+            kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1,
+                num_neighbors)`, the entries that take part; `None` for all.
 
         Returns:
             Tensor of shape `(batch, num_neighbors)`.
@@ -459,52 +383,61 @@ class NeighborDictionary(keras.layers.Layer):
             ValueError: If the dictionary is not built yet.
         """
         validation.built(self, "attention")
-        return self._attention(queries, self.keys, kept)
+        return self.look_up(queries, kept=kept)[1]
 
-    def _attention(self, queries: Tensor, keys: Tensor, kept: Tensor | None) -> Tensor:
-        shape = tuple(queries.shape if hasattr(queries, "shape") else np.shape(queries))
-        features = self.keys.shape[-1]
-        if len(shape) != 2 or shape[-1] not in (None, features):
-            raise ValueError(
-                f"Features must have shape (batch, {features}), as wide as the keys of the "
-                f"dictionary. Received: shape {shape}"
-            )
-        similarity = self.metric(queries, keys)
-        if similarity.shape[-1] == 1:
-            return ops.ones_like(similarity)  # Keras warns of a softmax over one entry.
-        scores = similarity / self.temperature
+    def look_up(
+        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
+    ) -> tuple[Entries, Tensor]:
+        """Returns the entries that take part, and the queries' attention to them.
+
+        Entries that a whole batch leaves out are not returned.
+
+        Args:
+            queries: Tensor of shape `(batch, features)`.
+            training: bool, whether to leave entries out.
+            kept: Boolean tensor, as in `attention`, instead of a draw.
+
+        Returns:
+            `(entries, attention)` in float32 or wider: keys and values, and weights of
+            shape `(batch, entries)`.
+        """
+        keys, values = ops.convert_to_tensor(self.keys), self.values
+        if kept is None and training and self.num_dropped:
+            if self.dropout_scope == "batch":
+                taken = self._random_order()[self.num_dropped :]
+                keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
+            else:
+                kept = self.draw_kept(queries)
+        scores = self.metric(queries, keys) / self.temperature
         if kept is not None:
-            # Far below any score: the weight of an entry left out is exactly zero.
+            # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
-        return ops.softmax(scores)  # MN Eq. (5)
-
-    def _drops(self, training: bool | None) -> bool:
-        return bool(training) and self.num_dropped > 0
+        # Keras warns of a softmax over one entry.
+        single = scores.shape[-1] == 1
+        attention = ops.ones_like(scores) if single else ops.softmax(scores)  # MN Eq. (5)
+        dtype = attention.dtype
+        return Entries(ops.cast(keys, dtype), ops.cast(values, dtype)), attention
 
     def _random_order(self) -> Tensor:
         draws = keras.random.uniform((self.num_neighbors,), seed=self.seed_generator)
         return ops.argsort(draws)
 
-    def draw_kept(self, queries: Tensor, training: bool | None) -> Tensor | None:
+    def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries that take part in a training step.
 
-        One random order of the entries serves all rows, each row reading it along its
-        own random affine map `j -> multiplier * j + offset (mod S)`. Such a map is a
-        bijection, so the set of a row is uniform over all sets of its size; the sets of
-        two rows are not strictly independent. It takes one sort instead of one a row,
+        All rows share one random order of the entries, and each row reads it along its
+        own random affine map `j -> multiplier * j + offset (mod S)`. The map is a
+        bijection, so each row's set is uniform over all sets of its size; the sets of two
+        rows are not strictly independent. This takes one sort instead of one per row,
         which would cost as much as the adaptation itself.
 
         Args:
             queries: Tensor of shape `(batch, features)`.
-            training: bool, whether this is a training step.
 
         Returns:
             Boolean tensor of shape `(batch, num_neighbors)`, or `(1, num_neighbors)`
-            with `dropout_scope="batch"`, exactly `num_dropped` entries of each row
-            false; `None` where nothing is left out.
+            with `dropout_scope="batch"`; `num_dropped` entries of each row are false.
         """
-        if not self._drops(training):
-            return None
         ranks = self._random_order()
         if self.dropout_scope == "batch":
             return ranks[None, :] >= self.num_dropped
@@ -543,38 +476,17 @@ class NeighborDictionary(keras.layers.Layer):
 
 @functools.lru_cache(maxsize=64)
 def _coprimes(size: int) -> tuple[int, ...]:
-    """Numbers below `size` (and small enough) that share no factor with it."""
-    # The largest product is (size - 1) * multiplier + (size - 1).
-    largest = min(size, _LARGEST_PRODUCT // size)
+    """Returns the numbers below `size` that share no factor with it.
+
+    Only those whose products with an index fit an int32: the largest product is
+    `(size - 1) * multiplier + (size - 1)`.
+    """
+    largest = min(size, (2**31 - 1) // size)
     return tuple(n for n in range(1, max(largest, 2)) if math.gcd(n, size) == 1)
 
 
-def require_same_length(examples: Any, y: Any, name: str, name_of_y: str = "y") -> None:
-    """Raises unless there is one label or target for each example."""
-    if len(examples) != len(y):
-        raise ValueError(
-            f"`{name}` and `{name_of_y}` must have the same length. "
-            f"Received: len({name})={len(examples)}, len({name_of_y})={len(y)}"
-        )
-
-
-def _drawn_for(wanted: np.ndarray, by_class: list[np.ndarray]) -> np.ndarray:
-    """One example for each of the wanted classes, which are sorted."""
-    counts = np.bincount(wanted, minlength=len(by_class))
-    for label, (members, count) in enumerate(zip(by_class, counts, strict=True)):
-        if len(members) < count:
-            raise ValueError(
-                "`y` must have an example for each entry of a class with fixed values. "
-                f"Received: {len(members)} examples of class {label}, which has "
-                f"{count} entries"
-            )
-    return np.concatenate(
-        [members[:count] for members, count in zip(by_class, counts, strict=True)]
-    )
-
-
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
-    """Labels, already checked, as rows of probabilities."""
+    """Returns labels, already checked, as rows of probabilities."""
     if y.ndim == 2 and y.shape[1] == classes:
         return y
     return np.eye(classes)[np.reshape(y, -1).astype("int64")]

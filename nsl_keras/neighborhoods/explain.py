@@ -1,27 +1,25 @@
-"""What moved a prediction: what each dictionary entry adds to a finetuned head's outputs.
+"""The effect of each dictionary entry on a finetuned head's outputs.
 
-With the query held, the outputs are a function `F(a)` of the weights `a` that the inner
-loss gives to the entries: `F(0)` is the head as it is, `F(w)` the finetuned one. Along
+For a fixed query, the outputs are a function `F(a)` of the weights `a` that the inner loss
+gives to the entries: `F(0)` are the outputs before adaptation, `F(w)` those after. Along
 the straight path from 0 to `w`, the change is an integral over all entries' shares,
 
     F(w) - F(0) = sum_j w_j * integral_0^1 dF/da_j (t w) dt
 
-and entry `j`'s share is its term. Shares of all entries sum to the whole change, whatever
-the head and the number of steps (the Aumann-Shapley value of the entry, or "integrated
-gradients"). Where outputs are linear in the head's weights, one inner step on a dense
-layer, the share is `-rate * w_j (k_j . z + 1) dL_j/df`: what the entry does on its own.
+and entry `j`'s share is its term. The shares of all entries sum to the whole change, for
+any head and number of steps (the Aumann-Shapley value of the entry, or "integrated
+gradients"). For one inner step on a dense layer, whose outputs are linear in its weights,
+the share is `-rate * w_j (k_j . z + 1) dL_j/df`: the effect of the entry alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import data, validation
 from nsl_keras.backend import Tensor, gradients_of_columns
 
 #: Gauss-Legendre nodes of the integral: exact for polynomials in `t` up to degree 63.
@@ -46,27 +44,23 @@ class Nearest(NamedTuple):
 
 
 class Neighbors(NamedTuple):
-    """The dictionary entries of largest attention for an example, the heaviest first.
+    """The entries of `Nearest`, with their effects on the outputs.
 
     Attributes:
-        indices: Entry numbers, of shape `(batch, k)`.
-        weights: Attention weights, of that shape.
-        values: Class probabilities (targets, in regression) of the entries, of shape
-            `(batch, k, outputs)`.
+        indices: As in `Nearest`.
+        weights: As in `Nearest`.
+        values: As in `Nearest`.
         output_changes: What each entry adds to the logits (outputs, in regression) of
             the example, of shape `(batch, k, outputs)`. Over all entries of the
-            dictionary these sum to the outputs after, minus those before adaptation.
-            Where an inner step is linear in the head's weights, a single step on a
-            `Dense` layer, it is what the step on this entry's loss alone does; elsewhere
-            the entry's share along the straight path from no attention to this one.
-            The integral over the path takes 32 points. It is exact where the outputs are
-            a polynomial in the attention of degree 64 at most: one step on a `Dense`
-            layer, and up to 64 steps of a regression on one. Elsewhere its error grows
-            with rate and steps. On a `CosineDense` layer it is rounding for one step, and
-            three steps at 0.9 leave up to a few percent of an example's change. Several
-            steps through ReLU layers, or on cosines after a hidden layer, may leave much
-            more. To see it, compare the sum over all entries with the change of the
-            outputs.
+            dictionary they sum to the outputs after adaptation minus those before. They
+            are an integral over the path from no attention to the actual one, computed
+            from 32 points. It is exact if the outputs are a polynomial in the attention of
+            degree 64 at most: one step on a `Dense` layer, or up to 64 steps of a
+            regression on one. Otherwise the error grows with rate and steps. On a
+            `CosineDense` layer it is of the order of rounding for one step, and up to a
+            few percent of an example's change after three steps at rate 0.9. Several steps
+            through ReLU layers may have much larger errors: compare the sum over all
+            entries with the change of the outputs.
     """
 
     indices: Any
@@ -82,9 +76,6 @@ def output_changes(
     indices: Tensor,
 ) -> Tensor:
     """Returns the shares of chosen entries in the change of the outputs.
-
-    Some points of the path are computed in one batch: once through the head, and as many
-    times back as it has outputs.
 
     Args:
         adapted_outputs: Callable from weights of the entries, of shape `(rows, entries)`,
@@ -121,58 +112,3 @@ def output_changes(
         ops.take_along_axis(attention * average, indices, axis=-1) for average in averages
     ]
     return ops.stack(shares, axis=-1)
-
-
-# What pictures and callbacks read off a built `MetaNeighborhoodModel` and its data.
-
-
-def require_classifier(model: keras.Model) -> None:
-    """Raises unless a model has classes."""
-    if model.task != "classification":
-        raise ValueError(
-            f"`model` must be a classifier. Received: a model with task={model.task!r}"
-        )
-
-
-def class_numbers(labels: Any, classes: int, name: str = "y") -> np.ndarray:
-    """Returns class numbers, of shape `(n,)`, for any labels that `fit` takes."""
-    labels = np.asarray(labels)
-    validation.class_labels(labels, classes, name)
-    if labels.ndim == 2 and labels.shape[1] == classes:
-        return labels.argmax(axis=1)
-    return labels.reshape(-1).astype("int64")
-
-
-def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
-    """The classes' names; their numbers where none are given."""
-    if class_names is None:
-        return [str(number) for number in range(classes)]
-    if len(class_names) != classes:
-        raise ValueError(
-            f"`class_names` must hold {classes} names, one a class. "
-            f"Received: {len(class_names)} names"
-        )
-    return [str(name) for name in class_names]
-
-
-def in_batches(function: Callable[[Any], Tensor], x: Any) -> np.ndarray:
-    """What a function of a batch returns for all examples, as an array."""
-    return np.concatenate(
-        [
-            ops.convert_to_numpy(function(data.as_tensors(batch)))
-            for batch, _ in data.batches(x)
-        ]
-    )
-
-
-def features_of(model: keras.Model, x: Any) -> np.ndarray:
-    """Features of all examples, of shape `(n, features)`."""
-    return in_batches(lambda batch: model.features(batch, training=False), x)
-
-
-def attention_of(model: keras.Model, x: Any) -> np.ndarray:
-    """Attention of all examples over the entries, of shape `(n, num_neighbors)`."""
-    return in_batches(
-        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
-        x,
-    )

@@ -1,8 +1,8 @@
-"""What an inner loop is, its losses and learning rates, and the one for any head.
+"""Inner loops, their losses and learning rates, and the loop for any head.
 
 An inner loop finetunes a head for each example on a dictionary's entries, weighted by the
-example's attention. `NestedTape` does it for every head; `DualForm`, in `dual_form.py`,
-for dense heads, at a fraction of the cost. Both give the same.
+example's attention. `NestedTape` treats any head; `DualForm`, in `dual_form.py`, treats
+dense heads at a fraction of the cost. Both give the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, gradients_of
+from nsl_keras.backend import Tensor, gradients_of
 
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
@@ -24,7 +24,7 @@ FORMS = ("scalar", "diagonal", "fixed")
 
 
 class Entries(NamedTuple):
-    """What a head is finetuned on.
+    """The entries of a dictionary that a head is finetuned on.
 
     Attributes:
         keys: Tensor of shape `(entries, features)`.
@@ -71,19 +71,23 @@ def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
 LOSSES = {"classification": cross_entropy, "regression": squared_error}
 
 
+@keras.saving.register_keras_serializable("nsl_keras")
 class InnerLearningRate(keras.layers.Layer):
-    """Learning rates for a list of weights, one per weight, that broadcast against it.
+    """Learning rates for a list of weights; each broadcasts against its weight.
 
-    `"scalar"` is one learned number for all, `"diagonal"` one learned number for each row
-    of a matrix and one for each vector, `"fixed"` the start value, not trained. Learned
-    rates enter through their absolute value, and so stay non-negative.
+    Args:
+        initial: float above 0, the initial value.
+        form: `"scalar"` is one learned rate for all weights; `"diagonal"` is one learned
+            rate for each row of a matrix and one for each vector; `"fixed"` is the
+            initial value, not trained. Learned rates enter through their absolute value,
+            so they stay non-negative.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
     """
 
     def __init__(self, initial: float, form: str = "scalar", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.initial = validation.positive_number(initial, "inner_learning_rate")
         self.form = validation.one_of(form, FORMS, "learning_rate_form")
-        self.raw_rates: list[Any] = []
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates the rates for weights of these shapes."""
@@ -110,12 +114,14 @@ class InnerLearningRate(keras.layers.Layer):
 
     def rates(self) -> list[Tensor]:
         """Returns the rates, in the order of the shapes given to `build_for`."""
+        dtype = keras.backend.result_type(self.variable_dtype, "float32")
         if self.form == "fixed":
-            return [ops.convert_to_tensor(self.initial, self.variable_dtype)] * (
-                self.num_weights
-            )
-        rates = [ops.abs(at_least_float32(raw)) for raw in self.raw_rates]
+            return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
+        rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.raw_rates]
         return rates * self.num_weights if self.form == "scalar" else rates
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "initial": self.initial, "form": self.form}
 
 
 class InnerLoop(abc.ABC):
@@ -123,10 +129,10 @@ class InnerLoop(abc.ABC):
 
         phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
 
-    The gradient is differentiable once more, with respect to all that enters.
+    The result is differentiable with respect to everything that enters it.
 
     Args:
-        variables: What is finetuned: the start weights, in the order of the head's
+        variables: The finetuned weights before the first step, in the order of the head's
             variables.
         learning_rate: `InnerLearningRate` built for the shapes of `variables`.
         steps: int, the number of steps, at least 1.
@@ -147,7 +153,7 @@ class InnerLoop(abc.ABC):
 
     @abc.abstractmethod
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
-        """Returns what the head, finetuned for each example, computes on that example.
+        """Returns the outputs of the head, finetuned for each example, on that example.
 
         Args:
             entries: Keys and values of the entries.
@@ -191,7 +197,7 @@ class NestedTape(InnerLoop):
         steps: int = 1,
         loss: InnerLoss = cross_entropy,
     ) -> None:
-        # A layer marks with `variable.adapts = False` what is trained, but not finetuned.
+        # `adapts = False` marks variables that are trained, but not finetuned.
         variables = [each for each in head.variables if getattr(each, "adapts", True)]
         super().__init__(variables, learning_rate, steps, loss)
         self.head = head
@@ -227,12 +233,11 @@ class NestedTape(InnerLoop):
         return weights
 
     def _call_head(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
-        """Calls the head with other values for what is finetuned."""
+        """Calls the head with other values for the finetuned variables."""
         given = {id(v): weight for v, weight in zip(self.variables, weights, strict=True)}
-        # The others too: in a scope of its own the head sees nothing of those around it.
+        # All variables get a value: the scope hides the scopes around it.
         values = [
-            (v, given[id(v)] if id(v) in given else ops.convert_to_tensor(v))
-            for v in self.head.variables
+            (v, given.get(id(v), ops.convert_to_tensor(v))) for v in self.head.variables
         ]
         with keras.StatelessScope(state_mapping=values):
             return self.head(inputs)

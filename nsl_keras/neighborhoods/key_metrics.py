@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods.cosine import unit_norm
-from nsl_keras.registry import ClassNames
+from nsl_keras.backend import Tensor
+
+NORM_EPSILON = 1e-12
+
+
+def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
+    """Returns `tensor` divided by its length along `axis`.
+
+    `a / sqrt(max(sum(a^2), 1e-12))` is exact for every vector longer than 1e-6, and at
+    zero it is zero, with a finite gradient.
+    """
+    squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
+    return tensor * ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
 
 
 class KeyMetric(abc.ABC):
     """How near queries are to keys: a function of all pairs, larger where they are nearer.
 
-    A metric of one's own is a subclass with `call`. Registered under a name by
-    `nsl_keras.key_metrics.register`, it serves wherever a `metric` is asked for.
+    To write your own, subclass it with `call`, and with `get_config` if it has arguments.
+    Register the class with `keras.saving.register_keras_serializable` to save models that
+    use it, and pass an instance wherever a `metric` is expected.
 
     Call arguments:
         queries: Tensor of shape `(..., queries, features)`.
@@ -28,19 +38,19 @@ class KeyMetric(abc.ABC):
         `(..., queries, keys)`, in float32 or wider.
 
     Attributes:
-        defined_at_zero: bool, whether an all-zero vector is near to some and far from
-            others. Where it is not, dictionaries refuse all-zero keys.
+        defined_at_zero: bool, whether the metric is meaningful for an all-zero vector. If
+            it is not, dictionaries refuse all-zero keys.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> @nsl_keras.key_metrics.register("example_inner_product")
+    >>> @keras.saving.register_keras_serializable("examples")
     ... class InnerProduct(nsl_keras.key_metrics.KeyMetric):
     ...     def call(self, queries, keys):
     ...         return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
     >>> layer = nsl_keras.layers.NeighborDictionary(
-    ...     20, num_values=3, metric="example_inner_product")
+    ...     20, num_values=3, metric=InnerProduct())
     >>> tuple(layer(keras.ops.ones((2, 5))).shape)
     (2, 20)
     """
@@ -48,12 +58,13 @@ class KeyMetric(abc.ABC):
     defined_at_zero = True
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        queries = at_least_float32(queries)
-        return self.call(queries, ops.cast(ops.convert_to_tensor(keys), queries.dtype))
+        queries, keys = ops.convert_to_tensor(queries), ops.convert_to_tensor(keys)
+        dtype = keras.backend.result_type(queries.dtype, "float32")
+        return self.call(ops.cast(queries, dtype), ops.cast(keys, dtype))
 
     @abc.abstractmethod
     def call(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Returns how near each query is to each key; both have one dtype."""
+        """Returns how near each query is to each key; both have the same dtype."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -65,36 +76,6 @@ class KeyMetric(abc.ABC):
         return cls(**config)
 
 
-_NAMES = ClassNames("metric", KeyMetric, "nsl_keras.key_metrics.KeyMetric")
-
-_Kind = TypeVar("_Kind", bound=type[KeyMetric])
-
-
-def register(name: str) -> Callable[[_Kind], _Kind]:
-    """Returns a class decorator that gives a `KeyMetric` a name.
-
-    The name serves as `metric` argument and in files. A file that holds it loads once the
-    class is registered again.
-
-    Args:
-        name: Name of the metric.
-
-    Raises:
-        ValueError: If the name is taken by another class.
-
-    Example:
-
-    See `KeyMetric`.
-
-    >>> import nsl_keras
-    >>> type(nsl_keras.key_metrics.get("euclidean")).__name__
-    'Euclidean'
-    """
-
-    return _NAMES.register(name)
-
-
-@register("cosine")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Cosine(KeyMetric):
     """The cosine of the angle between query and key.
@@ -116,13 +97,12 @@ class Cosine(KeyMetric):
         return ops.matmul(unit_norm(queries), ops.swapaxes(unit_norm(keys), -1, -2))
 
 
-@register("euclidean")
 @keras.saving.register_keras_serializable("nsl_keras")
 class Euclidean(KeyMetric):
     """Minus the squared Euclidean distance: `-||q - k||^2`.
 
-    Computed as `2 q.k - q.q - k.k` of vectors less the mean of the keys: distances do not
-    shift, and far from zero the three terms would cancel.
+    It is computed as `2 q.k - q.q - k.k` after the mean of the keys is subtracted from
+    both: distances do not change, and far from zero the three terms would cancel.
 
     Example:
 
@@ -136,7 +116,7 @@ class Euclidean(KeyMetric):
     """
 
     def call(self, queries: Tensor, keys: Tensor) -> Tensor:
-        # No derivative: where the centre is changes nothing.
+        # No derivative: the result does not depend on the center.
         center = ops.stop_gradient(ops.mean(keys, axis=-2, keepdims=True))
         queries, keys = queries - center, keys - center
         return (
@@ -146,18 +126,21 @@ class Euclidean(KeyMetric):
         )
 
 
+_BY_NAME = {"cosine": Cosine, "euclidean": Euclidean}
+
+
 def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     """Returns a metric by name, from its serialized form, or as it is.
 
     Args:
-        identifier: `"cosine"`, `"euclidean"`, a registered name, a dictionary from
-            `serialize`, or a `KeyMetric`.
+        identifier: `"cosine"`, `"euclidean"`, a dictionary from `serialize`, or a
+            `KeyMetric`.
 
     Returns:
         A `KeyMetric`.
 
     Raises:
-        ValueError: If the name is unknown; the message lists the known ones.
+        ValueError: If `identifier` is none of these.
 
     Example:
 
@@ -165,18 +148,27 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     >>> type(nsl_keras.key_metrics.get("cosine")).__name__
     'Cosine'
     """
-    metric: KeyMetric = _NAMES.instance(identifier)
+    metric: Any = identifier
+    if isinstance(identifier, str) and identifier in _BY_NAME:
+        metric = _BY_NAME[identifier]()
+    elif isinstance(identifier, dict):
+        metric = keras.saving.deserialize_keras_object(identifier)
+    if not isinstance(metric, KeyMetric):
+        raise ValueError(
+            f"`metric` must be one of {', '.join(map(repr, _BY_NAME))}, or a "
+            f"`nsl_keras.key_metrics.KeyMetric`. Received: metric={identifier!r}"
+        )
     return metric
 
 
 def serialize(metric: KeyMetric) -> str | dict[str, Any]:
-    """Returns a metric as a name, or as Keras serializes objects.
+    """Returns a built-in metric's name, or a dictionary as Keras serializes objects.
 
     Args:
         metric: A `KeyMetric`.
 
     Returns:
-        What `get` takes back.
+        A string or dictionary that `get` accepts.
 
     Example:
 
@@ -184,5 +176,8 @@ def serialize(metric: KeyMetric) -> str | dict[str, Any]:
     >>> nsl_keras.key_metrics.serialize(nsl_keras.key_metrics.Euclidean())
     'euclidean'
     """
-    name_or_config: str | dict[str, Any] = _NAMES.serialize(metric)
-    return name_or_config
+    for name, kind in _BY_NAME.items():
+        if type(metric) is kind:
+            return name
+    config: dict[str, Any] = keras.saving.serialize_keras_object(metric)
+    return config

@@ -1,8 +1,7 @@
-"""A trained classifier, or regressor, as backbone and head."""
+"""Splits a trained classifier, or regressor, into backbone and head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,57 +17,44 @@ def split_classifier(
 
     Args:
         model: Functional or Sequential model that ends in `Dense` or `CosineDense`.
-        softmax: bool, whether a softmax after that is left out, and not refused.
+        softmax: bool, whether a softmax at the end is dropped, or refused.
 
     Returns:
-        `(backbone, head)`: the model up to the layer, which a linear
-        activation replaces; and the layer, whose outputs are linear.
+        `(backbone, head)`: the model up to the layer, which a linear activation replaces;
+        and the layer, with linear outputs.
 
     Raises:
         ValueError: If the model is subclassed, not built, has several outputs, or does not
-            end in a dense layer of one output a class or target.
+            end in a dense layer that it uses once.
     """
+    calls = rewiring.calls(model)
     passing = [keras.activations.linear]
     if softmax:
         passing.append(keras.activations.softmax)
-    rewiring.require_graph(model)
-    if len(model.outputs) != 1:
-        raise ValueError(
-            f"`model` must have one output. Received: {len(model.outputs)} outputs"
-        )
-    if len(model.output_shape) != 2:
-        raise ValueError(
-            "`model` must have outputs of shape (batch, classes) or (batch, targets). "
-            f"Received: output shape {model.output_shape}"
-        )
-    calls = rewiring.calls(model)
-    replaced = []
-    while calls and _passes(calls[-1].layer, passing):
-        replaced.append(calls.pop().layer)
+    dropped = []
+    while calls and _activation_of(calls[-1].layer) in passing:
+        dropped.append(calls.pop().layer)
     last: Any = calls[-1].layer if calls else None
-    if type(last) not in (keras.layers.Dense, CosineDense):
+    activation = getattr(last, "activation", keras.activations.linear)
+    if type(last) not in (keras.layers.Dense, CosineDense) or activation not in passing:
+        name = getattr(activation, "__name__", activation)
         found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
         raise ValueError(
-            "`model` must end in a Dense or CosineDense layer; a softmax layer may follow "
-            "in classification. "
-            f"Received: model {model.name!r}, which ends in {found}"
+            "`model` must end in a Dense or CosineDense layer with linear outputs; in "
+            "classification a softmax may follow. "
+            f"Received: model {model.name!r}, which ends in {found}, activation={name!r}"
         )
-    activation = getattr(last, "activation", keras.activations.linear)
-    if activation not in passing:
+    dropped.append(last)
+    uses = [call.layer for call in calls].count(last)
+    if len(model.outputs) != 1 or len(model.output_shape) != 2 or uses != 1:
         raise ValueError(
-            "`model` must end in logits or in a softmax over at least two classes, or for "
-            "a regression in a linear layer. Received: layer "
-            f"{last.name!r} with activation={getattr(activation, '__name__', activation)!r}"
-        )
-    replaced.append(last)
-    if any(call.layer in replaced for call in calls[:-1]):
-        raise ValueError(
-            "`model` must use its last layer once. Received: layer "
-            f"{last.name!r}, which is called more than once"
+            "`model` must have one output, of shape (batch, classes) or (batch, targets), "
+            "from a last layer that it uses once. Received: output shapes "
+            f"{[output.shape for output in model.outputs]}, layer {last.name!r} used "
+            f"{uses} times"
         )
     backbone = rewiring.rebuild(
-        model,
-        lambda layer: [_identity_for(layer)] if layer in replaced else None,
+        model, lambda layer: [_identity_for(layer)] if layer in dropped else None
     )
     config = last.get_config()
     if "activation" in config:
@@ -79,15 +65,15 @@ def split_classifier(
     return backbone, head
 
 
+def _activation_of(layer: Any) -> Any:
+    """Returns the activation over classes that a layer consists of; `None` for others."""
+    if type(layer) is keras.layers.Softmax and layer.axis in (-1, 1):
+        return keras.activations.softmax
+    return layer.activation if type(layer) is keras.layers.Activation else None
+
+
 def _identity_for(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Passes on what the layer received, in the layer's dtype."""
+    """Returns a layer that passes on its input, in the dtype of `layer`."""
     return keras.layers.Activation(
         "linear", name=f"instead_of_{layer.name}", dtype=layer.dtype_policy
     )
-
-
-def _passes(layer: Any, passing: Sequence[Any]) -> bool:
-    """Whether a layer computes no more than one of the activations, over classes."""
-    if type(layer) is keras.layers.Softmax:
-        return keras.activations.softmax in passing and layer.axis in (-1, 1)
-    return type(layer) is keras.layers.Activation and layer.activation in passing

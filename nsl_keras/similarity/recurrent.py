@@ -416,15 +416,3 @@ def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
 def similarities_of(layer: keras.layers.Layer) -> list[Comparison]:
     """Returns the `M` of each kernel in a layer, those of its cells included."""
     return [each for each in rewiring.sublayers(layer) if isinstance(each, Comparison)]
-
-
-def is_foldable(layer: keras.layers.Layer) -> bool:
-    """Whether `convert.fold` can replace a layer by a plain one.
-
-    Layers of classes derived from the package's cannot be folded: they may compute
-    something else.
-    """
-    parts = similarities_of(layer)
-    ours = type(layer).__module__.startswith("nsl_keras.")
-    is_static = bool(parts) and all(part.predictor is None for part in parts)
-    return is_static and (ours or bool(cells_of(layer)))

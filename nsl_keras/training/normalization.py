@@ -1,95 +1,88 @@
-"""Batch norms whose moving statistics are unbiased, and that normalize by batch on request.
-
-Few-shot learners run a network in inference mode, but for its batch norms, which normalize
-by the images of an episode. `normalizing_by_batch` asks for that, for a while.
-"""
+"""Batch norms whose moving statistics are unbiased, and that can normalize by episode."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import (
     Tensor,
     at_least_float32,
-    fused_batch_normalization,
     on_all_replicas,
 )
-from nsl_keras.inheritance import StandsOnKeras
 
-#: Over how many examples the moving statistics are at least, once there are as many.
+#: The least number of examples that the moving statistics average, once there are so many.
 SHORTEST_WINDOW = 32.0
 
-#: Which part of the examples so far they are over, where that is more.
+#: The fraction of all examples so far that they average, where that is more.
 PART_OF_EXAMPLES = 1 / 512
 
-#: A number of examples after which every momentum has its own window.
-SETTLED = 1e12
+
+@dataclasses.dataclass
+class BatchStatistics:
+    """Statistics by which batch norms normalized, call by call.
+
+    Attributes:
+        given: Those to normalize by; `None` for those of each batch.
+        layers: The layer of each call.
+        values: Mean and variance of each call, in one flat list.
+    """
+
+    given: Sequence[Tensor] | None = None
+    layers: list[BatchNormalization] = dataclasses.field(default_factory=list)
+    values: list[Tensor] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """What `normalizing_by_batch` asks for, and which layers were called since."""
-
-    second_order: bool
-    once: bool
-    called: set[int] = dataclasses.field(default_factory=set)
-
-
-_request: contextvars.ContextVar[_Request | None] = contextvars.ContextVar(
+_by_batch: contextvars.ContextVar[BatchStatistics | None] = contextvars.ContextVar(
     "normalizing_by_batch", default=None
 )
 
 
 @contextlib.contextmanager
-def normalizing_by_batch(second_order: bool = True, once: bool = False) -> Iterator[None]:
-    """Lets trainable batch norms normalize by the statistics of the batch they get.
-
-    The statistics take the place of the moving ones, whole: enter it within a
-    `keras.StatelessScope`, where they are found, and which stores nothing. It reaches
-    the `BatchNormalization` of this module, wherever it is called, and those of Keras
-    for which a `NormalizationByBatch` stands.
+def normalizing_by_batch(
+    given: Sequence[Tensor] | None = None,
+) -> Iterator[BatchStatistics]:
+    """Makes trainable `BatchNormalization` layers normalize by batches, in inference too.
 
     Args:
-        second_order: bool, whether gradients of gradients may be taken. Without, one
-            fused operation computes what it can.
-        once: bool, whether a layer that is called a second time raises: the moving
-            statistics hold those of one call.
+        given: Statistics to normalize by, call by call: the `values` that this context
+            recorded before. `None` for those of each batch.
     """
-    token = _request.set(_Request(second_order, once))
+    statistics = BatchStatistics(given)
+    token = _by_batch.set(statistics)
     try:
-        yield
+        yield statistics
     finally:
-        _request.reset(token)
+        _by_batch.reset(token)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
+class BatchNormalization(keras.layers.BatchNormalization):
     """Batch norm whose moving statistics are unbiased from the first training step on.
 
-    Keras's moving statistics start at mean 0 and variance 1, and hold `momentum^t` of that
-    after `t` steps: with the momentum 0.99 a third after 100 steps, and inference is far
-    below training for as long. Then they lag: weights move fast in the first hundreds of
-    steps, and an average over a hundred steps is one of other weights. Here the statistics
-    `s_t` of a batch of `n_t` examples, after `N` examples before it, count by
+    Keras's moving statistics start at mean 0 and variance 1. After `t` steps they still
+    hold a share `momentum^t` of that start: a third after 100 steps with a momentum of
+    0.99, and inference is far below training for as long. Here the statistics `s_t` of a
+    batch of `n_t` examples, after `N` earlier examples, enter by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
 
-    The first step replaces the start values whole. Then the average is over the last batch
-    and a window of about 32 examples before it, or a 512th of all before it, where that is
-    more; a batch of a few examples counts little, and so does one with little outside its
-    mask. After some `512 / (1 - momentum)` steps
-    the average is Keras's. Outputs in training are those of
-    `keras.layers.BatchNormalization` from the start.
-    `nsl_keras.convert.fold` makes a plain `keras.layers.BatchNormalization` of it.
+    The first step replaces the start. From then on the average covers the last batch and
+    about 32 examples before it, or a 512th of all examples, whichever is more. An example
+    counts by its fraction of unmasked steps, and an empty batch leaves the statistics
+    unchanged. After about `512 / (1 - momentum)` steps the average is Keras's. In training
+    the outputs are those of `keras.layers.BatchNormalization`, and
+    `nsl_keras.convert.fold` converts this layer to it.
+
+    Few-shot learners that normalize by episode need this layer.
 
     Args:
         Those of `keras.layers.BatchNormalization`, and:
@@ -105,7 +98,7 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         That of the input.
 
     Raises:
-        ValueError: If `momentum` is not in [0, 1), or for `renorm=True`, at construction.
+        ValueError: If `momentum` is not in [0, 1), or for `renorm=True`.
 
     Example:
 
@@ -117,21 +110,30 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     True
 
     Reference:
-        Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (ICML
-        2013), Section 4: polynomial-decay averaging, here with `eta = 511` and a least
-        window. Neither of the two papers that this package implements speaks of it; their
-        authors' code has fixed momenta. Why 32 and 512:
-        `python -m benchmarks.moving_statistics` and docs/results.md.
+        Polynomial-decay averaging: Shamir and Zhang, Stochastic Gradient Descent for
+        Non-smooth Optimization (ICML 2013), Section 4. The code of both papers has fixed
+        momenta: that of Neural Similarity Learning averages from zero without correction,
+        and that of Meta-Neighborhoods corrects the mean alone and averages unbiased
+        variances, so that Keras's layer gives their moving statistics only approximately.
+        Why 32 and 512: `python -m benchmarks.moving_statistics` and docs/results.md.
     """
 
-    def __init__(self, *args: Any, momentum_warmup: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        *,
+        momentum_warmup: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(axis, momentum, epsilon, **kwargs)
         validation.fraction(self.momentum, "momentum")
         validation.non_negative_number(self.epsilon, "epsilon")
         self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         if getattr(self, "renorm", False):
             raise ValueError(
-                "`renorm` must be False: take `keras.layers.BatchNormalization` for batch "
+                "`renorm` must be False: use `keras.layers.BatchNormalization` for batch "
                 "renormalization. Received: renorm=True"
             )
 
@@ -151,37 +153,61 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
     def call(
         self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        request = _request.get()
-        if request is not None and self.trainable:
-            return _normalized(request, self, super().call, inputs, mask)
+        by_batch = _by_batch.get()
+        if by_batch is not None and self.trainable:
+            return self._normalized_by_batch(by_batch, inputs, mask)
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
-        statistics = (self.moving_mean, self.moving_variance)
-        # Keras goes a part `1 - momentum` of the way to the batch's statistics: from zero,
-        # where that tells them exactly. From 1 a small variance would be rounded away.
+        # Keras moves the statistics by `1 - momentum` towards those of the batch. From
+        # zero that gives them exactly; from 1 a small variance would be rounded away.
         state = [(each, ops.convert_to_tensor(each)) for each in self.variables]
-        zeros = [ops.zeros_like(ops.convert_to_tensor(each)) for each in statistics]
-        state += zip(statistics, zeros, strict=True)
+        moving = (self.moving_mean, self.moving_variance)
+        state += [(each, ops.zeros_like(ops.convert_to_tensor(each))) for each in moving]
         with keras.StatelessScope(state, initialize_variables=False) as scope:
             outputs = super().call(inputs, training=True, mask=mask)
-        of_batch = [scope.get_current_value(each) for each in statistics]
-        mean, variance = (each / (1 - self.momentum) for each in of_batch)
+        mean, variance = (
+            scope.get_current_value(each) / (1 - self.momentum) for each in moving
+        )
         examples: Any = ops.shape(inputs)[0]
         if mask is not None:
-            # Padding tells nothing: an example counts by its steps that are none.
-            share = ops.cast(mask, "float32")
-            if len(share.shape) > 1:
-                share = ops.mean(share, axis=tuple(range(1, len(share.shape))))
-            examples = ops.sum(share)
+            unmasked = ops.cast(mask, "float32")
+            axes = tuple(range(1, len(unmasked.shape)))
+            examples = ops.sum(ops.mean(unmasked, axis=axes) if axes else unmasked)
         move_statistics(self, mean, variance, examples)
         return outputs
 
-    def load_own_variables(self, store: Any) -> None:
-        """Loads the weights; statistics of Keras's layer count as settled."""
-        if self.momentum_warmup and len(store.keys()) == len(self.weights) - 1:
-            kept = list(store.keys())
-            store = {**{key: store[key] for key in kept}, str(len(kept)): SETTLED}
-        super().load_own_variables(store)
+    def _normalized_by_batch(
+        self, statistics: BatchStatistics, inputs: Tensor, mask: Any
+    ) -> Tensor:
+        if mask is not None:
+            raise ValueError(
+                "Batch norms that normalize by episode must not have masked inputs. "
+                f"Received: layer {self.name!r} with mask={mask!r}"
+            )
+        inputs = at_least_float32(inputs)
+        number = len(statistics.values)
+        if statistics.given is not None:
+            mean, variance = statistics.given[number : number + 2]
+        else:
+            # Written out: `tf.nn.moments` counts the mean as a constant in the variance,
+            # which is right for gradients, and wrong for gradients of gradients.
+            rank = len(inputs.shape)
+            axes = [each for each in range(rank) if each != self.axis % rank]
+            centers = ops.mean(inputs, axes, keepdims=True)
+            mean = ops.reshape(centers, (-1,))
+            variance = ops.mean(ops.square(inputs - centers), axes)
+        statistics.layers.append(self)
+        statistics.values += [mean, variance]
+        outputs = ops.batch_normalization(
+            inputs,
+            mean,
+            variance,
+            self.axis,
+            offset=ops.cast(self.beta, inputs.dtype) if self.center else None,
+            scale=ops.cast(self.gamma, inputs.dtype) if self.scale else None,
+            epsilon=self.epsilon,
+        )
+        return ops.cast(outputs, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "momentum_warmup": self.momentum_warmup}
@@ -204,8 +230,59 @@ class BatchNormalization(StandsOnKeras, keras.layers.BatchNormalization):
         return plain
 
 
+def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
+    """Returns this package's layer, unbuilt, for a batch norm of Keras; `None` for others.
+
+    It has the same weights, in the same order, and the same moving statistics.
+    """
+    if type(layer) is not keras.layers.BatchNormalization:
+        return None
+    return BatchNormalization.from_config({**layer.get_config(), "momentum_warmup": False})
+
+
+def convert_batch_norms(model: keras.Model) -> keras.Model:
+    """Returns a copy of a model with this package's batch norms in place of Keras's.
+
+    The copy computes and trains as the model does, and its batch norms can normalize by
+    the images of an episode, which few-shot learners with
+    `batch_normalization="support"` or `"transductive"` need.
+
+    Args:
+        model: A built functional or Sequential model. It is not changed.
+
+    Returns:
+        A model of the same layers and weights, which shares none of them.
+
+    Raises:
+        ValueError: If the model is subclassed or not built, or a layer cannot be made
+            from its config.
+
+    Example:
+
+    >>> import keras
+    >>> from nsl_keras import few_shot
+    >>> network = keras.Sequential([
+    ...     keras.Input((8, 8, 3)), keras.layers.BatchNormalization(name="norm")])
+    >>> few_shot.convert_batch_norms(network).get_layer("norm").__module__
+    'nsl_keras.training.normalization'
+    """
+    pairs = []
+
+    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+        new = from_keras(layer)
+        if new is None:
+            return None
+        pairs.append((layer, new))
+        return [new]
+
+    converted = rewiring.rebuild(model, replace)
+    for layer, new in pairs:
+        new.set_weights(layer.get_weights())
+    return converted
+
+
 def move_statistics(
-    layer: keras.layers.BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
+    layer: BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
 ) -> None:
     """Moves a layer's moving statistics towards those of a batch, as training does.
 
@@ -213,123 +290,22 @@ def move_statistics(
         layer: A built batch norm.
         mean: Mean of the batch.
         variance: Its variance.
-        examples: How many examples they are of, on this replica.
+        examples: The number of its examples on this replica.
     """
-    rate: Any = 1 - layer.momentum
-    told: Any = True
-    if _warms_up(layer):
+    dtype = keras.backend.result_type(layer.moving_mean.dtype, "float32")
+    # Not `ops.cast`, which rounds a Python number to float32 first.
+    rate = ops.convert_to_tensor(1 - layer.momentum, dtype)
+    some: Any = True
+    if getattr(layer, "momentum_warmup", False):
         count = on_all_replicas(examples)
         seen = ops.convert_to_tensor(layer.seen_examples)
         window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))
-        told = count > 0  # No example at all moves nothing, and divides by nothing.
-        rate = ops.maximum(rate, count / ops.where(told, count + window, 1.0))
+        some = count > 0
+        total = ops.cast(ops.where(some, count + window, 1.0), dtype)
+        rate = ops.maximum(rate, ops.cast(count, dtype) / total)
         layer.seen_examples.assign(seen + count)
     for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
         old = ops.convert_to_tensor(stored)
-        weight = ops.cast(rate, old.dtype)
-        moved = (1 - weight) * old + weight * ops.cast(new, old.dtype)
-        stored.assign(ops.where(told, moved, old))
-
-
-def telling_statistics(
-    layer: keras.layers.BatchNormalization,
-) -> tuple[list[tuple[Any, Tensor]], float]:
-    """Returns a state in which a training step tells the statistics of its batch.
-
-    Args:
-        layer: A built batch norm.
-
-    Returns:
-        `(state, share)`: pairs for a `keras.StatelessScope`, and what the layer's moving
-        statistics are after the step, as a share of the batch's.
-    """
-    variables, share = [layer.moving_mean, layer.moving_variance], 1 - layer.momentum
-    if _warms_up(layer):
-        variables, share = [*variables, layer.seen_examples], 1.0
-    values = [ops.zeros_like(ops.convert_to_tensor(each)) for each in variables]
-    return list(zip(variables, values, strict=True)), share
-
-
-def _warms_up(layer: keras.layers.BatchNormalization) -> bool:
-    return isinstance(layer, BatchNormalization) and layer.momentum_warmup
-
-
-class NormalizationByBatch(keras.layers.Layer):
-    """Stands for a batch norm of Keras, with its variables, and heeds the request.
-
-    Args:
-        normalization: A built `keras.layers.BatchNormalization`.
-    """
-
-    def __init__(self, normalization: keras.layers.BatchNormalization) -> None:
-        super().__init__(name=normalization.name, dtype=normalization.dtype_policy)
-        self.normalization = normalization
-        self.supports_masking = True
-
-    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        request = _request.get()
-        if request is None or not self.normalization.trainable:
-            return self.normalization(inputs, training=False, mask=mask)
-        return _normalized(request, self.normalization, self.normalization, inputs, mask)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
-        return input_shape
-
-
-def _normalized(
-    request: _Request,
-    layer: keras.layers.BatchNormalization,
-    infer: Callable[..., Tensor],
-    inputs: Tensor,
-    mask: Any,
-) -> Tensor:
-    """Returns what a batch norm makes of a batch by the batch's own statistics.
-
-    On TensorFlow the training mode of Keras counts the mean as a constant in the variance
-    (`tf.nn.moments`): right for gradients, wrong for the gradients of gradients.
-
-    Args:
-        request: What was asked for.
-        layer: The batch norm.
-        infer: What applies it in inference mode.
-        inputs: Its inputs.
-        mask: Their mask, which must be `None`.
-    """
-    if request.once and id(layer) in request.called:
-        raise ValueError(called_twice(layer))
-    request.called.add(id(layer))
-    if mask is not None:
-        raise ValueError(
-            "Batch norms of `model` must not have masked inputs. "
-            f"Received: layer {layer.name!r} with mask={mask!r}"
-        )
-    values = at_least_float32(inputs)
-    rank = len(values.shape)
-    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
-    float32 = keras.backend.standardize_dtype(inputs.dtype) == "float32"
-    if not request.second_order and float32 and axes == [0, 1, 2]:
-        channels = (values.shape[-1],)
-        outputs, mean, variance = fused_batch_normalization(
-            values,
-            ops.convert_to_tensor(layer.gamma) if layer.scale else ops.ones(channels),
-            ops.convert_to_tensor(layer.beta) if layer.center else ops.zeros(channels),
-            layer.epsilon,
-        )
-        layer.moving_mean.assign(mean)
-        layer.moving_variance.assign(variance)
-        return outputs
-    mean = ops.mean(values, axes, keepdims=True)
-    layer.moving_mean.assign(ops.reshape(mean, (-1,)))
-    layer.moving_variance.assign(ops.mean(ops.square(values - mean), axes))
-    return infer(inputs, training=False)
-
-
-def called_twice(layer: keras.layers.Layer) -> str:
-    """Returns the error for a batch norm with more than one set of statistics."""
-    return (
-        '`batch_normalization` "support" needs one set of statistics for each batch norm '
-        "of `model`, called once. Received: layer "
-        f"{layer.name!r}, which is called more often"
-    )
+        share = ops.cast(rate, old.dtype)
+        moved = (1 - share) * old + share * ops.cast(new, old.dtype)
+        stored.assign(ops.where(some, moved, old))

@@ -1,11 +1,11 @@
 """Layers and operations of Keras without exact second derivatives on TensorFlow.
 
 Training through inner steps differentiates gradients. Where TensorFlow has no derivative
-of a gradient it returns none, without an error, and the training would learn from what is
-left. So those that are known for it are refused by name, in layers and in the graphs of
-models. JAX differentiates all of them, or raises.
+of a gradient it returns none, without an error, and training would ignore that part. So
+the known ones are refused by name, in layers and in the graphs of models. JAX
+differentiates all of them.
 
-A batch norm in training mode is inexact as well (it counts the mean as a constant in the
+A batch norm in training mode is inexact as well (it treats the mean as a constant in the
 variance); in inference mode it is exact.
 """
 
@@ -17,22 +17,12 @@ import keras
 
 from nsl_keras import rewiring
 
-#: They normalize by `tf.nn.moments`, which counts the mean as a constant in the variance.
-NORMALIZING = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+#: Layers, and operations of `keras.ops`, which have no public class, by their names.
+NORMALIZING = ("LayerNormalization", "GroupNormalization", "LayerNorm", "Moments")
+RESIZING = ("Resizing", "Resize")
 
 #: Interpolations of `UpSampling2D` whose gradient has no gradient.
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos3", "lanczos5")
-
-#: They resize by an operation whose gradient has no gradient.
-RESIZING = (keras.layers.Resizing,)
-
-#: Its gradient has no gradient either.
-SOFTSIGN = keras.activations.softsign
-
-
-#: Operations of `keras.ops` in a graph, which have no public class, of the same kinds.
-NORMALIZING_OPERATIONS = ("LayerNorm", "Moments")
-RESIZING_OPERATIONS = ("Resize",)
 
 
 def reason_for_inexactness(layer: keras.Operation) -> str | None:
@@ -41,18 +31,19 @@ def reason_for_inexactness(layer: keras.Operation) -> str | None:
     Args:
         layer: A layer, or an operation of `keras.ops` in a model's graph.
     """
-    operation = "" if isinstance(layer, keras.layers.Layer) else type(layer).__name__
-    if isinstance(layer, NORMALIZING) or operation in NORMALIZING_OPERATIONS:
-        return "it counts the mean as a constant in the variance"
-    resizes = isinstance(layer, keras.layers.UpSampling2D) and (
-        layer.interpolation in INTERPOLATIONS
-    )
-    if resizes or isinstance(layer, RESIZING) or operation in RESIZING_OPERATIONS:
+    kinds = {kind.__name__ for kind in type(layer).__mro__}
+    if not kinds.isdisjoint(NORMALIZING):
+        return "it treats the mean as a constant in the variance"
+    if not kinds.isdisjoint(RESIZING) or (
+        isinstance(layer, keras.layers.UpSampling2D)
+        and layer.interpolation in INTERPOLATIONS
+    ):
         return (
             "the gradient of its resizing has no gradient "
             '(`UpSampling2D(interpolation="nearest")` is exact)'
         )
-    if operation == "Softsign" or getattr(layer, "activation", None) is SOFTSIGN:
+    softsign = keras.activations.softsign
+    if "Softsign" in kinds or getattr(layer, "activation", None) is softsign:
         return "the gradient of its softsign has no gradient"
     return None
 
@@ -75,7 +66,7 @@ def require_second_derivatives(
     Args:
         model: A model or layer.
         argument: Name of the argument, for the message.
-        remedy: What else helps, for the message.
+        remedy: Another remedy, for the message.
 
     Raises:
         ValueError: If there is one, on TensorFlow; it names the layer.

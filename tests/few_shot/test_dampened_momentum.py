@@ -9,12 +9,12 @@ from nsl_keras.few_shot import DampenedMomentum
 
 
 def descend(rule, gradients, value=1.0, dtype="float32"):
-    values = [ops.convert_to_tensor(value, dtype)]
-    buffers = rule.start(values)
+    value = ops.convert_to_tensor(value, dtype)
+    buffer = ops.zeros_like(value)
     for index, gradient in enumerate(gradients):
         gradient = ops.convert_to_tensor(gradient, dtype)
-        values, buffers = rule.step(values, [gradient], buffers, index)
-    return float(values[0])
+        value, buffer = rule.step(value, gradient, buffer, index)
+    return float(value)
 
 
 def test_only_the_first_buffer_is_not_dampened():
@@ -47,9 +47,23 @@ def test_values_keep_their_dtype():
         pytest.skip("JAX has no float64 unless it is told to")
     value = ops.convert_to_tensor(np.ones(2), "float64")
     rule = DampenedMomentum()
-    (first,), (buffer,) = rule.step([value], [value], rule.start([value]), 0)
+    first, buffer = rule.step(value, value, ops.zeros_like(value), 0)
     assert first.dtype == buffer.dtype == "float64"
     # 0.01 * (1 + 0.001), to more digits than float32 has.
     np.testing.assert_allclose(first, 1 - 0.01001, rtol=0, atol=1e-15)
-    (_,), (buffer,) = rule.step([value], [value], [value], 1)
+    _, buffer = rule.step(value, value, value, 1)
     np.testing.assert_allclose(buffer, 0.9 + 0.1 * 1.001, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"dampening": -0.1}, "dampening"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+    ],
+)
+def test_wrong_arguments(options, name):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        DampenedMomentum(**options)

@@ -99,15 +99,6 @@ def test_bytes_stay_bytes_and_come_out_between_0_and_1():
     np.testing.assert_array_equal(drawn, floats.episode(0).query_images / np.float32(255))
 
 
-def test_floats_keep_their_values():
-    images, labels = numbered_images(dtype="float64")
-    images = images / 7 - 3
-    sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
-    drawn = sampler.episodes(3).support_images
-    assert drawn.dtype == np.float32
-    assert np.isin(drawn, images.astype("float32")).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -207,14 +198,6 @@ def test_batches_train_a_model():
     assert model.predict(batches, verbose=0).shape == (20, 6, 3)
 
 
-def test_which_episodes_are_in_a_batch():
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
-    batches = sampler.batches(4, steps=3, start=100)
-    assert len(batches) == 3
-    inputs, labels = batches[2]
-    assert same((*inputs, labels), sampler.episodes(4, start=108))
-
-
 @pytest.mark.parametrize(("fresh", "steps"), [(True, 2), (False, 3)])
 def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
@@ -243,7 +226,6 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     ("arguments", "name"),
     [
         ((0, 1), "batch_size"),
-        ((2**40, 1), "batch_size"),
         ((1, 0), "steps"),
         ((1, 1, -1), "start"),
     ],
@@ -252,63 +234,6 @@ def test_bad_batches(arguments, name):
     sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         sampler.batches(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((0,), "count"), ((10**30,), "count"), ((2, -1), "start"), ((2, 1.0), "start")],
-)
-def test_bad_counts_of_episodes(arguments, name):
-    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(ValueError, match=f"`{name}` must be"):
-        sampler.episodes(*arguments)
-
-
-tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="tf.data is TensorFlow's"
-)
-
-
-@tensorflow_only
-def test_dataset_is_the_same_as_batches():
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
-    dataset = sampler.dataset(4, start=7)
-    for number, (inputs, labels) in enumerate(dataset.take(3).as_numpy_iterator()):
-        assert same((*inputs, labels), sampler.episodes(4, start=7 + 4 * number))
-        assert labels.dtype == np.int32
-    inputs, _ = dataset.element_spec
-    assert tuple(inputs[0].shape) == (4, 3, 2, 2, 1)
-
-
-@tensorflow_only
-def test_bad_dataset():
-    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(ValueError, match="`batch_size` must be at most 1,000,000"):
-        sampler.dataset(2**40)
-
-
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has tf.data")
-def test_dataset_on_another_backend():
-    sampler = few_shot.EpisodeSampler(*class_images(), ways=3, queries=2)
-    with pytest.raises(RuntimeError, match="needs the TensorFlow backend"):
-        sampler.dataset(4)
-
-
-def test_progress_over_a_data_set_and_over_episodes(capsys):
-    pairs = [(np.zeros((2, 2, 1)), number % 3) for number in range(9)]
-    sampler = few_shot.EpisodeSampler.from_dataset(pairs, 2, 1, 2, verbose=1)
-    assert "9/9" in capsys.readouterr().out
-    sampler.episodes(4, verbose=1)
-    assert "8/8" in capsys.readouterr().out  # Support and query images of each.
-
-
-def test_error_of_an_endless_data_set():
-    class Endless(list):
-        def cardinality(self):
-            return -1
-
-    with pytest.raises(ValueError, match=r"`dataset` must end.*an endless Endless"):
-        few_shot.EpisodeSampler.from_dataset(Endless())
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -323,30 +248,17 @@ def test_from_dataset(pairs):
     assert same(sampler.episode(0), expected.episode(0))
 
 
-def test_from_a_bad_dataset():
-    with pytest.raises(ValueError, match=r"`dataset` must hold images.*no examples"):
-        few_shot.EpisodeSampler.from_dataset([])
-    examples = [(np.zeros((size, 2, 3)), 0) for size in (4, 5)]
-    with pytest.raises(ValueError, match=r"of one size.*\(4, 2, 3\) to \(5, 2, 3\)"):
-        few_shot.EpisodeSampler.from_dataset(examples)
-
-
 @pytest.mark.parametrize(
-    ("example", "message"),
+    ("examples", "message"),
     [
-        ((np.zeros((8, 4, 2, 3)), np.zeros(8, int)), r"`dataset.unbatch\(\)`.*\(8,\)"),
-        (
-            (np.zeros((4, 2, 3)), np.eye(3)[0]),
-            r"argmax. Received: .* shape \(3,\)",
-        ),
-        ({"images": 0, "labels": 0}, r"an example of \['images', 'labels'\]"),
-        (np.zeros((4, 2, 3)), "an example of ndarray"),
-        ((1, 2, 3), "an example of tuple"),
+        ([(np.zeros((8, 4, 2, 3)), np.zeros(8, int))] * 2, r"`images` must have shape"),
+        ([(np.zeros((4, 2, 3)), np.eye(3, dtype=int)[0])] * 2, "`labels` must be class"),
+        ([(np.zeros((size, 2, 3)), 0) for size in (4, 5)], "must have the same shape"),
     ],
 )
-def test_from_a_dataset_of_other_examples(example, message):
-    with pytest.raises(ValueError, match=f"`dataset` must hold .*{message}"):
-        few_shot.EpisodeSampler.from_dataset([example])
+def test_from_a_dataset_of_other_examples(examples, message):
+    with pytest.raises(ValueError, match=message):
+        few_shot.EpisodeSampler.from_dataset(examples)
 
 
 def test_equal_episodes_have_equal_fingerprints():
@@ -363,21 +275,7 @@ def test_equal_episodes_have_equal_fingerprints():
     assert len({each.fingerprint for each in [first, *others]}) == 4
 
 
-def test_folders_are_read_as_data_sets(tmp_path):
-    for letter in ("alpha", "beta", "gamma"):
-        (tmp_path / letter).mkdir()
-        for number in range(5):
-            image = np.full((6, 4, 3), 10.0 * number)
-            keras.utils.save_img(tmp_path / letter / f"{number}.png", image, scale=False)
-    images = keras.utils.image_dataset_from_directory(
-        tmp_path, batch_size=None, image_size=(3, 3), verbose=False
-    )
-    sampler = few_shot.EpisodeSampler.from_dataset(images, 2, 1, 3)
-    assert sampler.classes.tolist() == [0, 1, 2]
-    assert sampler.images.shape == (15, 3, 3, 3)
-
-
-def test_images_up_to_255_that_are_not_divided_are_told():
+def test_images_up_to_255_that_are_not_divided_warn():
     images = np.full((40, 4, 4, 1), 200.0, "float32")
     labels = np.arange(40) // 10
     with pytest.warns(UserWarning, match=r"go up to 200: divide them"):

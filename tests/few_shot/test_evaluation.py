@@ -134,7 +134,11 @@ def test_only_equal_samplers_are_compared(sampler):
 
 def test_the_policy_is_the_one_that_was_followed(sampler):
     backbone = keras.Sequential(
-        [keras.Input((2, 2, 1)), keras.layers.BatchNormalization(), keras.layers.Flatten()]
+        [
+            keras.Input((2, 2, 1)),
+            nsl_keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+        ]
     )
     learner = ProtoNet(backbone, WAYS, batch_normalization="support")
     assert evaluate(learner, sampler, 2).batch_normalization == "support"
@@ -145,7 +149,7 @@ def test_the_policy_is_the_one_that_was_followed(sampler):
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("episodes", 1), ("episodes", 10**30), ("batch_size", 0), ("start", -1)],
+    [("episodes", 1), ("batch_size", 0), ("start", -1)],
 )
 def test_bad_arguments(sampler, argument, value):
     with pytest.raises(ValueError, match=f"`{argument}` must be"):
@@ -174,6 +178,6 @@ def test_errors_of_a_learner_name_its_batch(sampler):
         raise nsl_keras.NonFiniteLossError("The loss became nan.")
 
     with pytest.raises(
-        nsl_keras.NonFiniteLossError, match=r"episode 3 of the sampler: The loss became nan"
+        nsl_keras.NonFiniteLossError, match=r"starts at episode 3 of the sampler: The loss"
     ):
         evaluate(learner, sampler, episodes=8, batch_size=4, start=3)

@@ -120,10 +120,6 @@ def test_bytes_are_centered_as_episodes_have_them():
 
 def test_images_that_give_no_center():
     model = few_shot.NearestCentroid(data.identity(), data.WAYS)
-    with pytest.raises(ValueError, match="`images` must not be empty"):
-        model.center_on(BASE[:0])
-    with pytest.raises(ValueError, match="`batch_size` must be"):
-        model.center_on(BASE, batch_size=0)
     with pytest.raises(ValueError, match="`features` must be finite"):
         model.center_on(np.full((2, data.SIZE), np.nan))
     model = few_shot.NearestCentroid(

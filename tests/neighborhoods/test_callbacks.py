@@ -1,6 +1,4 @@
-"""What the callbacks log about a dictionary, and the projector's files, read back."""
-
-import re
+"""Dictionaries that start from examples, and logs of how they are used."""
 
 import keras
 import numpy as np
@@ -8,11 +6,7 @@ import pytest
 from keras import ops
 
 import nsl_keras
-from nsl_keras.callbacks import (
-    DictionaryInitializer,
-    EntryStatistics,
-    NeighborProjector,
-)
+from nsl_keras.callbacks import DictionaryInitializer, EntryStatistics
 
 ENTRIES, FEATURES = 6, 4
 RNG = np.random.default_rng(0)
@@ -65,15 +59,6 @@ def test_entries_become_examples_after_so_many_epochs(epochs, task):
     assert moments == [epoch == epochs for epoch in range(3)]
 
 
-def test_entries_stay_where_no_first_epoch_is_trained():
-    model = make_model()
-    before = model.get_weights()
-    start = DictionaryInitializer(X, Y, epochs=0)
-    model.fit(X, Y, verbose=0, callbacks=[start], initial_epoch=3, epochs=3)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_entries_stay_where_training_is_resumed(tmp_path):
     ends, starts = [], []
 
@@ -112,23 +97,31 @@ def test_entries_stay_in_a_second_fit(epochs):
     assert np.abs(np.array(other.dictionary.keys.value) - before).min() > 0
 
 
-def test_errors_of_the_initializer():
-    with pytest.raises(ValueError, match=r"`epochs` must be.*=-1"):
-        DictionaryInitializer(X, Y, epochs=-1)
-    with pytest.raises(ValueError, match=r"same length.*len\(x\)=300, len\(y\)=2"):
-        DictionaryInitializer(X, Y[:2])
-    with pytest.raises(ValueError, match=r"`seed` must be.*='a'"):
-        DictionaryInitializer(X, Y, seed="a")
-    model = make_model()
-    before = model.get_weights()
-    with pytest.raises(ValueError, match="Received: 5 examples and 6 entries"):
-        model.fit(X, Y, callbacks=[DictionaryInitializer(X[:5], Y[:5])], verbose=0)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-    plain = keras.Sequential([keras.layers.Dense(3)])
-    plain.compile(loss="mse")
-    with pytest.raises(ValueError, match="`DictionaryInitializer` must be a callback of a"):
-        plain.fit(X, np.zeros((300, 3)), callbacks=[DictionaryInitializer(X, Y)], verbose=0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DictionaryInitializer(X, Y, epochs=-1), r"`epochs` must be.*=-1"),
+        (lambda: DictionaryInitializer(X, Y, seed="a"), r"`seed` must be.*='a'"),
+        (lambda: EntryStatistics(X, dead_below=0), "`dead_below` must be a finite number"),
+        (lambda: EntryStatistics(np.full((2, 4), np.nan)), "`x` must be finite"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X[:5], Y[:5], "5 examples, num_neighbors=6"),
+        (X, Y[:2], "300 examples and len.y.=2"),
+        (X, None, "`y` must be given"),
+    ],
+)
+def test_examples_that_cannot_be_entries(x, y, message):
+    with pytest.raises(ValueError, match=message):
+        make_model().fit(X, Y, callbacks=[DictionaryInitializer(x, y, 0)], verbose=0)
 
 
 # EntryStatistics.
@@ -158,24 +151,6 @@ def test_statistics_against_their_definitions():
     assert 0 < found["dead_entries"] < 1
 
 
-def test_extreme_statistics():
-    """Equal attention, and attention that ignores all entries but one."""
-    model = make_model(temperature=1e-3)
-    keys = np.ones((ENTRIES, 5), "float32")
-    model.dictionary.keys.assign(keys)
-    _, found = measured(model, X)
-    assert found["attention_entropy"] == pytest.approx(np.log(ENTRIES), rel=1e-5)
-    assert found["usage_entropy"] == pytest.approx(np.log(ENTRIES), rel=1e-5)
-    assert found["dead_entries"] == 0
-    keys[1:] = -ops.convert_to_numpy(model.features(X[:1]))
-    keys[0] = -keys[1]
-    model.dictionary.keys.assign(keys)
-    _, found = measured(model, X[:1])
-    assert found["attention_entropy"] == pytest.approx(0, abs=1e-6)
-    assert found["usage_entropy"] == pytest.approx(0, abs=1e-6)
-    assert found["dead_entries"] == pytest.approx((ENTRIES - 1) / ENTRIES)
-
-
 def test_fit_logs_the_statistics_of_each_epoch():
     callback = EntryStatistics(X[:50])
     _, history = fitted(callback, epochs=3)
@@ -185,126 +160,19 @@ def test_fit_logs_the_statistics_of_each_epoch():
     assert [history[name][-1] for name in names] == list(callback.measure().values())
 
 
-def test_bad_arguments_of_the_statistics():
-    with pytest.raises(ValueError, match="`dead_below` must be a finite number above zero"):
-        EntryStatistics(X, dead_below=0)
-    with pytest.raises(ValueError, match="`x` must hold at least one example"):
-        EntryStatistics(X[:0])
-    with pytest.raises(ValueError, match="`x` must be finite"):
-        EntryStatistics(np.full((2, FEATURES), np.nan))
-
-
-@pytest.mark.parametrize("callback", [EntryStatistics(X), NeighborProjector("unused")])
+@pytest.mark.parametrize("callback", [EntryStatistics(X), DictionaryInitializer(X, Y)])
 def test_other_models_are_refused(callback):
     plain = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
-    plain.compile(loss="mse")
+    plain.compile(loss="mse", run_eagerly=True)
     with pytest.raises(ValueError, match=r"of a MetaNeighborhoodModel.*Sequential"):
         plain.fit(X, np.eye(3)[Y], callbacks=[callback], verbose=0)
 
 
-# NeighborProjector.
-
-
-def read(folder):
-    """Vectors, header and rows, found by way of the configuration."""
-    config = (folder / "projector_config.pbtxt").read_text()
-    paths = dict(re.findall(r'(\w+_path): "(.*)"', config))
-    vectors = np.loadtxt(folder / paths["tensor_path"], delimiter="\t", ndmin=2)
-    lines = (folder / paths["metadata_path"]).read_text().splitlines()
-    header, *rows = [line.split("\t") for line in lines]
-    assert len(rows) == len(vectors)
-    assert all(len(row) == len(header) for row in rows)
-    return vectors, header, rows
-
-
-def test_keys_after_each_epoch(tmp_path):
-    seen = []
-
-    class Reader(NeighborProjector):
-        def on_epoch_end(self, epoch, logs=None):
-            super().on_epoch_end(epoch, logs)
-            keys = ops.convert_to_numpy(self.model.dictionary.keys.value)
-            seen.append((read(tmp_path / "logs")[0], keys.copy()))
-
-    model, _ = fitted(Reader(tmp_path / "logs"), epochs=2)
-    for vectors, keys in seen:
-        np.testing.assert_allclose(vectors, keys, rtol=1e-6, atol=1e-9)
-    (first, _), (second, _) = seen
-    assert np.abs(first - second).max() > 1e-4
-    _, header, rows = read(tmp_path / "logs")
-    values = ops.convert_to_numpy(model.dictionary.values)
-    assert header == ["kind", "number", "class", "probability"]
-    assert rows == [
-        ["entry", str(number), str(value.argmax()), f"{value.max():.3f}"]
-        for number, value in enumerate(values)
-    ]
-    names = {path.name for path in (tmp_path / "logs").iterdir()}
-    assert names == {"neighbors.tsv", "neighbors_metadata.tsv", "projector_config.pbtxt"}
-
-
-def test_examples_and_names(tmp_path):
-    names = ["ant", "bumble\tbee", "cat"]
-    projector = NeighborProjector(str(tmp_path), X, Y, class_names=names)
-    model, _ = fitted(projector)
-    features = ops.convert_to_numpy(model.features(ops.convert_to_tensor(X)))
-    shown = ["ant", "bumble bee", "cat"]
-    for y in (Y, Y[:, None], np.eye(3)[Y]):
-        projector.y = y
-        projector.write()
-        vectors, _, rows = read(tmp_path)
-        np.testing.assert_allclose(vectors[ENTRIES:], features, rtol=1e-5, atol=1e-6)
-        assert rows[ENTRIES:] == [
-            ["example", str(number), shown[label], "1"] for number, label in enumerate(Y)
-        ]
-
-
-def test_values_of_a_regression(tmp_path):
-    targets = RNG.normal(size=(20, 2))
-    model, _ = fitted(NeighborProjector(tmp_path, X[:20], targets), "regression")
-    vectors, header, rows = read(tmp_path)
-    assert header == ["kind", "number", "value"]
-    assert vectors.shape == (ENTRIES + 20, 5)
-    found = np.array([[float(part) for part in row[2].split()] for row in rows])
-    values = ops.convert_to_numpy(model.dictionary.values)
-    expected = np.concatenate([values, targets])
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_bad_arguments_of_the_projector(tmp_path):
-    with pytest.raises(ValueError, match=r"given together.*Received: `x` alone"):
-        NeighborProjector(tmp_path, X)
-    with pytest.raises(ValueError, match="Received: `y` alone"):
-        NeighborProjector(tmp_path, y=Y)
-    with pytest.raises(ValueError, match="`x` and `y` must have the same length"):
-        NeighborProjector(tmp_path, X, Y[:3])
-    for projector, message in (
-        (NeighborProjector(tmp_path, X, Y + 1), "`y` must hold classes 0 to 2"),
-        (NeighborProjector(tmp_path, class_names="ab"), "`class_names` must hold 3"),
-    ):
-        projector.set_model(make_model())
-        with pytest.raises(ValueError, match=message):
-            projector.write()
-
-
-# Data in other forms.
-
-
-def test_callbacks_read_data_sets_and_several_inputs(tmp_path):
+def test_callbacks_read_data_sets():
     def batches():
         return ((X[start : start + 100], Y[start : start + 100]) for start in (0, 100, 200))
 
     statistics = EntryStatistics(X), EntryStatistics(batches())
     start = DictionaryInitializer(batches(), epochs=0, seed=1)
-    projectors = [
-        NeighborProjector(tmp_path / "arrays", X, Y),
-        NeighborProjector(tmp_path / "batches", batches()),
-    ]
-    make_model().fit(X, Y, verbose=0, callbacks=[start, *statistics, *projectors])
+    make_model().fit(X, Y, verbose=0, callbacks=[start, *statistics])
     np.testing.assert_allclose(statistics[0].usage, statistics[1].usage, rtol=1e-5)
-    for name in ("neighbors.tsv", "neighbors_metadata.tsv"):
-        one, other = (
-            (tmp_path / each / name).read_text() for each in ("arrays", "batches")
-        )
-        assert one == other
-    with pytest.raises(ValueError, match=r"`y` must be given, or come with the data set"):
-        DictionaryInitializer(iter([X]))

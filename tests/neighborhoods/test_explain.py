@@ -137,25 +137,6 @@ def test_entries_without_attention_change_nothing():
     assert np.abs(found.output_changes[:, 1:]).max() < 1e-12
 
 
-def test_a_model_s_neighbors_in_batches():
-    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-    model = nsl_keras.MetaNeighborhoodModel(
-        backbone, keras.layers.Dense(3), 10, inner_learning_rate=0.5
-    )
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(9, 6)).astype("float32")
-    model.build(x.shape)
-    model.dictionary.keys.assign(rng.normal(size=(10, 4)))
-    found = model.neighbors(x, k=10, batch_size=4)
-    assert found.indices.shape == found.weights.shape == (9, 10)
-    assert found.values.shape == found.output_changes.shape == (9, 10, 3)
-    assert np.all(np.diff(found.weights, axis=1) <= 0)
-    np.testing.assert_allclose(found.values.sum(axis=-1), 1, rtol=1e-5)
-    change = ops.convert_to_numpy(model(x) - model(x, adapt=False))
-    assert np.abs(change).max() > 0.01
-    np.testing.assert_allclose(found.output_changes.sum(axis=1), change, atol=1e-5)
-
-
 def test_bad_k():
     with pytest.raises(ValueError, match="`k` must be at most `num_neighbors`"):
         neighbors_of(heads.build("linear"), ENTRIES + 1)

@@ -62,7 +62,7 @@ def assign_weights(golden, layer):
     variables = {
         "w1": layer.head.kernel,
         "k": layer.dictionary.keys,
-        "v_raw": layer.dictionary.value_logits,
+        "v_raw": getattr(layer.dictionary, "raw_values", None),
         "tau": getattr(layer.head, "learned_scale", None),
         "b1": getattr(layer.head, "bias", None),
     }

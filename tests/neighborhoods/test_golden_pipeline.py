@@ -40,7 +40,7 @@ def build(golden, inner_loop):
         "w1": head.head.kernel,
         "tau": head.head.learned_scale,
         "k": head.dictionary.keys,
-        "v_raw": head.dictionary.value_logits,
+        "v_raw": head.dictionary.raw_values,
         "lr_raw": head.rate.raw_rates[0],
     }
     # The authors have both forms of the rate at once, and use one.

@@ -11,7 +11,7 @@ from keras import ops
 
 from nsl_keras.backend import compiled
 from nsl_keras.layers import MetaNeighborhoodHead, NeighborDictionary
-from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, NestedTape
+from nsl_keras.neighborhoods.inner_loop import LOSSES
 
 needs_float64 = pytest.mark.skipif(
     not heads.IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
@@ -134,17 +134,6 @@ def test_losses_by_hand():
         LOSSES["classification"](*tensors), [-(values * np.log(probabilities)).sum()], 1e-5
     )
     np.testing.assert_allclose(LOSSES["regression"](*tensors), [0.8**2 + 1.8**2], 1e-5)
-
-
-def test_a_loop_of_ones_own():
-    """Loops need no head layer of ours, and no dictionary."""
-    layer = heads.build("linear", inner_steps=2)
-    z = heads.features()
-    loop = NestedTape(layer.head, layer.rate, steps=2)
-    dictionary = layer.dictionary
-    entries = Entries(ops.convert_to_tensor(dictionary.keys), dictionary.values)
-    found = loop.outputs(entries, dictionary.attention(z), z)
-    heads.assert_close([found], [layer.adapted_logits(z)], 1e-9)
 
 
 def test_the_tape_treats_any_head():

@@ -90,17 +90,6 @@ def test_predicts_what_the_source_predicts(make, end):
         np.testing.assert_array_equal(new, old)
 
 
-def test_dropout_and_pooling_stay_in_the_backbone():
-    model = from_classifier(sequential(layers.Dense(3, activation="softmax")))
-    kinds = [type(layer) for layer in model.backbone.layers]
-    assert kinds[-3:] == [
-        layers.GlobalAveragePooling2D,
-        layers.Dropout,
-        layers.Activation,
-    ]
-    assert model.backbone.output_shape == (None, 4)
-
-
 @pytest.mark.long
 def test_an_application_in_a_line(tmp_path):
     source = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=5)
@@ -122,7 +111,7 @@ def test_options_and_frozen_backbones():
         source, dictionary, inner_steps=2
     )
     assert model.dictionary is dictionary
-    assert model.inner_steps == 2
+    assert model.neighborhood.inner_steps == 2
     assert not model.backbone.layers[0].trainable
     assert source.layers[-1].activation is keras.activations.softmax
     source.trainable = False
@@ -156,8 +145,8 @@ def same_layer_twice():
     [
         (Subclassed, "`model` must be a functional or Sequential model"),
         (lambda: keras.Sequential([layers.Dense(3)]), "`model` must be built"),
-        (several_outputs, "`model` must have one output. Received: 2 outputs"),
-        (same_layer_twice, "`model` must use its last layer once"),
+        (several_outputs, "`model` must have one output"),
+        (same_layer_twice, "used 2 times"),
         (lambda: sequential(), "which ends in Dropout"),
         (lambda: sequential(layers.Dense(3), layers.ReLU()), "which ends in ReLU"),
         (
@@ -166,20 +155,16 @@ def same_layer_twice():
         ),
         (
             lambda: sequential(layers.Dense(3, activation="sigmoid")),
-            "must end in logits or in a softmax.*activation='sigmoid'",
-        ),
-        (
-            lambda: sequential(layers.Dense(3, activation=layers.Softmax())),
-            "must end in logits or in a softmax.*activation=<Softmax",
+            "must end in a Dense or CosineDense.*activation='sigmoid'",
         ),
         (
             lambda: keras.Sequential([keras.Input((5, 4)), layers.Dense(3)]),
-            r"outputs of shape \(batch, classes\) or \(batch, targets\)",
+            r"of shape \(batch, classes\) or \(batch, targets\)",
         ),
         (lambda: sequential(layers.Dense(1)), "at least two classes"),
     ],
 )
-def test_models_that_are_no_such_classifier(make, message):
+def test_models_that_cannot_be_split(make, message):
     with pytest.raises(ValueError, match=message):
         from_classifier(make())
 
@@ -190,7 +175,7 @@ def test_a_trained_regressor(targets):
     model = from_classifier(source, task="regression", inner_learning_rate=1e-9)
     expected = ops.convert_to_numpy(source(IMAGES))
     np.testing.assert_allclose(model(IMAGES), expected, atol=1e-6)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     model.fit(IMAGES, np.ones((len(IMAGES), targets)), verbose=0)
     assert np.any(ops.convert_to_numpy(model(IMAGES)) != expected)
     np.testing.assert_array_equal(source(IMAGES), expected)
@@ -201,5 +186,5 @@ def test_a_regressor_ends_in_a_linear_layer():
         [layers.Dense(3, activation="softmax")],
         [layers.Dense(3), layers.Softmax()],
     ):
-        with pytest.raises(ValueError, match=r"a linear layer|which ends in Softmax"):
+        with pytest.raises(ValueError, match="with linear outputs"):
             from_classifier(sequential(*end), task="regression")

@@ -1,4 +1,4 @@
-"""Batch norms by the statistics of a batch: in values, gradients and moving statistics."""
+"""Batch norms by the statistics of a batch, and their unbiased moving statistics."""
 
 import inspect
 
@@ -10,7 +10,8 @@ from keras import ops
 from nsl_keras.backend import gradients_of
 from nsl_keras.training.normalization import (
     BatchNormalization,
-    NormalizationByBatch,
+    convert_batch_norms,
+    move_statistics,
     normalizing_by_batch,
 )
 
@@ -31,39 +32,38 @@ def filled(layer, shape):
     return layer
 
 
-def results(layer, weights, inputs, **arguments):
-    """Gradients of a weighted sum of the outputs, these, and the statistics left."""
-    norm = getattr(layer, "normalization", layer)
-
-    def total(at):
-        with keras.StatelessScope() as scope:
-            outputs = layer(at[0], **arguments)
-            mean = scope.get_current_value(norm.moving_mean)
-            variance = scope.get_current_value(norm.moving_variance)
-        return ops.sum(weights * outputs), [outputs, mean, variance]
-
-    gradients, rest = gradients_of(total, [ops.convert_to_tensor(inputs)])
-    return [*gradients, *rest]
-
-
 @pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("second_order", [False, True])
-def test_it_is_the_training_mode_of_keras(case, second_order):
+def test_by_batch_it_is_the_training_mode_of_keras(case):
     shape, options = SHAPES[case]
-    rng = np.random.default_rng(1)
-    inputs = rng.normal(2, 3, size=shape).astype("float32")
-    weights = rng.normal(size=shape).astype("float32")
-    reference = keras.layers.BatchNormalization(momentum=0.0, **options)
-    expected = results(filled(reference, shape), weights, inputs, training=True)
-    ours = filled(BatchNormalization(**options), shape)
-    stand_in = NormalizationByBatch(
-        filled(keras.layers.BatchNormalization(**options), shape)
-    )
-    for layer, arguments in ((ours, {"training": False}), (stand_in, {})):
-        with normalizing_by_batch(second_order):
-            found = results(layer, weights, inputs, **arguments)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+    inputs, weights = np.random.default_rng(1).normal(2, 3, size=(2, *shape))
+    inputs, weights = inputs.astype("float32"), weights.astype("float32")
+    plain = filled(keras.layers.BatchNormalization(momentum=0.0, **options), shape)
+    layer = filled(BatchNormalization(**options), shape)
+    before = layer.get_weights()
+
+    def by_batch(inputs):
+        with normalizing_by_batch() as statistics:
+            outputs = layer(inputs, training=False)
+        assert statistics.layers == [layer]
+        # Once more by these statistics.
+        with normalizing_by_batch(statistics.values):
+            np.testing.assert_allclose(layer(inputs), outputs, atol=1e-6)
+        return outputs, statistics.values
+
+    def in_training(inputs):
+        return plain(inputs, training=True), [plain.moving_mean, plain.moving_variance]
+
+    found = []
+    for run in (by_batch, in_training):
+        outputs, statistics = run(inputs)
+        (gradient,), _ = gradients_of(
+            lambda at, run=run: (ops.sum(weights * run(at[0])[0]), None), [inputs]
+        )
+        found.append([outputs, gradient, *statistics])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    for one, other in zip(before, layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_second_derivatives():
@@ -77,7 +77,7 @@ def test_second_derivatives():
         total, _ = gradients_of(lambda at: (ops.sum(weights * layer(at[0]) ** 2), None), at)
         return total[0]
 
-    with keras.StatelessScope(), normalizing_by_batch():
+    with normalizing_by_batch():
         at = [ops.convert_to_tensor(inputs)]
         (found,), _ = gradients_of(lambda at: (ops.sum(gradient(at) ** 2), None), at)
         above, below = (
@@ -89,22 +89,71 @@ def test_second_derivatives():
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_without_a_request_and_frozen_it_is_that_of_keras(trainable):
+def test_frozen_and_without_warmup_it_is_that_of_keras(trainable):
     shape = (5, 6)
     inputs = np.random.default_rng(1).normal(2, 3, size=shape).astype("float32")
     reference = filled(keras.layers.BatchNormalization(trainable=trainable), shape)
-    options = {"trainable": trainable, "momentum_warmup": False}
-    layer = filled(BatchNormalization(**options), shape)
+    layer = filled(BatchNormalization(trainable=trainable, momentum_warmup=False), shape)
     for training in (False, True):
         np.testing.assert_array_equal(
             layer(inputs, training=training), reference(inputs, training=training)
         )
-    stand_in = NormalizationByBatch(reference)
-    np.testing.assert_array_equal(stand_in(inputs), reference(inputs))
     if not trainable:
         with normalizing_by_batch():
-            for each in (layer, stand_in):
-                np.testing.assert_array_equal(each(inputs), reference(inputs))
+            np.testing.assert_array_equal(layer(inputs), reference(inputs))
+
+
+def test_a_layer_that_is_called_twice_has_statistics_of_each_call():
+    layer = filled(BatchNormalization(), (5, 3))
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(2, 3, size=(2, 5, 3)).astype("float32")
+    with normalizing_by_batch() as statistics:
+        layer(layer(first))
+    with normalizing_by_batch(statistics.values):
+        found = layer(layer(second))
+    mean, variance, other_mean, other_variance = statistics.values
+    np.testing.assert_allclose(mean, first.mean(axis=0), rtol=1e-5)
+
+    def by_hand(inputs, mean, variance):
+        scaled = (inputs - mean) / ops.sqrt(variance + layer.epsilon)
+        return scaled * layer.gamma + layer.beta
+
+    expected = by_hand(by_hand(second, mean, variance), other_mean, other_variance)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masked_inputs_are_refused_by_batch():
+    layer = filled(BatchNormalization(name="norm"), (2, 3, 4))
+    with normalizing_by_batch(), pytest.raises(ValueError, match="not have masked inputs"):
+        layer(np.ones((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
+
+
+# Conversion.
+
+
+def test_conversion_of_a_model():
+    """Nested models and shared layers included; the copy computes and trains the same."""
+    inputs = keras.Input((4,))
+    norm = keras.layers.BatchNormalization(name="shared", momentum=0.8)
+    inner = keras.Sequential(
+        [keras.Input((4,)), keras.layers.BatchNormalization(name="inner", trainable=False)]
+    )
+    outputs = norm(inner(norm(inputs)))
+    ours = BatchNormalization(name="ours")
+    model = keras.Model(inputs, ours(outputs))
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.uniform(0.5, 2, size=each.shape) for each in model.weights])
+    converted = convert_batch_norms(model)
+    assert type(converted.get_layer("shared")) is BatchNormalization
+    assert not converted.layers[2].layers[0].trainable
+    assert converted.get_layer("ours").momentum_warmup
+    batch = np.random.default_rng(2).normal(size=(6, 4)).astype("float32")
+    for training in (False, True):
+        np.testing.assert_allclose(
+            converted(batch, training=training), model(batch, training=training), atol=1e-6
+        )
+    for one, other in zip(converted.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 # Unbiased moving statistics.
@@ -178,16 +227,6 @@ def test_small_variances_are_not_rounded_away(momentum):
     np.testing.assert_allclose(layer.moving_variance, batch.var(axis=0), rtol=1e-5)
 
 
-def test_training_reads_the_weights_of_the_scope():
-    """As in a training step on JAX, which gives a layer its weights in a scope."""
-    layer = filled(BatchNormalization(), (16, 3))
-    (batch,) = batches(1)
-    with keras.StatelessScope([(layer.gamma, 2 * layer.gamma)]):
-        doubled = layer(batch, training=True) - layer.beta
-    single = layer(batch, training=True) - layer.beta
-    np.testing.assert_allclose(doubled, 2 * single, rtol=1e-5)
-
-
 def test_training_outputs_masks_and_gradients_are_those_of_keras():
     inputs = np.random.default_rng(1).normal(2, 3, size=(4, 5, 6)).astype("float32")
     mask = np.arange(20).reshape(4, 5) % 3 > 0
@@ -202,35 +241,21 @@ def test_training_outputs_masks_and_gradients_are_those_of_keras():
             np.testing.assert_allclose(*(getattr(layer, name) for layer in layers))
 
 
-def test_settled_statistics_move_as_those_of_keras():
-    layer = filled(BatchNormalization(momentum=0.9), (16, 3))
-    plain = filled(keras.layers.BatchNormalization(momentum=0.9), (16, 3))
-    layer.seen_examples.assign(1e12)
-    for batch in batches(5):
-        layer(batch, training=True)
-        plain(batch, training=True)
-    np.testing.assert_allclose(layer.moving_mean, plain.moving_mean, rtol=1e-5)
-    np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-5)
-
-
-@pytest.mark.parametrize("scale", [False, True])
-def test_weights_of_keras_load_as_settled(scale, tmp_path):
-    models = [
-        keras.Sequential([keras.Input((3,)), layer(scale=scale, name="norm")])
-        for layer in (keras.layers.BatchNormalization, BatchNormalization)
-    ]
-    models[0].layers[0].moving_mean.assign([1.0, 2.0, 3.0])
-    models[0].save_weights(tmp_path / "plain.weights.h5")
-    models[1].load_weights(tmp_path / "plain.weights.h5")
-    layer = models[1].layers[0]
-    np.testing.assert_array_equal(layer.moving_mean, [1.0, 2.0, 3.0])
-    layer(batches(1)[0], training=True)
-    assert float(layer.moving_mean[0]) < 1.1
-    models[1].save(tmp_path / "ours.keras")
-    again = keras.saving.load_model(tmp_path / "ours.keras").layers[0]
-    assert type(again) is BatchNormalization
-    for one, other in zip(again.get_weights(), layer.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX has no float64 unless it is told to"
+)
+@pytest.mark.parametrize("seen", [0, 10**9])
+def test_moving_statistics_in_double_precision(seen):
+    """Neither `1 - momentum` nor the share of a batch passes through float32."""
+    layer = BatchNormalization(momentum=0.8, dtype="float64")
+    layer.build((None, 2))
+    layer.seen_examples.assign(seen)
+    statistics = np.array([3.0, 7.0]), np.array([0.3, 5.0])
+    move_statistics(layer, *map(ops.convert_to_tensor, statistics), examples=4)
+    rate = 1.0 if not seen else 1 - 0.8
+    moved = (layer.moving_mean, layer.moving_variance)
+    for found, start, new in zip(moved, (0, 1), statistics, strict=True):
+        np.testing.assert_allclose(found, (1 - rate) * start + rate * new, rtol=1e-15)
 
 
 @pytest.mark.parametrize("warmup", [False, True])
@@ -264,14 +289,3 @@ def test_renormalization_is_refused():
         pytest.skip("This version of Keras has no batch renormalization.")
     with pytest.raises(ValueError, match=r"`renorm` must be False.*renorm=True"):
         BatchNormalization(renorm=True)
-
-
-def test_masks_and_second_calls_are_refused():
-    inputs = np.ones((2, 3, 4), "float32")
-    layer = filled(BatchNormalization(name="norm"), inputs.shape)
-    with keras.StatelessScope(), normalizing_by_batch(once=True):
-        layer(inputs)
-        with pytest.raises(ValueError, match="layer 'norm', which is called more often"):
-            layer(inputs)
-    with normalizing_by_batch(), pytest.raises(ValueError, match="not have masked inputs"):
-        layer(inputs, mask=np.ones((2, 3), bool))

@@ -15,7 +15,7 @@ IMAGES = np.random.default_rng(9).random((20, 4, 4, 1)).astype("float32")
 def model():
     model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
     # Some entries are undecided.
-    model.dictionary.value_logits.assign(0.1 * model.dictionary.value_logits)
+    model.dictionary.raw_values.assign(0.1 * model.dictionary.raw_values)
     return model
 
 

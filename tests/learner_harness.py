@@ -1,0 +1,281 @@
+"""`check_learner`: what every learner of the package must be able to do.
+
+As `layer_harness` for layers: configs, shapes, building once, `.keras` files, freezing,
+mixed precision, bad arrays, and training steps. `LearnerCase` describes a learner; `CASES`
+lists them all, `MetaNeighborhoodModel` included.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import few_shot_episodes as data
+import keras
+import numpy as np
+import pytest
+from layer_harness import as_numpy, perturb
+
+import nsl_keras
+from nsl_keras import few_shot
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+IMAGE = (6, 6, 1)
+
+
+def episodes():
+    return data.episodes(shape=IMAGE)
+
+
+def vectors():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(4, data.SIZE)).astype("float32"), np.arange(4) % data.WAYS
+
+
+def with_nan(arrays, place):
+    """The arrays, with a NaN in one of them, the only one or the one at a place."""
+    if not isinstance(arrays, tuple):
+        return with_nan((arrays,), 0)[0]
+    arrays = [np.array(each) for each in arrays]
+    arrays[place].reshape(-1)[3] = np.nan
+    return tuple(arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerCase:
+    """A learner and what to expect of it.
+
+    Attributes:
+        name: Name of the test case.
+        make: Returns a fresh learner.
+        data: Returns inputs and labels.
+        trains: Whether it has variables to train.
+        inputs: Names of the inputs of numbers, by their places, for the errors.
+    """
+
+    name: str
+    make: Callable[[], keras.Model]
+    data: Callable[[], tuple[Any, np.ndarray]] = episodes
+    trains: bool = True
+    inputs: tuple[tuple[int, str], ...] = ((0, "support_images"), (2, "query_images"))
+
+    def compiled(self, **options):
+        model = self.make()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, **options)
+        return model
+
+    def built(self, **options):
+        """A learner with random weights, compiled with options, and inputs and labels."""
+        model = self.compiled(**options) if options else self.make()
+        inputs, labels = self.data()
+        model(inputs)
+        perturb(model)
+        return model, inputs, labels
+
+
+def metric(learner, flat=True, **options):
+    return lambda: learner(data.convolutional(flat), data.WAYS, **options)
+
+
+def classifier():
+    return keras.Sequential(
+        [
+            keras.Input(IMAGE),
+            keras.layers.Conv2D(2, 3, activation="softplus"),
+            nsl_keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(data.WAYS),
+        ]
+    )
+
+
+def meta_neighborhoods():
+    features = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dense(5)])
+    head = nsl_keras.layers.CosineDense(data.WAYS)
+    dictionary = nsl_keras.layers.NeighborDictionary(8, dropout=0.0)
+    return nsl_keras.MetaNeighborhoodModel(features, head, dictionary)
+
+
+CASES = [
+    LearnerCase(
+        "proto",
+        metric(few_shot.ProtoNet, learn_temperature=True, batch_normalization="support"),
+    ),
+    LearnerCase("matching", metric(few_shot.MatchingNet, reading_steps=2, temperature=0.1)),
+    LearnerCase("relation", metric(few_shot.RelationNet, flat=False)),
+    LearnerCase(
+        "neighborhood_cosine",
+        metric(few_shot.NeighborhoodLearner),
+    ),
+    LearnerCase(
+        "neighborhood_dense",
+        metric(
+            few_shot.NeighborhoodLearner,
+            head="dense",
+            inner_steps=2,
+            learning_rate_form="diagonal",
+            metric="euclidean",
+        ),
+    ),
+    LearnerCase("centroid", metric(few_shot.NearestCentroid), trains=False),
+    LearnerCase("neighbor", metric(few_shot.NearestNeighbor), trains=False),
+    LearnerCase(
+        "maml",
+        lambda: few_shot.MAML(
+            classifier(),
+            "classifier",
+            inner_steps=1,
+            learning_rate_form="learned",
+            test_extra_steps=1,
+        ),
+    ),
+    LearnerCase("meta_neighborhoods", meta_neighborhoods, vectors, inputs=((0, "x"),)),
+]
+
+
+def check_learner(case, folder):
+    """Runs the checks that need no compilation; `folder` is for files."""
+    check_config(case)
+    check_building(case)
+    check_file(case, folder)
+    check_frozen(case, folder)
+    check_mixed_precision(case)
+    check_bad_arrays(case)
+    if case.trains:
+        check_step(case)
+
+
+def check_config(case):
+    model = case.make()
+    serialized = keras.saving.serialize_keras_object(model)
+    json.dumps(serialized)  # Raises for anything that a file cannot hold.
+    assert serialized["registered_name"] == f"nsl_keras>{type(model).__name__}"
+    again = keras.saving.deserialize_keras_object(serialized)
+    assert type(again) is type(model)
+    assert numbers_and_names(again.get_config()) == numbers_and_names(model.get_config())
+
+
+def numbers_and_names(config):
+    """A config without the layers and models in it, which have names of their own."""
+    return {key: value for key, value in config.items() if not isinstance(value, dict)}
+
+
+def check_building(case):
+    model, (inputs, _) = case.make(), case.data()
+    outputs = model(inputs)
+    shapes = keras.tree.map_structure(lambda each: each.shape, inputs)
+    if isinstance(inputs, tuple):
+        shapes = [each.shape for each in inputs]
+    assert model.compute_output_shape(shapes) == tuple(outputs.shape)
+    assert np.ptp(as_numpy(outputs)) > 0
+    count = len(model.weights)
+    model.build(shapes)
+    assert len(model.weights) == count
+
+
+def check_file(case, folder):
+    """A loaded learner computes the same, and its training goes on the same."""
+    options = {"run_eagerly": True} if case.trains else {}
+    model, inputs, labels = case.built(**options)
+    if case.trains:
+        model.train_on_batch(inputs, labels)
+    path = folder / f"{case.name}.keras"
+    model.save(path)
+    again = keras.saving.load_model(path)
+    np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
+    if case.trains:
+        again.run_eagerly = True
+        for each in (model, again):
+            each.train_on_batch(inputs, labels)
+    for one, two in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_allclose(as_numpy(one), as_numpy(two), atol=1e-6)
+
+
+def check_frozen(case, folder):
+    model, inputs, _ = case.built()
+    expected = as_numpy(model(inputs))
+    weights = len(model.weights)
+    model.trainable = False
+    # Frozen batch norms have their moving statistics.
+    if getattr(model, "effective_batch_normalization", None) is None:
+        np.testing.assert_array_equal(as_numpy(model(inputs)), expected)
+    assert not model.trainable_variables
+    expected = as_numpy(model(inputs))
+    model.save(folder / "frozen.keras")
+    again = keras.saving.load_model(folder / "frozen.keras")
+    np.testing.assert_allclose(as_numpy(again(inputs)), expected, atol=1e-6)
+    assert not again.trainable_variables and len(again.weights) == weights
+
+
+def check_mixed_precision(case):
+    reference, inputs, labels = case.built()
+    expected = as_numpy(reference(inputs))
+    keras.config.set_dtype_policy("mixed_float16")
+    model = case.compiled(run_eagerly=True)
+    keras.config.set_dtype_policy("float32")
+    model(inputs)
+    model.set_weights(reference.get_weights())
+    found = as_numpy(model(inputs))
+    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if case.trains:
+        assert np.isfinite(model.train_on_batch(inputs, labels))
+
+
+def check_bad_arrays(case):
+    model, (inputs, labels) = case.compiled(run_eagerly=True), case.data()
+    bad = [(with_nan(inputs, place), labels, name) for place, name in case.inputs]
+    bad += [(inputs, wrong, "y") for wrong in (labels - 1, labels + 1, labels + 0.5)]
+    for given, targets, name in bad:
+        for run in (model.fit, model.evaluate):
+            with pytest.raises(ValueError, match=f"`{name}` must .*Received"):
+                run(given, targets, verbose=0)
+
+
+def check_step(case, **options):
+    """A training step changes every variable, and leaves all of them finite."""
+    options = options or {"run_eagerly": True}
+    model, inputs, labels = case.built(**options)
+    before = [as_numpy(each) for each in model.trainable_variables]
+    model.fit(inputs, labels, verbose=0)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        new = as_numpy(variable)
+        assert np.all(np.isfinite(new)), variable.path
+        # Biases before a batch norm, or where distances alone count, have no gradient.
+        if variable.name != "bias":
+            assert np.any(new != old), f"{variable.path} got no gradient"
+
+
+def check_compiled(case, folder):
+    """Training and prediction in graphs, several numbers of examples, and an export."""
+    model, inputs, _ = case.built(jit_compile=False)
+    if case.trains:
+        check_step(case, jit_compile=False)
+    expected = as_numpy(model(inputs))
+    found = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    first = keras.tree.map_structure(lambda each: each[:1], inputs)
+    found = model.predict(first, verbose=0)
+    np.testing.assert_allclose(found, expected[:1], rtol=1e-3, atol=1e-4)
+    if not IS_TENSORFLOW:
+        return
+    import tensorflow as tf
+
+    signature = keras.tree.map_structure(
+        lambda each: tf.TensorSpec((None, *each.shape[1:]), each.dtype), inputs
+    )
+    if isinstance(inputs, tuple):
+        signature = [list(signature)]
+    model.export(str(folder / case.name), verbose=False, input_signature=signature)
+    served = tf.saved_model.load(str(folder / case.name))
+    given = [tf.constant(each) for each in inputs] if isinstance(inputs, tuple) else inputs
+    np.testing.assert_allclose(served.serve(given), expected, rtol=1e-3, atol=1e-4)
+
+
+def save_for_another_process(case, folder):
+    """Writes a `.keras` file, and beside it inputs with their outputs."""
+    model, inputs, _ = case.built()
+    model.save(folder / f"{case.name}.keras")
+    arrays = inputs if isinstance(inputs, tuple) else (inputs,)
+    np.savez(folder / f"{case.name}.npz", *arrays, outputs=as_numpy(model(inputs)))
