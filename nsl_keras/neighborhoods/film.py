@@ -176,9 +176,9 @@ def add_film(
         `{name}_film`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, or has iFiLM already; if `where` chooses no layers, or a layer with
-            several outputs; or for a batch norm over an axis that is neither the first nor
-            the last after the batch axis.
+        ValueError: If `model` is subclassed or not built, or has iFiLM already; if `where`
+            chooses no layers, or a layer with several outputs; or for a batch norm over an
+            axis that is neither the first nor the last after the batch axis.
 
     Example:
 
