@@ -14,7 +14,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import at_any_batch_size, require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.similarity.conversion import fold
+from nsl_keras.similarity.folding import fold
 from nsl_keras.training import files
 from nsl_keras.training.checks import finite_examples, mark_non_finite
 
@@ -203,7 +203,7 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
 def _folded(model: keras.Model) -> keras.Model:
     """Returns a plain model that computes the same if there is one, else the model."""
     try:
-        return fold(model, verbose=0)
+        return fold(model)
     except ValueError:
         return model
 

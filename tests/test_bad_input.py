@@ -22,7 +22,6 @@ LARGEST = [
             functools.partial(layers.NeuralSimilarityConv2D, 4),
             layers.NeuralSimilarityDepthwiseConv2D,
             functools.partial(layers.SphereConv2D, 4),
-            functools.partial(layers.GlobalNeuralSimilarity2D, 4),
         )
         for name in ("strides", "kernel_size", "dilation_rate")
     ),

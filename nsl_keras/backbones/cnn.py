@@ -158,11 +158,11 @@ def cnn9(
     >>> model.output_shape
     (None, 10)
 
-    A function can make a predictor for each convolution, here that of the authors:
+    With dynamic similarities, here with the predictors of the authors:
 
-    >>> def dynamic(*args, **options):
-    ...     return nsl_keras.layers.NeuralSimilarityConv2D(
-    ...         *args, predictor=nsl_keras.predictors.published(), **options)
+    >>> dynamic = functools.partial(
+    ...     nsl_keras.layers.NeuralSimilarityConv2D,
+    ...     predictor=nsl_keras.predictors.published())
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
     >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
     890946

@@ -151,7 +151,7 @@ def resnet18(
     Similarities at the 3x3 convolutions alone; a shared predictor has one kernel size, and
     a predictor at the 7x7 one would take most of the time:
 
-    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor(3)
+    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
     >>> def convolution(filters, kernel_size, **options):
     ...     if kernel_size == 7:
     ...         return keras.layers.Conv2D(filters, kernel_size, **options)

@@ -167,13 +167,13 @@ class MAML(EpisodicLearner):
         self.model = model
         validation.built(model, "MAML")
         require_logits(model, "model")
-        self._inner = select_variables(model, inner_variables, "inner_variables")
-        self._extra: list[Any] = []
+        inner = select_variables(model, inner_variables, "inner_variables")
+        extra = []
         if extra_steps or test_extra_steps:
-            self._extra = select_variables(model, extra_variables, "extra_variables")
-        self.functional = FunctionalModel(
-            model, [*self._inner, *self._extra], batch_normalization
-        )
+            extra = select_variables(model, extra_variables, "extra_variables")
+        self.functional = FunctionalModel(model, [*inner, *extra], batch_normalization)
+        # Not the variables: Keras would count them as the learner's own.
+        self._inner, self._extra = set(map(id, inner)), set(map(id, extra))
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -256,8 +256,7 @@ class MAML(EpisodicLearner):
             extra = extra if self.test_extra_steps is None else self.test_extra_steps
         rates = self.inner_learning_rates
         values = self.functional.values()
-        for variables in [self._inner] * inner + [self._extra] * extra:
-            changed = set(map(id, variables))
+        for changed in [self._inner] * inner + [self._extra] * extra:
 
             def loss_at(values: list[Tensor]) -> tuple[Tensor, None]:
                 logits, _ = self.functional.outputs(values, images)

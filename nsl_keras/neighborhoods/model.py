@@ -55,7 +55,7 @@ def _with_both_predictions() -> Iterator[None]:
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
+class MetaNeighborhoodModel(CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -240,11 +240,6 @@ class MetaNeighborhoodModel(rewiring.WithBackbone, CheckedModel):
         made.build(self.get_build_config()["input_shape"])
         made.neighborhood.set_weights(self.neighborhood.get_weights())
         return made
-
-    def count_head_multiply_adds(self) -> int | None:
-        """Returns the multiply-adds of attention, finetuning and head, for one example."""
-        validation.built(self, "count_head_multiply_adds")
-        return self.neighborhood.count_multiply_adds(self.dictionary.keys.shape)
 
     def build(self, input_shape: Any) -> None:
         self.compute_output_shape(input_shape)

@@ -1,4 +1,4 @@
-"""The regularizer that keeps the filters of hyperspherical layers apart."""
+"""The regularizer that keeps filters of hyperspherical layers apart."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from nsl_keras.backend import Tensor
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class OrthogonalityRegularizer(keras.regularizers.Regularizer):
-    """Regularizer that draws filters towards an orthonormal set.
+    """Regularizer that draws filters toward an orthonormal set.
 
     For a kernel `W` whose last axis is that of the filters,
 
         strength * ||F^T F - I||^2 + l2 * ||F||^2,   F = reshape(W, (-1, filters))
 
-    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` is another one: it takes
-    absolute cosines, leaves lengths alone, and takes matrices only.
+    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` differs: it penalizes
+    absolute cosines, not lengths, and takes only matrices.
 
     Args:
         strength: float, at least 0, the weight of the distance from orthonormality.
-        l2: float, at least 0, the weight of a decay beside it, as in
-            `keras.regularizers.L2`.
+        l2: float, at least 0, the weight of an additional `keras.regularizers.L2`.
 
     Raises:
         ValueError: If `strength` or `l2` is negative or not finite.
@@ -42,7 +41,7 @@ class OrthogonalityRegularizer(keras.regularizers.Regularizer):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B.2: the penalty of
         the authors' code on every SphereConv, with strength 1e-4. Their attention kernels
-        carry `l2=2.5e-4` besides.
+        also have `l2=2.5e-4`.
     """
 
     def __init__(self, strength: float = 1e-4, l2: float = 0.0) -> None:

@@ -89,7 +89,8 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
 
 def _title_of(part: Any, model: keras.Model) -> str:
     """Returns the path of a similarity in a model, broken into short lines."""
-    names = part.path.removeprefix(f"{model.name}/").split("/")
+    path = part.path.removeprefix(f"{model.name}/").removesuffix("/comparison")
+    names = path.split("/")
     lines = [textwrap.fill(name.replace("_", " "), 24) for name in names]
     return "\n".join(lines).replace(" ", "_")
 
