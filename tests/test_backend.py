@@ -6,7 +6,6 @@ import sys
 import types
 
 import keras
-import numpy as np
 import pytest
 
 from nsl_keras.backend import is_first_process
