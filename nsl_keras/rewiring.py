@@ -183,11 +183,11 @@ class _Rebuilding:
 
     def __init__(self, replace: Replace) -> None:
         self._replace = replace
-        #: What replaces a layer, by the layer's id: the same for all its calls.
+        #: The replacements of each layer, by its id, for all its calls.
         self._chains: dict[int, list[Any]] = {}
         #: Layers and their copies.
         self._copies: list[tuple[Layer, Layer]] = []
-        #: What several layers share, by the id in their configs.
+        #: Objects that several layers share, by the id in their configs.
         self._shared: dict[int, Any] = {}
 
     def run(self, model: keras.Model) -> keras.Model:
@@ -211,7 +211,7 @@ class _Rebuilding:
 
     def _call(self, layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("mask", True) is None:
-            del kwargs["mask"]  # What replaces a Softmax may not take masks.
+            del kwargs["mask"]  # The replacement of a Softmax may not take masks.
         first, *others = self._chain(layer)
         outputs = first(*args, **kwargs)
         for each in others:
@@ -242,7 +242,7 @@ class _Rebuilding:
     def _copy(self, layer: keras.Operation) -> keras.Operation:
         config = self._config(layer)
         if isinstance(layer, keras.layers.Lambda):
-            # The function is at hand: taking it over runs nothing foreign.
+            # Safe: the function itself is reused, and no foreign code runs.
             copy = type(layer).from_config(config, safe_mode=False)
             copy.function = layer.function
         else:

@@ -32,9 +32,9 @@ def resnet_v2(
     It has a 3x3 convolution to 16 channels, three stages of `n` bottleneck blocks (1x1 to
     16/64/128, 3x3, 1x1 to 64/128/256; stride 2 at the second and third stage), batch
     norm and global average pooling: 256 features. ResNet-29 with 3 input channels has
-    838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after each batch norm
-    but the first, after the shortcuts' convolutions, and after the first block's
-    `_layer_1_input`.
+    838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after
+    each batch norm but the first, after the shortcuts' convolutions, and after the first
+    block's `_layer_1_input`.
 
     Args:
         Those of `densenet_bc` (but `growth`, `dropout` and `seed`), and:
@@ -75,7 +75,7 @@ def resnet_v2(
             at = f"stage_{stage}_block_{block}"
             stride = 2 if stage > 0 and block == 0 else 1
             if stage == block == 0:
-                # Normalized by the root already. The name is a place for an iFiLM.
+                # The root has normalized it. An iFiLM can follow this layer.
                 branch = keras.layers.Identity(name=f"{at}_layer_1_input")(outputs)
             else:
                 branch = layers.activate(outputs, f"{at}_layer_1")
@@ -214,7 +214,7 @@ def _unit(
     """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
     padding = "same"
     if stride > 1:
-        # "same" would put the odd row of zeros on one side of the image alone.
+        # "same" would pad one side of the image with the odd row of zeros.
         inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
         padding = "valid"
     return layers.unit(inputs, width, size, name, strides=stride, padding=padding)

@@ -19,8 +19,8 @@ from nsl_keras.neighborhoods.key_metrics import KeyMetric
 #: The smallest probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
 
-#: The weight of the label in a value made from an example. The rest goes to all classes,
-#: so that the logits are finite and can still learn.
+#: The weight of the label in an example's value. The rest is spread over all classes, so
+#: that the logits are finite and can still learn.
 _CERTAINTY = 0.99
 
 DROPOUT_SCOPES = ("example", "batch")
@@ -265,8 +265,8 @@ class NeighborDictionary(keras.layers.Layer):
         """Sets the entries to examples, drawn at random without replacement.
 
         Keys become the features; values become the targets, or the labels, smoothed by 1 %
-        so that they can still learn. Classes get equal shares of the entries (others fill up
-        for a class with too few examples), or the shares of fixed one-hot values.
+        so that they can still learn. Classes get equal shares of the entries (other
+        classes fill up where one has too few examples), or those of fixed one-hot values.
 
         Args:
             features: Array of shape `(n, features)`.
@@ -390,7 +390,7 @@ class NeighborDictionary(keras.layers.Layer):
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
         All rows share one random order of the entries, and each row reads it along its own
-        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is thus
+        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is
         uniform, from one sort for all rows; two rows are not strictly independent.
         """
         ranks = self._random_order()

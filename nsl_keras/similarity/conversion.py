@@ -81,8 +81,8 @@ def add_similarity(
             names a layer that is not convertible, or if an argument does not suit a layer.
 
     Warns:
-        UserWarning: If the outputs change: `nsl_keras.similarities.Sparse` has fewer entries
-            than taps, or a predictor does not start at zero (`start="published"`).
+        UserWarning: If the outputs change: a `nsl_keras.similarities.Sparse` has fewer
+            entries than taps, or a predictor does not start at zero (`start="published"`).
 
     Example:
 
@@ -93,8 +93,8 @@ def add_similarity(
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [(variable.name, tuple(variable.shape)) for variable in model.trainable_variables][0]
-    ('similarity', (9,))
+    >>> {variable.name for variable in model.trainable_variables}
+    {'similarity'}
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training from

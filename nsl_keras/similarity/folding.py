@@ -20,8 +20,8 @@ def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model with the outputs of a model with static similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`. Recurrent cells become Keras's
-    own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
+    the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`. Recurrent cells become
+    Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
     `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as
     much as the plain network.
@@ -139,7 +139,7 @@ _PADDING_AND_CROPPING: dict[int, tuple[Any, Any]] = {
 
 
 def _shifted(layer: Any) -> list[Layer] | None:
-    """Returns zero padding, cropping and a one-tap convolution, as needed; `None` for others.
+    """Returns zero padding, cropping and a one-tap convolution; `None` if impossible.
 
     A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
     """
@@ -169,7 +169,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
         del options["data_format"]
     zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
     chain: list[Layer] = []
-    if np.any(padding):  # First: then there is always enough to crop.
+    if np.any(padding):  # First, so that there is enough to crop.
         chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
     if np.any(cropping):
         chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))

@@ -46,8 +46,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
     0.056
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1; the paper does not
-        describe its loss, which is that of the authors' code.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1. The paper does
+        not describe its loss; this is the one in the authors' code.
     """
 
     def __init__(

@@ -79,8 +79,8 @@ class Similarity(abc.ABC):
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(p) x_p` at every output position, tap after tap on the last axis.
 
-        The windows are the input under each tap, of shape `(batch, *positions, channels)`; the
-        parameters have the same axes in front. The result may have several parts.
+        The windows are the input under each tap, of shape `(batch, *positions, channels)`;
+        the parameters have the same axes in front. The result may have several parts.
         """
         patches = ops.stack(windows, axis=-2)
         compared = ops.matmul(self.matrix(parameters, len(windows)), patches)
@@ -118,8 +118,8 @@ class Diagonal(Similarity):
     (9, 9)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. The authors' code
-        starts the mask at `[1,0,0,0,1,0,0,0,1]`, paper and package at the identity.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. Its `M` starts
+        at the identity, as here; the authors' code starts at `[1,0,0,0,1,0,0,0,1]`.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -248,15 +248,13 @@ class Sparse(Similarity):
     """Sparse neural similarity: `nonzeros` entries of `M` live, the others exactly zero.
 
     The entries of largest magnitude are kept, of equal ones those nearest to the middle
-    tap. All `T^2` parameters are trained: the gradient with respect to `M` updates them
-    unchanged (straight-through), so that an entry can come back. `nonzeros=1` is one
-    spatial shift shared by all channels, and a 1x1 convolution. For soft sparsity use
-    another similarity with `similarity_regularizer="l1"`. Static layers only.
+    tap. The gradient with respect to `M` updates all `T^2` parameters (straight-through),
+    so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
+    channels, and a 1x1 convolution. Static layers only.
 
     Args:
-        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
-            that `M` cannot hold the identity, and the layer does not start as the plain
-            one.
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer, `M`
+            cannot be the identity, and the layer does not start as the plain one.
 
     Raises:
         ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.

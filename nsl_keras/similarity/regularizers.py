@@ -19,8 +19,8 @@ class OrthogonalityRegularizer(keras.regularizers.Regularizer):
 
         strength * ||F^T F - I||^2 + l2 * ||F||^2,   F = reshape(W, (-1, filters))
 
-    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` ignores lengths, and takes
-    only matrices.
+    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` ignores lengths, and
+    takes only matrices.
 
     Args:
         strength: float, at least 0, the weight of the distance from orthonormality.
@@ -38,8 +38,8 @@ class OrthogonalityRegularizer(keras.regularizers.Regularizer):
     (0.0, 1.5)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B.2. The authors' code
-        has strength 1e-4 on every SphereConv, and `l2=2.5e-4` on attention kernels.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B.2. The authors
+        use strength 1e-4 on every SphereConv, and `l2=2.5e-4` on attention kernels.
     """
 
     def __init__(self, strength: float = 1e-4, l2: float = 0.0) -> None:

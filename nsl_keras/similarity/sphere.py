@@ -39,7 +39,7 @@ def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) ->
 
 
 def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
-    """Returns `g(cos)`; the `curvature` of `"learnable_sigmoid"` broadcasts with `cosine`."""
+    """Returns `g(cos)`; only `"learnable_sigmoid"` has a curvature."""
     if response == "cosine":
         return cosine
     cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
