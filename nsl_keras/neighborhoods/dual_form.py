@@ -82,8 +82,6 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
                 f"layer {layer.name!r} is a {type(layer).__name__}, not a Dense or "
                 "CosineDense layer (or an activation after one)"
             )
-    if not stages:
-        raise NoDualFormError(f"head {head.name!r} has no layers")
     return stages
 
 

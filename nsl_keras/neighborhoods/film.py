@@ -30,7 +30,7 @@ class InstanceFiLM(keras.layers.Layer):
             cosine: an inverse temperature.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
-        **kwargs: Those of `keras.layers.Layer`.
+        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Feature maps.
@@ -38,10 +38,11 @@ class InstanceFiLM(keras.layers.Layer):
             the mean omits masked steps. The mask is passed on.
 
     Input shape:
-        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`.
+        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`, with any
+        number of spatial axes.
 
     Output shape:
-        The same as the input.
+        That of the input.
 
     Raises:
         ValueError: If `dictionary_size` or `sharpness` is not positive, or the number
@@ -56,8 +57,9 @@ class InstanceFiLM(keras.layers.Layer):
     (2, 8, 8, 16)
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The residual
-        form and the learned `sharpness` from 5 on follow the authors' code.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The paper
+        scales by `w G` with a fixed temperature; the residual form and the learned
+        `sharpness` with an initial value of 5 follow the authors' code.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds for one example."""
+        """Returns the multiply-adds of attention, scales and shifts, for one example."""
         channels = input_shape[self.axis]
         return None if channels is None else 3 * self.dictionary_size * channels
 
@@ -154,10 +156,11 @@ def add_film(
 ) -> keras.Model:
     """Returns a copy of a model with an `InstanceFiLM` layer after each batch norm.
 
-    The copy has the weights of `model` and, before training, exactly its outputs. Nested
-    models and `keras.layers.TimeDistributed` are entered. Names, dtype policies, trainable
-    flags and shared layers are kept; a layer that is called several times gets one shared
-    iFiLM. `model` does not change.
+    The copy has the weights of `model` and, before training, exactly its outputs: every
+    `InstanceFiLM` starts as the identity. Nested models and `keras.layers.TimeDistributed`
+    are entered. Names, dtype policies, trainable flags and shared layers are kept; a layer
+    that is called several times gets one shared iFiLM. The copy is not compiled, and
+    `model` is unchanged.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
@@ -165,27 +168,36 @@ def add_film(
         where: `"all"` places iFiLM after every batch norm, as in the paper, `"last"` after
             the last one in the order of the graph. A collection of layer names, or a
             function from a layer to a bool, chooses the layers that iFiLM follows. Batch
-            norms inside other layers, such as predictors, do not count.
+            norms inside predictors and subclassed models do not count.
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
-        A `keras.Model`, Sequential if `model` is, not compiled. The iFiLM after the layer
-        `name` is named `{name}_film`.
+        A `keras.Model`, Sequential if `model` is. The iFiLM after layer `name` is named
+        `{name}_film`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, hides batch norms in a subclassed
-            model, or has iFiLM already; if `where` chooses no layers or one with several
-            outputs; or for a batch norm over an axis that cannot be the channel axis.
+        ValueError: If `model` is subclassed or not built, or has iFiLM already; if `where`
+            chooses no layers, or a layer with several outputs; or for a batch norm over an
+            axis that is neither the first nor the last after the batch axis.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> plain = nsl_keras.backbones.convnet4((16, 16, 3))
+    >>> plain = keras.Sequential([
+    ...     keras.Input((16, 16, 3)),
+    ...     keras.layers.Conv2D(8, 3),
+    ...     keras.layers.BatchNormalization(name="norm"),
+    ...     keras.layers.ReLU(),
+    ...     keras.layers.GlobalAveragePooling2D(),
+    ...     keras.layers.Dense(5),
+    ... ])
     >>> model = nsl_keras.convert.add_film(plain)
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
+    >>> [layer.name for layer in model.layers if "norm" in layer.name]
+    ['norm', 'norm_film']
 
     The authors' option `last` means the batch norms of the last block of each stage, and
     the final one. In `resnet_v2(29)` their names match the regular expression
@@ -197,7 +209,14 @@ def add_film(
     """
     dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
     calls = rewiring.calls(model)
-    _refuse_hidden_norms(model, calls)
+    for layer in (call.layer for call in calls):
+        if any(
+            isinstance(each, InstanceFiLM) for each in (layer, *rewiring.sublayers(layer))
+        ):
+            raise ValueError(
+                "`model` must not have iFiLM yet; choose all places at once. "
+                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
+            )
     chosen = _chosen(model, calls, where)
     axes = {id(call.layer): _channel_axis(call) for call in chosen}
     names = {call.layer.name for call in calls}
@@ -214,24 +233,6 @@ def add_film(
         return [layer, film]
 
     return rewiring.rebuild(model, replace)
-
-
-def _refuse_hidden_norms(model: keras.Model, calls: list[rewiring.Call]) -> None:
-    """Raises for iFiLM in a model, and for subclassed models with batch norms."""
-    for layer in (call.layer for call in calls):
-        inside = [layer, *rewiring.sublayers(layer)]
-        if any(isinstance(each, InstanceFiLM) for each in inside):
-            raise ValueError(
-                "`model` must not have iFiLM yet; choose all places at once. "
-                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
-            )
-        norms = [each for each in inside if _is_norm(each)]
-        if norms and isinstance(layer, keras.Model):
-            raise ValueError(
-                "`model` must be functional or Sequential, and so must the models in it "
-                "that have batch norms. Received: the subclassed model "
-                f"{layer.name!r} of type {type(layer).__name__!r}"
-            )
 
 
 def _chosen(

@@ -15,6 +15,16 @@ from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.kernels import TOO_SMALL, FloatKernel
 
+#: The arguments of a `Comparison` that layers with one kernel have too.
+ARGUMENTS = (
+    "similarity",
+    "similarity_initializer",
+    "similarity_regularizer",
+    "similarity_constraint",
+    "predictor",
+    "learn_shape",
+    "shape_threshold",
+)
 #: The attributes of a convolution that a network for its positions needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
@@ -292,22 +302,14 @@ class Comparison(keras.layers.Layer):
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of a layer with one kernel, for its config."""
-        predictor = keras.saving.serialize_keras_object(self.predictor)
+        serialize = keras.saving.serialize_keras_object
+        config = {name: serialize(getattr(self, name)) for name in ARGUMENTS}
         if isinstance(self.predictor, keras.layers.Layer):
             # Keras's own key for objects that several configs share. Keras sets it only
             # from the second config on where the object stands inside a layer (3.15), and
             # then a loaded model would have two of them.
-            predictor["shared_object_id"] = id(self.predictor)
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "similarity": serialize(self.similarity),
-            "similarity_initializer": serialize(self.similarity_initializer),
-            "similarity_regularizer": serialize(self.similarity_regularizer),
-            "similarity_constraint": serialize(self.similarity_constraint),
-            "predictor": predictor,
-            "learn_shape": self.learn_shape,
-            "shape_threshold": self.shape_threshold,
-        }
+            config["predictor"]["shared_object_id"] = id(self.predictor)
+        return config
 
 
 def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
@@ -328,13 +330,16 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
 class NeuralSimilarity(FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
-    A subclass names the Keras layer as `plain`, and has two products: `plain_product`,
-    that layer's with any kernel, and `dynamic_product`, with an `M` that is predicted.
+    A subclass names the Keras layer as `plain`, and has two products:
+    `plain_product(inputs, kernel)`, that layer's with any kernel, and
+    `dynamic_product(inputs, kernel, training)`, with an `M` that is predicted.
     """
 
     plain: type[keras.layers.Layer]
-    kernel: Any
-    bias: Any
+    plain_product: Any
+    dynamic_product: Any
+    similarity: matrices.Similarity
+    predictor: Any
 
     def __init__(
         self,
@@ -362,13 +367,8 @@ class NeuralSimilarity(FloatKernel):
             dtype=self.dtype_policy,
             name="comparison",
         )
-        self.similarity = self.comparison.similarity
-        self.similarity_initializer = self.comparison.similarity_initializer
-        self.similarity_regularizer = self.comparison.similarity_regularizer
-        self.similarity_constraint = self.comparison.similarity_constraint
-        self.predictor = self.comparison.predictor
-        self.learn_shape = self.comparison.learn_shape
-        self.shape_threshold = self.comparison.shape_threshold
+        for name in ARGUMENTS:
+            setattr(self, name, getattr(self.comparison, name))
         if self.predictor is not None and getattr(self, "groups", 1) != 1:
             raise ValueError(
                 "`groups` must be 1 with a predictor. "
@@ -410,16 +410,6 @@ class NeuralSimilarity(FloatKernel):
             outputs = outputs + ops.reshape(ops.cast(self.bias, outputs.dtype), bias_shape)
         return outputs if self.activation is None else self.activation(outputs)
 
-    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        """Returns `W^T x`."""
-        raise NotImplementedError
-
-    def dynamic_product(
-        self, inputs: Tensor, kernel: Tensor, training: bool | None
-    ) -> Tensor:
-        """Returns `W^T D M(x) x`."""
-        raise NotImplementedError
-
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M` that a dynamic layer predicts at each position of its output.
 
@@ -431,7 +421,7 @@ class NeuralSimilarity(FloatKernel):
             a pooled predictor. The learned shape of the kernel is not part of it.
 
         Raises:
-            ValueError: If the layer is static.
+            ValueError: If the layer is static, or not built yet.
         """
         if self.predictor is None:
             raise ValueError(
@@ -439,9 +429,8 @@ class NeuralSimilarity(FloatKernel):
                 f"{self.name!r} has a static one, `similarity_matrix`. "
                 "Received: predictor=None"
             )
+        validation.built(self, "predicted_matrices")
         inputs = ops.cast(inputs, self.compute_dtype)
-        if not self.built:
-            self.build(inputs.shape)
         shape = list(self.compute_output_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         parameters = self.comparison.parameters(inputs, positions=shape[1:])

@@ -12,11 +12,23 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.comparison import Comparison
 
+#: The arguments that a cell adds to Keras's.
+_ARGUMENTS = (
+    "similarity",
+    "recurrent_similarity",
+    "block_size",
+    "recurrent_block_size",
+    "similarity_initializer",
+    "similarity_regularizer",
+    "similarity_constraint",
+    "predictor",
+    "recurrent_predictor",
+)
 #: The recurrent kernel has the argument of the input kernel.
 SAME = "same"
 
@@ -52,6 +64,8 @@ class SimilarityCell(keras.layers.Layer):
                 "`similarity` and `recurrent_similarity` must not both be None. "
                 f"Received: similarity=None, recurrent_similarity={recurrent_similarity}"
             )
+        self.similarity = validation.optional(matrices.get, similarity)
+        self.recurrent_similarity = validation.optional(matrices.get, recurrent_similarity)
         self.block_size = block_size
         self.recurrent_block_size = recurrent_block_size
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
@@ -59,19 +73,11 @@ class SimilarityCell(keras.layers.Layer):
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.predictor = _without_state(predictor)
         self.recurrent_predictor = _without_state(recurrent_predictor)
-        self.input_comparison: Any = self._comparison(
-            "similarity", similarity, self.predictor, block_size
-        )
-        self.state_comparison: Any = self._comparison(
-            "recurrent_similarity",
-            recurrent_similarity,
-            self.recurrent_predictor,
-            recurrent_block_size,
-        )
+        self.input_comparison = self._comparison("")
+        self.state_comparison = self._comparison("recurrent_")
 
-    def _comparison(
-        self, name: str, similarity: Any, predictor: Any, block_size: Any
-    ) -> Comparison | None:
+    def _comparison(self, prefix: str) -> Any:
+        similarity = getattr(self, f"{prefix}similarity")
         if similarity is None:
             return None
         return Comparison(
@@ -79,21 +85,11 @@ class SimilarityCell(keras.layers.Layer):
             self.similarity_initializer,
             self.similarity_regularizer,
             self.similarity_constraint,
-            predictor,
-            block_size=block_size,
+            getattr(self, f"{prefix}predictor"),
+            block_size=getattr(self, f"{prefix}block_size"),
             dtype=self.dtype_policy,
-            name=name,
+            name=f"{prefix}similarity",
         )
-
-    @property
-    def similarity(self) -> matrices.Similarity | None:
-        """The structure of the `M` of the input kernel; `None` without one."""
-        return self.input_comparison and self.input_comparison.similarity
-
-    @property
-    def recurrent_similarity(self) -> matrices.Similarity | None:
-        """The structure of the `M` of the recurrent kernel; `None` without one."""
-        return self.state_comparison and self.state_comparison.similarity
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -109,16 +105,6 @@ class SimilarityCell(keras.layers.Layer):
             (self.state_comparison, self.recurrent_kernel),
         ]
 
-    @property
-    def similarity_matrix(self) -> Tensor:
-        """The static block `M_s` of the input kernel."""
-        return self.input_comparison.similarity_matrix
-
-    @property
-    def recurrent_similarity_matrix(self) -> Tensor:
-        """The static block `M_s` of the recurrent kernel."""
-        return self.state_comparison.similarity_matrix
-
     def fold(self) -> keras.layers.Layer:
         """Returns a new cell of Keras's own that computes the same.
 
@@ -128,13 +114,12 @@ class SimilarityCell(keras.layers.Layer):
         Raises:
             ValueError: If one of the similarities is predicted, or the cell is not built.
         """
+        validation.built(self, "fold")
         folded = []
-        for comparison in (self.input_comparison, self.state_comparison):
-            if comparison is not None:
-                comparison.require_static("fold")
         for comparison, kernel in self._comparisons_and_kernels():
             kernel = ops.convert_to_tensor(kernel)
             if comparison is not None:
+                comparison.require_static("fold")
                 kernel = comparison.equivalent_kernel(kernel)
             # Copies: on JAX the two would share buffers, which a training step donates.
             folded.append(ops.convert_to_numpy(kernel))
@@ -148,22 +133,9 @@ class SimilarityCell(keras.layers.Layer):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        names = (
-            "similarity",
-            "recurrent_similarity",
-            "block_size",
-            "recurrent_block_size",
-            "similarity_initializer",
-            "similarity_regularizer",
-            "similarity_constraint",
-            "predictor",
-            "recurrent_predictor",
-        )
         serialize = keras.saving.serialize_keras_object
-        return {
-            **super().get_config(),
-            **{name: serialize(getattr(self, name)) for name in names},
-        }
+        own = {name: serialize(getattr(self, name)) for name in _ARGUMENTS}
+        return {**super().get_config(), **own}
 
 
 def _without_state(predictor: Any) -> Any:
@@ -273,8 +245,10 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     >>> cell = nsl_keras.layers.NeuralSimilarityGRUCell(
     ...     8, similarity="unconstrained", block_size=4)
     >>> recurrent = keras.layers.RNN(cell, return_sequences=True)
-    >>> tuple(recurrent(sequences).shape), tuple(cell.similarity_matrix.shape)
-    ((2, 5, 8), (4, 4))
+    >>> tuple(recurrent(sequences).shape)
+    (2, 5, 8)
+    >>> tuple(cell.input_comparison.similarity_matrix.shape)
+    (4, 4)
     >>> dynamic = nsl_keras.layers.NeuralSimilarityGRUCell(8, predictor="sphere")
     >>> tuple(keras.layers.Bidirectional(keras.layers.RNN(dynamic))(sequences).shape)
     (2, 16)
@@ -336,7 +310,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     `M_h` start at the identity.
 
     Args:
-        Those of `keras.layers.SimpleRNNCell`, and those of `NeuralSimilarityGRUCell`.
+        Those of `keras.layers.SimpleRNNCell` and of `NeuralSimilarityGRUCell`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -392,7 +366,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     `M_h` start at the identity.
 
     Args:
-        Those of `keras.layers.LSTMCell`, and those of `NeuralSimilarityGRUCell`.
+        Those of `keras.layers.LSTMCell` and of `NeuralSimilarityGRUCell`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.

@@ -132,7 +132,6 @@ ALL = ["first", "depthwise", "second"]
             },
         ),
     ],
-    ids=str,
 )
 def test_a_network_of_several_kinds_of_layers(names, options, plain):
     model = check_conversion(plain, IMAGES, names, **options)

@@ -217,8 +217,8 @@ def test_arguments_reach_both_similarities():
         assert isinstance(constraint, keras.constraints.NonNeg)
     fresh = made("gru", similarity_initializer=keras.initializers.Identity(0.5))
     fresh.build((None, FEATURES))
-    assert_equal(fresh.similarity_matrix, 0.5 * np.eye(FEATURES))
-    assert_equal(fresh.recurrent_similarity_matrix, 0.5 * np.eye(UNITS))
+    assert_equal(fresh.input_comparison.similarity_matrix, 0.5 * np.eye(FEATURES))
+    assert_equal(fresh.state_comparison.similarity_matrix, 0.5 * np.eye(UNITS))
 
 
 # Gradients.
@@ -269,58 +269,6 @@ def test_fold(name, form):
     changed.similarity_parameters.assign(1.1 * changed.similarity_parameters)
     with pytest.raises(AssertionError):
         assert_close(outputs(plain), outputs(cell), 1e-5)
-
-
-def test_the_folded_cell_trains_by_itself():
-    cell = built("lstm", similarity=None, recurrent_similarity="symmetric")
-    plain = cell.fold()
-    model = keras.Sequential([keras.layers.RNN(plain)])
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    before, folded = values(cell.trainable_variables), values(plain.trainable_variables)
-    model.fit(SEQUENCES, np.ones((BATCH, UNITS)), verbose=0)
-    for old, variable in zip(before, cell.trainable_variables, strict=True):
-        assert_equal(variable.value, old)
-    for old, variable in zip(folded, plain.trainable_variables, strict=True):
-        assert np.any(ops.convert_to_numpy(variable.value) != old)
-
-
-def test_fold_under_mixed_precision():
-    cell = built("gru", similarity="unconstrained", dtype="mixed_bfloat16")
-    plain = cell.fold()
-    assert plain.dtype_policy.name == "mixed_bfloat16"
-    received, expected = (
-        keras.layers.RNN(each, dtype="mixed_bfloat16")(sequences())
-        for each in (plain, cell)
-    )
-    assert keras.backend.standardize_dtype(expected.dtype) == "bfloat16"
-    assert_close(ops.cast(received, "float32"), ops.cast(expected, "float32"), 0.03)
-
-
-# Files.
-
-
-@pytest.mark.parametrize(
-    ("name", "form"), [("simple_rnn", "state_alone"), ("lstm", "predicted_blocks")]
-)
-def test_keras_file(name, form, tmp_path):
-    inputs = keras.Input((None, FEATURES))
-    recurrent = keras.layers.RNN(
-        [made(name, **FORMS[form]), made(name)], return_sequences=True
-    )
-    both = keras.layers.Bidirectional(keras.layers.RNN(made(name, **FORMS[form])))
-    model = keras.Model(inputs, both(recurrent(keras.layers.Masking()(inputs))))
-    perturb(model)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert_equal(again(sequences()), model(sequences()))
-
-
-def test_config():
-    for form in FORMS.values():
-        cell = made("gru_reset_before", seed=3, **form)
-        config = cell.get_config()
-        again = type(cell).from_config(config)
-        assert again.get_config() == config
 
 
 # Errors.
