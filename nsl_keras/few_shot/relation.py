@@ -219,4 +219,7 @@ class RelationLoss(keras.losses.Loss):
         scores = ops.sigmoid(ops.convert_to_tensor(y_pred))
         y_true = ops.reshape(ops.cast(y_true, "int32"), ops.shape(scores)[:-1])
         labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
-        return ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)
+        loss = ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)
+        # A number outside the classes would only lower the loss.
+        is_class = ops.logical_and(y_true >= 0, y_true < scores.shape[-1])
+        return ops.where(is_class, loss, ops.cast(float("nan"), loss.dtype))
