@@ -6,7 +6,6 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import OneBatch
 from keras import ops
 from layer_harness import as_numpy
 
