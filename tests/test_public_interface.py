@@ -61,7 +61,6 @@ EXAMPLES = {id(thing): name for name, thing in sorted(PUBLIC.items())}
 def test_the_docstring_of_the_package_names_its_modules():
     named = set(re.findall(r"`(\w+)`", nsl_keras.__doc__))
     assert {module.__name__.rpartition(".")[2] for module in MODULES} <= named
-    assert all(hasattr(nsl_keras, name) for name in named)
 
 
 def test_registered():
