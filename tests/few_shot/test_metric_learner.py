@@ -6,9 +6,9 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
+from helpers import OneBatch
 from keras import ops
 from layer_harness import as_numpy
-from one_batch import OneBatch
 
 import nsl_keras
 from nsl_keras import few_shot

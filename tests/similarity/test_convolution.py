@@ -490,6 +490,7 @@ def train(layer, inputs):
         assert np.mean(old != new) > 0.9
 
 
+@pytest.mark.jax
 @one_layer_of_a_kind
 def test_fold_and_layer_are_independent_in_training(name):
     member = FAMILY[name]

@@ -286,6 +286,7 @@ def test_a_product_beyond_half_precision(layer):
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow",
     reason="TensorFlow's own convolutions refuse empty batches",
