@@ -6,11 +6,11 @@ One rule: "layer" includes the predictor, at every position or once for each blo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import nsl_keras
@@ -70,15 +70,15 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
     """The dynamic layers of each similarity, by name."""
     layers: dict[str, keras.layers.Layer] = {}
     for name, similarity in SIMILARITIES.items():
-        taps = KERNEL_SIZE**2
-        parameters = nsl_keras.similarities.get(similarity).parameter_shape(taps)
+        identity = np.eye(KERNEL_SIZE**2)
+        parameters = nsl_keras.similarities.get(similarity).parameters_from(identity)
         for part, predictor in (
             ("layer", "sphere"),
             (
                 "layer, in blocks",
                 nsl_keras.predictors.SimilarityPredictor(downsampling=2),
             ),
-            ("core", StoredPrediction(math.prod(parameters))),
+            ("core", StoredPrediction(np.size(parameters))),
         ):
             layers[f"dynamic {name}, {part}"] = nsl_keras.layers.NeuralSimilarityConv2D(
                 filters,

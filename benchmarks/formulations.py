@@ -7,7 +7,7 @@ authors' are written from the description of their computation.
 
 from __future__ import annotations
 
-import functools
+import types
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ import tensorflow as tf
 import nsl_keras
 from benchmarks import measure
 from benchmarks.dynamic import BATCH, SIZES
-from nsl_keras.similarity.dynamic_convolution import dynamic_convolution
+from nsl_keras.similarity.convolution import dynamic_convolution
 
 Formulation = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 TAPS = 9
@@ -48,16 +48,20 @@ def own(similarity: str) -> Formulation:
     """The package's: slices; masks and a product for each tap, or one mixing product."""
 
     def convolution(inputs: tf.Tensor, kernel: tf.Tensor, parameters: tf.Tensor):
-        return dynamic_convolution(
-            inputs,
-            kernel,
-            functools.partial(
-                nsl_keras.similarities.get(similarity).compare_windows, parameters
-            ),
+        comparison = types.SimpleNamespace(
+            similarity=nsl_keras.similarities.get(similarity),
+            parameters=lambda *_: parameters,
+            shaped=lambda kernel: kernel,
+        )
+        layer = types.SimpleNamespace(
+            kernel_size=(3, 3),
             strides=(1, 1),
             padding="same",
             dilation_rate=(1, 1),
+            channel_axis=-1,
+            comparison=comparison,
         )
+        return dynamic_convolution(layer, inputs, kernel, None)
 
     return convolution
 

@@ -1,4 +1,4 @@
-"""Public similarities: what the matrix `M` of a layer may be."""
+"""Public similarities: the matrices that the `M` of a layer may be."""
 
 from nsl_keras.similarity.matrices import (
     Diagonal,
@@ -9,8 +9,6 @@ from nsl_keras.similarity.matrices import (
     Symmetric,
     Unconstrained,
     get,
-    register,
-    serialize,
 )
 
 __all__ = [
@@ -22,6 +20,4 @@ __all__ = [
     "Symmetric",
     "Unconstrained",
     "get",
-    "register",
-    "serialize",
 ]

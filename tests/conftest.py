@@ -19,11 +19,6 @@ os.environ.setdefault(
 import keras
 import pytest
 
-from nsl_keras import progress
-
-# Show no progress bar, however slow the machine is.
-progress.QUIET_SECONDS = float("inf")
-
 
 def pytest_configure(config):
     # `eager` leaves the functions of tf.data as they are, which TensorFlow warns about.

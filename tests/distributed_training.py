@@ -67,7 +67,9 @@ def simple():
 
 
 def dynamic():
-    predictor = nsl_keras.predictors.SimilarityPredictor(synchronized=True)
+    predictor = nsl_keras.predictors.SimilarityPredictor(
+        batch_normalization={"synchronized": True}
+    )
     return nsl_keras.distribution.distribute(
         network(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor))
     )

@@ -29,9 +29,8 @@ def with_predictor(make_predictor, layer, **arguments):
 def shared(**arguments):
     return partial(
         predictors.SharedSimilarityPredictor,
+        predictors.SimilarityPredictor(width=8, **arguments),
         adapted_filters=5,
-        hidden_filters=8,
-        **arguments,
     )
 
 
@@ -204,11 +203,6 @@ OTHER_IMAGES = [
         partial(layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"),
         2,
     ),
-    spatial(
-        "similarity_predictor",
-        partial(predictors.SimilarityPredictor, 3, strides=2, padding="same"),
-        *(6, 6),
-    ),
     spatial("instance_film", film, 4),
     LayerCase(
         "batch_normalization", layers.BatchNormalization, IMAGE, 2, 3, unknown_sizes=True
@@ -216,16 +210,16 @@ OTHER_IMAGES = [
     *(
         spatial(
             f"global_{similarity}",
-            partial(layers.GlobalNeuralSimilarity2D, similarity=similarity, **arguments),
+            partial(layers.GlobalNeuralSimilarity2D, similarity=similarity),
             trainable,
             unknown_sizes=similarity not in ("diagonal", "unconstrained"),
         )
-        for similarity, trainable, arguments in (
-            ("diagonal", 3, {"filters": 6, "kernel_size": 3, "strides": 2}),
-            ("unconstrained", 1, {}),
-            ("predicted_mask", 2, {}),
-            ("attention", 4, {"filters": 6, "kernel_size": 1, "activation": "relu"}),
-            ("softmax_attention", 4, {}),
+        for similarity, trainable in (
+            ("diagonal", 1),
+            ("unconstrained", 1),
+            ("predicted_mask", 2),
+            ("attention", 2),
+            ("softmax_attention", 4),
         )
     ),
 ]
@@ -250,23 +244,17 @@ VECTORS_AND_SEQUENCES = [
         *(8, 6),
     ),
     LayerCase(
-        "dense_dynamic_mlp_blocks",
+        "dense_dynamic_cnn_blocks",
         partial(
             layers.NeuralSimilarityDense,
             *(5, None, False),
             similarity="symmetric",
             block_size=4,
-            predictor="mlp",
+            predictor="cnn",
             learn_shape=True,
         ),
         (2, 12),
         *(6, 3),
-    ),
-    LayerCase(
-        "dense_similarity_predictor",
-        partial(predictors.DenseSimilarityPredictor, 4, "full_sphere"),
-        (12,),
-        *(6, 6),
     ),
     LayerCase(
         "simple_rnn_static",
@@ -293,11 +281,11 @@ VECTORS_AND_SEQUENCES = [
         7,
     ),
     LayerCase(
-        "lstm_dynamic_mlp_dropout",
+        "lstm_dynamic_cnn_dropout",
         recurrent(
             layers.NeuralSimilarityLSTMCell,
             similarity="unconstrained",
-            predictor="mlp",
+            predictor="cnn",
             recurrent_similarity=None,
             dropout=0.2,
             recurrent_dropout=0.2,

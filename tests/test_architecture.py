@@ -11,12 +11,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Floors from the ground up. A module imports only from floors below its own.
 FLOORS = {
     "version": 0,
-    "inheritance": 0,
-    "registry": 0,
     "validation": 0,
     "backend": 1,
-    "progress": 1,
-    "data": 2,
     "rewiring": 2,
     "training": 3,
     "similarity": 4,

@@ -3,7 +3,6 @@
 import functools
 
 import keras
-import numpy as np
 import pytest
 
 import nsl_keras
@@ -12,12 +11,6 @@ from nsl_keras import backbones, few_shot, layers, predictors
 
 def small_network():
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-
-
-def adapting_model():
-    model = nsl_keras.MetaNeighborhoodModel(None, layers.CosineDense(3), dictionary=6)
-    model.build((None, 4))
-    return model
 
 
 #: Callable, argument, and the largest number it takes.
@@ -29,7 +22,6 @@ LARGEST = [
             functools.partial(layers.NeuralSimilarityConv2D, 4),
             layers.NeuralSimilarityDepthwiseConv2D,
             functools.partial(layers.SphereConv2D, 4),
-            functools.partial(layers.GlobalNeuralSimilarity2D, 4),
         )
         for name in ("strides", "kernel_size", "dilation_rate")
     ),
@@ -68,15 +60,8 @@ def test_numbers_that_would_end_the_process(make, name, largest):
             lambda **given: nsl_keras.convert.add_similarity(small_network(), **given),
             "freeze_backbone",
         ),
-        (lambda adapt: adapting_model()(np.ones((2, 4), "float32"), adapt=adapt), "adapt"),
     ],
 )
 def test_words_are_no_booleans(make, name):
     with pytest.raises(ValueError, match=f"`{name}` must be True or False.*='False'"):
         make(**{name: "False"})
-
-
-def test_neighbors_of_inputs_of_another_width():
-    for x in (np.ones((2, 5), "float32"), np.ones((2, 4, 1), "float32")):
-        with pytest.raises(ValueError, match=r"must have shape \(batch, 4\), as wide as"):
-            adapting_model().neighbors(x)

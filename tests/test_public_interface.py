@@ -76,26 +76,43 @@ def test_registered():
     assert not offenders
 
 
+def parameters_of(thing):
+    """The arguments of a function or class, also those that its `__init__` passes on."""
+    if not inspect.isclass(thing):
+        return set(inspect.signature(thing).parameters)
+    names = set()
+    for base in thing.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters.values()
+            names |= {each.name for each in parameters}
+            if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+                break
+    return names - {"self", "args", "kwargs"}
+
+
 def bases(thing):
-    """The classes whose arguments a docstring takes over: "Those of `X`, and:"."""
-    text = inspect.getdoc(thing) or ""
-    named = re.findall(r"Those of `(keras\.layers\.)?(?:\w+\.)*(\w+)`", text)
-    ours = {name.rpartition(".")[2]: each for name, each in PUBLIC.items()}
-    return [getattr(keras.layers, n) if of_keras else ours[n] for of_keras, n in named]
+    """The classes and functions that a docstring names: "Those of `X` and of `Y`"."""
+    public = {name.rpartition(".")[2]: each for name, each in PUBLIC.items()}
+    for names in re.findall(
+        r"Those of ((?:`[\w.]+`(?: and of )?)+)", inspect.getdoc(thing) or ""
+    ):
+        for name in re.findall(r"[\w.]+(?=`)", names):
+            *module, last = name.split(".")
+            of_keras = module and module[0] == "keras"
+            yield getattr(keras.layers, last) if of_keras else public[last]
+
+
+def inherited(thing):
+    """The arguments that a docstring leaves to those of other layers or functions."""
+    return set().union(*map(parameters_of, bases(thing)))
 
 
 def documented(thing):
     """The arguments that a docstring describes, itself or at the class that it names."""
     if not thing.__module__.startswith("nsl_keras"):
-        return set(inspect.signature(thing).parameters)
+        return parameters_of(thing)
     own = re.findall(r"^ +(\w+): ", inspect.getdoc(thing) or "", re.M)
     return set(own).union(*map(documented, bases(thing)))
-
-
-def inherited(thing):
-    """The arguments that a layer has from the Keras layer that it is based on."""
-    taken = [each for each in bases(thing) if each.__module__.startswith("keras")]
-    return {name for each in taken for name in inspect.signature(each).parameters}
 
 
 def omissions(name, thing):
@@ -156,7 +173,7 @@ def test_arguments_are_attributes_and_config_keys():
             ("nsl_keras.layers.", "nsl_keras.predictors.")
         ):
             continue
-        parameters = set(inspect.signature(thing).parameters) - {"kwargs"}
+        parameters = parameters_of(thing)
         required = {
             "filters": 2,
             "kernel_size": 3,

@@ -34,37 +34,22 @@ def convolutions(
     if similarity is None:
         return keras.layers.Conv2D
     norms: dict[str, Any] = {"momentum": momentum, "synchronized": synchronized}
-    shared = None
-    make: Callable[..., keras.layers.Layer] = nsl_keras.predictors.SimilarityPredictor
     if published:
-        make = functools.partial(nsl_keras.predictors.published, similarity=similarity)
+        norms["momentum_warmup"] = False
+    start = "published" if published else "identity"
+    own: Any = None
     if predictor == "shared":
         # The authors released no code for it: the width and the start of the others.
-        others = make(**norms)
-        shared = nsl_keras.predictors.SharedSimilarityPredictor(
-            3,
-            similarity=similarity,
-            hidden_filters=others.hidden_filters,
-            start=others.start,
-            momentum_warmup=others.momentum_warmup,
-            **norms,
+        own = nsl_keras.predictors.SharedSimilarityPredictor(
+            nsl_keras.predictors.SimilarityPredictor(start=start)
         )
-
-    def convolution(filters: int, kernel_size: Any, **options: Any) -> keras.layers.Layer:
-        own = shared
-        if predictor in ("sphere", "cnn"):
-            own = make(
-                kind=predictor,
-                kernel_regularizer=options.get("kernel_regularizer"),
-                **norms,
-            )
-        return nsl_keras.layers.NeuralSimilarityConv2D(
-            filters,
-            kernel_size,
-            similarity=similarity,
-            predictor=own,
-            learn_shape=learn_shape,
-            **options,
+    elif predictor is not None:
+        own = nsl_keras.predictors.SimilarityPredictor(
+            predictor, batch_normalization=norms, start=start
         )
-
-    return convolution
+    return functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D,
+        similarity=similarity,
+        predictor=own,
+        learn_shape=learn_shape,
+    )

@@ -39,82 +39,62 @@ FILTERS = (16, 32, 64)
 ROUNDS = 15
 BATCH_SIZE = 32
 
+
+@keras.saving.register_keras_serializable("examples")
+def depthwise(parts) -> list[keras.layers.Layer]:
+    """A separable hidden layer, and an output that looks at one position."""
+    normalized = parts.place.is_diagonal
+    output = keras.layers.Conv2D(
+        parts.place.outputs,
+        1,
+        use_bias=False,
+        kernel_initializer="he_normal" if normalized else "zeros",
+    )
+    scale = [BatchNormalization(gamma_initializer="zeros")] if normalized else []
+    return [
+        keras.layers.SeparableConv2D(parts.width, 3, padding="same", use_bias=False),
+        BatchNormalization(),
+        keras.layers.ReLU(),
+        output,
+        *scale,
+    ]
+
+
+@keras.saving.register_keras_serializable("examples")
+def half_size(parts) -> list[keras.layers.Layer]:
+    """Predicts for blocks of 2x2 positions."""
+    normalized = parts.place.is_diagonal
+    return [
+        keras.layers.AveragePooling2D(2),
+        *parts.hidden("input", normalized),
+        keras.layers.ReLU(),
+        *parts.output(None, normalized),
+        keras.layers.UpSampling2D(),
+    ]
+
+
 #: Arguments of `SimilarityPredictor` by name; `None` for a convolution without predictor.
 PREDICTORS: dict[str, dict | None] = {
     "plain": None,
     "default": {},
-    "width 4": {"hidden_filters": 4},
-    "width 8": {"hidden_filters": 8},
-    "width 16": {"hidden_filters": 16},
-    "width 64": {"hidden_filters": 64},
-    "1x1 output": {"kind": "example_1x1_output"},
-    "depthwise": {"kind": "example_depthwise"},
-    "at half size": {"kind": "example_half_size"},
+    "width 4": {"width": 4},
+    "width 8": {"width": 8},
+    "width 16": {"width": 16},
+    "width 64": {"width": 64},
+    "1x1 output": {"output_kernel_size": 1},
+    "depthwise": {"kind": depthwise},
+    "at half size": {"kind": half_size},
     "for blocks of 2x2": {"downsampling": 2},
     "one M an image": {"pooled": True},
-    "shared": {"adapted_filters": 8},
+    "shared": {},
     "plain convolutions": {"kind": "cnn"},
     "published": {
         "start": "published",
-        "momentum": 0.999,
-        "momentum_warmup": False,
+        "batch_normalization": {"momentum": 0.999, "momentum_warmup": False},
     },
 }
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 MARKERS = {"DNS": "o", "UNS": "s"}
-
-
-def _parameters_of(predictor, kernel_size: int) -> list[keras.layers.Layer]:
-    """A convolution to the parameters of `M` that starts at zero, with its batch norm."""
-    normalized = predictor.similarity.predictor_batch_normalization
-    convolution = keras.layers.Conv2D(
-        predictor.outputs,
-        kernel_size,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal" if normalized else "zeros",
-        name="output_convolution",
-    )
-    norm = BatchNormalization(gamma_initializer="zeros", name="output_normalization")
-    return [convolution, norm] if normalized else [convolution]
-
-
-@nsl_keras.predictors.register("example_1x1_output")
-def narrow_output(predictor):
-    """A hidden layer as usual, and an output that looks at one position."""
-    normalized = predictor.similarity.predictor_batch_normalization
-    relu = keras.layers.ReLU(name="hidden_relu")
-    return [*predictor.hidden("input", normalized), relu, *_parameters_of(predictor, 1)]
-
-
-@nsl_keras.predictors.register("example_depthwise")
-def depthwise(predictor):
-    """A separable hidden layer, and an output that looks at one position."""
-    return [
-        keras.layers.SeparableConv2D(
-            predictor.hidden_filters,
-            3,
-            padding="same",
-            use_bias=False,
-            name="hidden_convolution",
-        ),
-        BatchNormalization(name="hidden_normalization"),
-        keras.layers.ReLU(name="hidden_relu"),
-        *_parameters_of(predictor, 1),
-    ]
-
-
-@nsl_keras.predictors.register("example_half_size")
-def half_size(predictor):
-    """Predicts for blocks of 2x2 positions."""
-    normalized = predictor.similarity.predictor_batch_normalization
-    return [
-        keras.layers.AveragePooling2D(2, name="smaller"),
-        *predictor.hidden("input", normalized),
-        keras.layers.ReLU(name="hidden_relu"),
-        *predictor.output(None, normalized),
-        keras.layers.UpSampling2D(name="larger"),
-    ]
 
 
 def make_model(
@@ -122,17 +102,14 @@ def make_model(
 ) -> keras.Model:
     """The network, with the predictor of a name in each of its convolutions."""
     options = PREDICTORS[name]
-    shared = SharedSimilarityPredictor(**options) if name == "shared" else None
+    predictor = None if options is None else SimilarityPredictor(**options)
+    if name == "shared":
+        predictor = SharedSimilarityPredictor(predictor, adapted_filters=8)
 
     def convolution(filters: int) -> keras.layers.Layer:
         arguments = {"padding": "same", "use_bias": False}
         if options is None:
             return keras.layers.Conv2D(filters, 3, **arguments)
-        if name == "published":
-            width = nsl_keras.similarities.get(SIMILARITIES[similarity]).predictor_filters
-            predictor = SimilarityPredictor(hidden_filters=width, **options)
-        else:
-            predictor = shared or SimilarityPredictor(**options)
         return nsl_keras.layers.NeuralSimilarityConv2D(
             filters,
             3,

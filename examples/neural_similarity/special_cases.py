@@ -71,16 +71,15 @@ def sphere_convolution(images):
 
 def self_attention(images):
     """`M` is `G1(X) G2(X)^T` (Eq. 11), in front of a 3x3 convolution."""
-    layer = nsl_keras.layers.GlobalNeuralSimilarity2D(
-        FILTERS, 3, padding="same", use_bias=False, similarity="attention", sphere=False
-    )
-    outputs = layer(images)
+    layer = nsl_keras.layers.GlobalNeuralSimilarity2D("attention", sphere=False)
+    convolution = keras.layers.Conv2D(FILTERS, 3, padding="same", use_bias=False)
+    outputs = convolution(layer(images))
     features = features_of(images)
     first, second = (
         features @ as_float64(part.kernel) for part in (layer.query, layer.key)
     )
     matrices = first @ np.swapaxes(second, 1, 2)
-    return outputs, global_similarity(taps_of(layer.convolution), matrices, features)
+    return outputs, global_similarity(taps_of(convolution), matrices, features)
 
 
 def softmax_self_attention(images):

@@ -139,7 +139,7 @@ longer = keras.models.clone_model(plain)
 longer.set_weights(plain.get_weights())
 dynamic = nsl_keras.convert.add_similarity(
     plain,
-    predictor=nsl_keras.predictors.SimilarityPredictor(hidden_filters=8),
+    predictor=nsl_keras.predictors.SimilarityPredictor(width=8),
     layers=["first", "second"],
     freeze_backbone=False,
 )
@@ -186,7 +186,7 @@ layer = dynamic.get_layer("first")
 taps = {"centre": 12, "two above": 2, "two below": 22, "two left": 10, "two right": 14}
 figure, axes = plt.subplots(2, 6, figsize=(13, 3.8), layout="constrained")
 for row, (name, picture) in zip(axes, noisy_pictures.items()):
-    masks = 1 + keras.ops.convert_to_numpy(layer.predictor(picture))[0]
+    masks = 1 + keras.ops.convert_to_numpy(layer.comparison.network(picture))[0]
     spread = np.quantile(np.abs(masks - 1), 0.99)
     row[0].imshow(pictures[name][0])
     row[0].set_ylabel(name)
@@ -209,7 +209,8 @@ for row, (name, picture) in zip(axes, noisy_pictures.items()):
     row[0].set_title(f"{name}, with noise")
     seen = {"first": picture, "second": inside(picture)}
     for axis, (which, inputs) in zip(row[1:], seen.items()):
-        change = keras.ops.convert_to_numpy(dynamic.get_layer(which).predictor(inputs))[0]
+        network = dynamic.get_layer(which).comparison.network
+        change = keras.ops.convert_to_numpy(network(inputs))[0]
         axis.imshow(np.sqrt(np.mean(change**2, axis=-1)), cmap="viridis")
         axis.set_title(f"{which} layer")
 for axis in axes.flat:

@@ -226,7 +226,9 @@ def _for_optimizer(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
     that do, the first replica returns the sum and the others zeros; or NaN where the sum is
     not finite, so that all replicas find the overflow.
     """
-    if replicas_in_sync() == 1 or not _looks_at_gradients(optimizer):
+    clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if replicas_in_sync() == 1 or not (is_scaled or any(clips)):
         return list(gradients)
     context = tf.distribute.get_replica_context()
     first = tf.equal(context.replica_id_in_sync_group, 0)
@@ -236,11 +238,6 @@ def _for_optimizer(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
         None if gradient is None else next(summed) * tf.cast(first, gradient.dtype)
         for gradient in gradients
     ]
-
-
-def _looks_at_gradients(optimizer: Any) -> bool:
-    clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or any(clips)
 
 
 def _over_replicas(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,7 +1,6 @@
-"""What the package asks of JAX beyond `keras.ops`.
+"""What the package needs of JAX beyond `keras.ops`.
 
-`nsl_keras.backend.tensorflow` has the same functions for TensorFlow, with their arguments
-described.
+`nsl_keras.backend.tensorflow` describes the arguments of these functions.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ def sum_in_loop(
 
 
 def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns the function compiled: JAX knows no other way than XLA."""
+    """Returns the function compiled by XLA, whatever `jit_compile` is."""
     return jax.jit(function)
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function: all is compiled together."""
+    """Returns the function: JAX compiles everything together."""
     return function
 
 
@@ -80,21 +79,21 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
 
 
 def largest(tensor: Any, k: int) -> tuple[Any, Any]:
-    """Returns the `k` largest entries along the last axis, and where they are.
+    """Returns the `k` largest entries along the last axis, and their indices.
 
-    Sorted, not by `top_k`: TensorFlow 2.21 cannot read what JAX makes of that.
+    It sorts, because TensorFlow 2.21 cannot load the `top_k` that JAX exports.
     """
     indices = keras.ops.argsort(-tensor, axis=-1)[..., :k]
     return keras.ops.take_along_axis(tensor, indices, axis=-1), indices
 
 
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Returns the tensors, whose shapes JAX itself checks."""
+    """Returns the tensors: JAX itself checks their shapes."""
     return list(tensors)
 
 
 def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Returns what a function computes of tensors with a batch axis, which may be empty."""
+    """Applies a function to tensors with a batch axis, which may be empty."""
     return function(list(tensors))
 
 
@@ -128,12 +127,12 @@ def on_all_replicas(examples: Any) -> Any:
 
 
 def weighed(loss: Any) -> Any:
-    """Returns the loss, which is of all devices."""
+    """Returns the loss, which is already that of all devices."""
     return loss
 
 
 def counted(tensors: Any) -> Any:
-    """Returns the tensors, whose examples all count."""
+    """Returns the tensors: all of their examples count."""
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""What the package asks of TensorFlow beyond `keras.ops`.
+"""What the package needs of TensorFlow beyond `keras.ops`.
 
 `nsl_keras.backend.jax` has the same functions for JAX.
 """
@@ -31,7 +31,7 @@ def gradients_of(
 
     Returns:
         `(gradients, auxiliary)`: one gradient per tensor of `at` (zero where `value` does
-        not depend on it), and what `function` returned beside the value.
+        not depend on it), and the `auxiliary` of `function`.
     """
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -60,7 +60,7 @@ def map_elements(
         outputs: Shape and dtype of each tensor that `function` returns.
 
     Returns:
-        What `function` returned, stacked along a new first axis.
+        The results of `function`, stacked along a new first axis.
     """
     # `keras.ops.map` runs the function once more to see what it returns, and with it
     # draws random numbers, which move the seeds.
@@ -115,16 +115,16 @@ def sum_in_loop(
 
 
 def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns the function as a graph, through XLA if `jit_compile` says so."""
+    """Returns the function as a graph, compiled by XLA if `jit_compile` is true."""
     return tf.function(function, jit_compile=jit_compile)
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as a graph that stays whole inside other graphs.
+    """Returns the function as a graph that is not inlined into other graphs.
 
-    For the gradients in a loop's body: what is put into the graph of a loop has a cycle,
-    and there TensorFlow does not see which pooling a gradient belongs to. The oneDNN
-    kernel, several times as fast on CPUs, is then left out.
+    Use it for gradients in the body of a loop. The graph of a loop has a cycle, in which
+    TensorFlow does not match a pooling with its gradient: it then does without the oneDNN
+    kernel, which is several times as fast on CPUs.
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
 
@@ -132,7 +132,7 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 def outside_traces() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operations run at once, in graphs too.
 
-    `fit` builds layers that are not built yet inside the graph of its step.
+    `fit` builds unbuilt layers inside the graph of its step.
     """
     return tf.init_scope()
 
@@ -141,14 +141,14 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
 
 
 def largest(tensor: Any, k: int) -> tuple[Any, Any]:
-    """Returns the `k` largest entries along the last axis, and where they are."""
+    """Returns the `k` largest entries along the last axis, and their indices."""
     return keras.ops.top_k(tensor, k)
 
 
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Returns tensors that wait for a check of their shapes and of a common batch size.
+    """Returns tensors whose shapes and common batch size are checked in the graph.
 
-    Without it TensorFlow may end the process, or compute with what it is given.
+    Without the check, wrong shapes may crash TensorFlow or give wrong results.
 
     Args:
         tensors: Tensors whose first axis is the batch.
@@ -170,9 +170,9 @@ def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
 
 
 def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Returns what a function computes of tensors with a batch axis, which may be empty.
+    """Applies a function to tensors with a batch axis, which may be empty.
 
-    An empty batch is computed as one of zeros, of which nothing is kept: TensorFlow's
+    An empty batch is computed as one example of zeros, which is then dropped: TensorFlow's
     convolutions give empty batches wrong shapes.
     """
     size = tf.shape(tensors[0])[0]

@@ -1,8 +1,8 @@
 """Few-shot learning: classify images of new classes from a few labelled ones.
 
-`EpisodeSampler` draws episodes of a few classes. Start with `NearestCentroid` on a pretrained
-network, or `Finetuner`; train `ProtoNet`, `MatchingNet`, `RelationNet`, `NeighborhoodLearner`
-or `MAML` on episodes. `evaluate` and `compare` give accuracies with their intervals.
+`EpisodeSampler` draws episodes of a few classes. Use `NearestCentroid` or `Finetuner` on a
+pretrained network; `ProtoNet`, `MatchingNet`, `RelationNet`, `NeighborhoodLearner` and
+`MAML` train on episodes. `evaluate` and `compare` give accuracies with their intervals.
 """
 
 from nsl_keras.few_shot.classes import (

@@ -167,13 +167,13 @@ class MAML(EpisodicLearner):
         self.model = model
         validation.built(model, "MAML")
         require_logits(model, "model")
-        self._inner = select_variables(model, inner_variables, "inner_variables")
-        self._extra: list[Any] = []
+        inner = select_variables(model, inner_variables, "inner_variables")
+        extra = []
         if extra_steps or test_extra_steps:
-            self._extra = select_variables(model, extra_variables, "extra_variables")
-        self.functional = FunctionalModel(
-            model, [*self._inner, *self._extra], batch_normalization
-        )
+            extra = select_variables(model, extra_variables, "extra_variables")
+        self.functional = FunctionalModel(model, [*inner, *extra], batch_normalization)
+        # Not the variables: Keras would count them as the learner's own.
+        self._inner, self._extra = set(map(id, inner)), set(map(id, extra))
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -256,8 +256,7 @@ class MAML(EpisodicLearner):
             extra = extra if self.test_extra_steps is None else self.test_extra_steps
         rates = self.inner_learning_rates
         values = self.functional.values()
-        for variables in [self._inner] * inner + [self._extra] * extra:
-            changed = set(map(id, variables))
+        for changed in [self._inner] * inner + [self._extra] * extra:
 
             def loss_at(values: list[Tensor]) -> tuple[Tensor, None]:
                 logits, _ = self.functional.outputs(values, images)
@@ -274,35 +273,3 @@ class MAML(EpisodicLearner):
                 )
             ]
         return values
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "model": keras.saving.serialize_keras_object(self.model),
-            "inner_variables": _serialized(self.inner_variables),
-            "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "learning_rate_form": self.learning_rate_form,
-            "first_order": self.first_order,
-            "extra_steps": self.extra_steps,
-            "extra_variables": _serialized(self.extra_variables),
-            "test_inner_steps": self.test_inner_steps,
-            "test_extra_steps": self.test_extra_steps,
-            "batch_normalization": self.batch_normalization,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MAML:
-        config = dict(config)
-        for part in ("model", "inner_variables", "extra_variables"):
-            if isinstance(config[part], dict):
-                config[part] = keras.saving.deserialize_keras_object(
-                    config[part], custom_objects=custom_objects
-                )
-        return cls(**config)
-
-
-def _serialized(selection: Any) -> Any:
-    if callable(selection):
-        return keras.saving.serialize_keras_object(selection)
-    return selection if isinstance(selection, str) else list(selection)

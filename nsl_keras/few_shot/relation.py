@@ -182,19 +182,6 @@ class RelationNet(MetricLearner):
         )
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
-    def get_config(self) -> dict[str, Any]:
-        relation = self.relation
-        if relation is not None:
-            relation = keras.saving.serialize_keras_object(relation)
-        return {**super().get_config(), "relation": relation}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        relation = keras.saving.deserialize_keras_object(
-            config["relation"], custom_objects=custom_objects
-        )
-        return super().from_config({**config, "relation": relation}, custom_objects)
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class RelationLoss(keras.losses.Loss):

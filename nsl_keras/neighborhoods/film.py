@@ -168,7 +168,7 @@ def add_film(
         where: `"all"` places iFiLM after every batch norm, as in the paper, `"last"` after
             the last one in the order of the graph. A collection of layer names, or a
             function from a layer to a bool, chooses the layers that iFiLM follows. Batch
-            norms inside other layers, such as predictors, do not count.
+            norms inside predictors and subclassed models do not count.
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
@@ -176,10 +176,9 @@ def add_film(
         `{name}_film`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, contains a subclassed model with
-            batch norms, or has iFiLM already; if `where` chooses no layers, or a layer with
-            several outputs; or for a batch norm over an axis that is neither the first nor
-            the last after the batch axis.
+        ValueError: If `model` is subclassed or not built, or has iFiLM already; if `where`
+            chooses no layers, or a layer with several outputs; or for a batch norm over an
+            axis that is neither the first nor the last after the batch axis.
 
     Example:
 
@@ -200,15 +199,9 @@ def add_film(
     >>> [layer.name for layer in model.layers if "norm" in layer.name]
     ['norm', 'norm_film']
 
-    In their ResNets, the authors' option `last` means the batch norms of the last block of
-    each stage, and the final one:
-
-    >>> import re
-    >>> last = re.compile(r"stage_._block_2_layer_._normalization|final_normalization")
-    >>> resnet = nsl_keras.convert.add_film(
-    ...     nsl_keras.backbones.resnet_v2(29), lambda layer: last.fullmatch(layer.name))
-    >>> sum(layer.name.endswith("_film") for layer in resnet.layers)
-    10
+    The authors' option `last` means the batch norms of the last block of each stage, and
+    the final one. In `resnet_v2(29)` their names match the regular expression
+    `stage_._block_2_layer_._normalization|final_normalization`.
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along
@@ -216,7 +209,14 @@ def add_film(
     """
     dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
     calls = rewiring.calls(model)
-    _refuse_hidden_norms(model, calls)
+    for layer in (call.layer for call in calls):
+        if any(
+            isinstance(each, InstanceFiLM) for each in (layer, *rewiring.sublayers(layer))
+        ):
+            raise ValueError(
+                "`model` must not have iFiLM yet; choose all places at once. "
+                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
+            )
     chosen = _chosen(model, calls, where)
     axes = {id(call.layer): _channel_axis(call) for call in chosen}
     names = {call.layer.name for call in calls}
@@ -233,24 +233,6 @@ def add_film(
         return [layer, film]
 
     return rewiring.rebuild(model, replace)
-
-
-def _refuse_hidden_norms(model: keras.Model, calls: list[rewiring.Call]) -> None:
-    """Raises for iFiLM in a model, and for subclassed models with batch norms."""
-    for layer in (call.layer for call in calls):
-        inside = [layer, *rewiring.sublayers(layer)]
-        if any(isinstance(each, InstanceFiLM) for each in inside):
-            raise ValueError(
-                "`model` must not have iFiLM yet; choose all places at once. "
-                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
-            )
-        norms = [each for each in inside if _is_norm(each)]
-        if norms and isinstance(layer, keras.Model):
-            raise ValueError(
-                "`model` must be functional or Sequential, and so must the models in it "
-                "that have batch norms. Received: the subclassed model "
-                f"{layer.name!r} of type {type(layer).__name__!r}"
-            )
 
 
 def _chosen(

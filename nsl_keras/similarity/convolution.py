@@ -1,211 +1,126 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
-Static `M` is a weight and folds into the kernel; dynamic `M` is predicted from the input,
-one matrix per output position, or one per example. The layers are Keras's own, with another
-`call`.
+A static `M` is a weight and folds into the kernel. A dynamic `M` is predicted from the
+input, one matrix per output position or one per example. Position `p` and tap `u` of a
+strided, dilated convolution read the input at `p * stride + u * dilation - padding`, with
+the padding as TensorFlow's "same" splits it.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.dynamic_convolution import (
-    TOO_SMALL,
-    add_bias_and_activate,
-    convolve,
-    convolve_depthwise,
-    dynamic_convolution,
-    dynamic_depthwise_convolution,
-)
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.comparison import NeuralSimilarity
+from nsl_keras.similarity.kernels import causal_convolution
 
 
-class SimilarityConvolution(NeuralSimilarity):
-    """Private mixin, in front of one of Keras's convolutions."""
+def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
+    """Returns `M(p) x_p` at every output position of a dynamic layer, channels last.
 
-    # The two ways to compute, which the depthwise layer replaces.
-    _static: Callable[[Any, Tensor, Tensor], Tensor] = staticmethod(convolve)
-    _dynamic: Callable[..., Tensor] = staticmethod(dynamic_convolution)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.predictor is not None and getattr(self, "groups", 1) != 1:
-            raise ValueError(
-                "`groups` must be 1 with a predictor. "
-                f"Received: groups={self.groups}, predictor={kwargs['predictor']!r}"
-            )
-
-    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        return predictors.get(predictor, kernel_regularizer=self.kernel_regularizer)
-
-    @property
-    def taps(self) -> int:
-        """Number of taps `T`, the product of `kernel_size`."""
-        return math.prod(self.kernel_size)
-
-    def _kernel_grid(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[tuple[int, ...], int]:
-        del input_shape
-        return tuple(self.kernel_size), self.kernel.shape[-2]
-
-    def _prediction_shapes(
-        self, input_shape: tuple[int | None, ...], outputs: int
-    ) -> list[tuple[int | None, ...]]:
-        at_positions = list(self.compute_output_shape(input_shape))
-        at_positions[self.channel_axis] = outputs
-        return [tuple(at_positions), (input_shape[0], outputs)]
-
-    def equivalent(self, kernel: Tensor) -> Tensor:
-        taps = ops.reshape(kernel, (-1, *kernel.shape[-2:]))
-        if self.learn_shape:
-            taps = self._trained_shape()[:, None, None] * taps  # NSL Eq. (4)
-        parameters = ops.convert_to_tensor(self.similarity_parameters)
-        equivalent = self._structure.equivalent_kernel(parameters, taps)
-        return ops.reshape(equivalent, kernel.shape)
-
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        # Of inputs that are too small TensorFlow's convolution returns uninitialized memory
-        # (2.21, on a CPU). Keras raises; older versions let zero positions pass.
-        if 0 in self.compute_output_shape(tuple(inputs.shape))[1:]:
-            raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
-        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
-        kernel = ops.convert_to_tensor(self.kernel)
-        if self.predictor is None:
-            outputs = self._static(self, inputs, self.equivalent(kernel))
-            return add_bias_and_activate(self, outputs)
-        parameters = self._predicted_parameters(inputs, training)
-        if self.learn_shape:
-            shape = (*self.kernel_size, 1, 1)
-            kernel = ops.reshape(self._trained_shape(), shape) * kernel  # NSL Eq. (4)
-        outputs = self._dynamic(
-            ops.moveaxis(inputs, self.channel_axis, -1),
-            kernel,
-            functools.partial(self._structure.compare_windows, parameters),
-            strides=self.strides,
-            padding=self.padding,
-            dilation_rate=self.dilation_rate,
-        )
-        outputs = ops.moveaxis(outputs, -1, self.channel_axis)
-        return add_bias_and_activate(self, outputs)
-
-    def _predicted_parameters(self, inputs: Tensor, training: bool | None) -> Tensor:
-        """Returns the parameters of `M` at every position, on the last axis."""
-        adapted = inputs if self.adaptation is None else self.adaptation(inputs)
-        prediction = self.predictor(adapted, training=training)
-        if len(prediction.shape) == 2:
-            # One `M` an example, for all positions.
-            shape = (ops.shape(prediction)[0], *[1] * self.rank, prediction.shape[1])
-            prediction = ops.reshape(prediction, shape)
-        elif self.channel_axis == 1:
-            prediction = ops.moveaxis(prediction, 1, -1)
-        return matrices.around(self._identity, prediction, self.compute_dtype)
-
-    def predicted_matrices(self, inputs: Tensor) -> Tensor:
-        """Returns the `M` that a dynamic layer predicts at each position of its output.
-
-        Args:
-            inputs: Batch of the layer's inputs.
-
-        Returns:
-            Tensor of shape `(batch, *positions, T, T)`; every size of `positions` is 1 with
-            a pooled predictor. The kernel's shape, where it is learned, is not part of it.
-
-        Raises:
-            ValueError: If the layer is static.
-        """
-        if self.predictor is None:
-            raise ValueError(
-                "`predicted_matrices` needs a dynamic similarity: layer "
-                f"{self.name!r} has a static one, `similarity_matrix`. "
-                "Received: predictor=None"
-            )
-        inputs = ops.cast(inputs, self.compute_dtype)
-        if not self.built:
-            self.build(inputs.shape)
-        return self._structure.matrix(self._predicted_parameters(inputs, training=False))
+    Tap after tap along the last axis, in one part or several.
+    """
+    patches = windows(
+        ops.moveaxis(inputs, layer.channel_axis, -1),
+        layer.kernel_size,
+        layer.strides,
+        layer.padding,
+        layer.dilation_rate,
+    )
+    positions = ops.shape(patches[0])[1:-1]
+    parameters = layer.comparison.parameters(inputs, training, positions)
+    return layer.comparison.similarity.compare_windows(parameters, patches)
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
-    """1D convolution with a learned or predicted bilinear similarity.
+def dynamic_convolution(
+    layer: Any, inputs: Tensor, kernel: Tensor, training: bool | None
+) -> Tensor:
+    """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(p)[t,u] x[p,u,c]`."""
+    compared = compared_windows(layer, inputs, training)
+    kernel = ops.reshape(layer.comparison.shaped(kernel), (-1, kernel.shape[-1]))
+    weights = ops.split(ops.cast(kernel, inputs.dtype), len(compared))
+    # NSL Eq. (3): `W^T` of `M(p) x_p`.
+    outputs = sum(
+        ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)
+        for part, weight in zip(compared, weights, strict=True)
+    )
+    shape = (*ops.shape(compared[0])[:-1], kernel.shape[-1])
+    return ops.moveaxis(ops.reshape(outputs, shape), -1, layer.channel_axis)
 
-    The temporal twin of `NeuralSimilarityConv2D`: for taps `t, u`, channels `c`, filters
-    `o`, at output position `p`,
 
-        y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
-
-    With default initializers the static layer equals `keras.layers.Conv1D`, and `fold()`
-    returns one. A causal layer's predictor is causal too.
+def windows(
+    inputs: Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    dilation_rate: Sequence[int],
+) -> list[Tensor]:
+    """Returns the input under every tap, as shifted copies.
 
     Args:
-        Those of `keras.layers.Conv1D`, and:
-        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
-            `nsl_keras.similarities.Similarity`.
-        similarity_initializer: Initializer of the static matrix `M`, called with its
-            shape `(T, T)`; each kind of similarity takes its parameters from it (the
-            diagonal, the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters, which it
-            draws to zero, not to the identity; `"l1"` makes them sparse softly.
-        similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
-            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
-            a layer that maps the input to the parameters of `M`, either at every output
-            position or one set per example: a `SimilarityPredictor` (the way to other
-            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
-            with `groups` above 1.
-        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
-            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
-            `learned_shape` returns `D`.
-        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
-            starting at 1, must exceed for the tap to live.
-        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+        inputs: Tensor of shape `(batch, *spatial, channels)`.
+        kernel_size: Taps along each spatial axis.
+        strides: Strides along each spatial axis.
+        padding: `"valid"`, `"same"` or `"causal"` (zeros before, none after).
+        dilation_rate: Dilation along each spatial axis.
 
-    Call arguments:
-        inputs: Tensor of rank 3.
-        training: bool, passed to the predictor (batch norm).
-
-    Input shape:
-        `(batch, steps, channels)` with `data_format="channels_last"`,
-        `(batch, channels, steps)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
-
-    Raises:
-        ValueError: For arguments outside the ranges above, for `groups` above 1, static
-            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for a predictor with another geometry or output shape, at
-            build; for what `keras.layers.Conv1D` refuses; for LoRA and quantized
-            policies.
-
-    Example:
-
-    >>> import keras
-    >>> import nsl_keras
-    >>> layer = nsl_keras.layers.NeuralSimilarityConv1D(4, 3, padding="causal")
-    >>> tuple(layer(keras.ops.ones((2, 10, 3))).shape)
-    (2, 10, 4)
-    >>> type(layer.fold()).__name__
-    'Conv1D'
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats images; one axis is this package's extension.
+    Returns:
+        A tensor of shape `(batch, *positions, channels)` for every tap, row-major.
     """
+    # A static size where there is one; a scalar tensor of a graph where there is not.
+    batch, *sizes, channels = ops.shape(inputs)
+    lengths, extents, paddings = [], [], []
+    for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
+        maximum: Any = max if isinstance(size, int) else ops.maximum
+        reach = (k - 1) * d
+        # The number of output positions.
+        length = (size - reach - 1) // s + 1 if padding == "valid" else -(-size // s)
+        needed = maximum((length - 1) * s + reach + 1 - size, 0)
+        before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
+        extent = s * (length + reach // s)
+        lengths.append(length)
+        extents.append(extent)
+        paddings.append([before, maximum(extent - before - size, 0)])
+    # Every s-th pixel: one of the s phases of an axis, each at the step of the positions.
+    phases: dict[tuple[int, ...], Tensor]
+    phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
+    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
+        phases = {
+            (*place, number): phase
+            for place, tensor in phases.items()
+            for number, phase in enumerate(
+                [tensor] if stride == 1 else _phases(tensor, axis, stride, extent)
+            )
+        }
+    shifted = []
+    for tap in itertools.product(*(range(k) for k in kernel_size)):
+        offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
+        place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
+        start = [o // s for o, s in zip(offsets, strides, strict=True)]
+        # Not by indexing: without XLA, TensorFlow's gradient of it is several times
+        # slower on a CPU than that of a slice, which is a padding.
+        shifted.append(
+            ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
+        )
+    return shifted
+
+
+def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
+    """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
+    shape = list(ops.shape(tensor))
+    shape[axis] = extent
+    cropped = ops.slice(tensor, (0,) * len(shape), shape)
+    shape[axis : axis + 1] = [extent // stride, stride]
+    return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
+class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -217,9 +132,9 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     *Static* (`predictor=None`): `M` is a weight. The layer convolves once with
     `equivalent_kernel`, and `fold()` returns the plain `Conv2D` that computes the same.
 
-    *Dynamic* (with a predictor): `M(p)` is the identity plus what the predictor sees in
-    the input at `p`. The layer cannot be folded, and costs more than a convolution: its
-    taps are read one by one.
+    *Dynamic* (with a predictor): `M(p)` is the identity plus the output of a small network
+    that sees the input at `p`. The layer cannot be folded, and costs more than a
+    convolution.
 
     Args:
         Those of `keras.layers.Conv2D`, and:
@@ -227,27 +142,25 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
             `nsl_keras.similarities.Similarity`.
         similarity_initializer: Initializer of the static matrix `M`, called with its
-            shape `(T, T)`; each kind of similarity takes its parameters from it (the
-            diagonal, the Cholesky factor, ...).
+            shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
+            the Cholesky factor, ...).
         similarity_regularizer: Regularizer of the static similarity's parameters, which it
-            draws to zero, not to the identity; `"l1"` makes them sparse softly.
+            draws to zero, not to the identity; `"l1"` makes them sparse.
         similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
-            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
-            a layer that maps the input to the parameters of `M`, either at every output
-            position or one set per example: a `SimilarityPredictor` (the way to other
-            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
-            with `groups` above 1.
+        predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
+            `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms, or
+            fewer positions; a `SharedSimilarityPredictor`; or a layer that maps the input
+            to the parameters of `M`, at every output position or one set per example.
+            Not with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
-            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
-            `learned_shape` returns `D`.
-        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
-            starting at 1, must exceed for the tap to live.
-        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+            Boolean diagonal `D`, `learned_shape`, and `R` of the given similarity.
+        shape_threshold: float in [0, 1). A tap lives while its real-valued parameter,
+            which starts at 1, exceeds it.
+        kernel_trainable: bool, whether to train kernel and bias besides the similarity.
 
     Call arguments:
         inputs: Tensor of rank 4.
-        training: bool, passed to the predictor (batch norm).
+        training: bool, passed to the predictor for its batch norms.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -260,9 +173,8 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     Raises:
         ValueError: For arguments outside the ranges above, for `groups` above 1, static
             similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for a predictor with another geometry or output shape, at
-            build; for what `keras.layers.Conv2D` refuses; for LoRA and quantized
-            policies.
+            at construction; for a predictor with another number of outputs, LoRA and
+            quantized policies, at build; for anything that `keras.layers.Conv2D` refuses.
 
     Example:
 
@@ -283,52 +195,65 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
         (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); kernel shape, Section
-        3.5, Eqs. (4) and (5). `W^T M x` is the paper's
-        order; the authors' code multiplies the same way. Like that code, and unlike the
-        paper's Appendix A, the unconstrained dynamic similarity adds the identity.
+        3.5, Eqs. (4) and (5). `W^T M x` is the order of the paper and of the authors'
+        code. As in that code, and unlike the paper's Appendix A, the unconstrained dynamic
+        similarity adds the identity.
     """
+
+    plain = keras.layers.Conv2D
+    plain_product = keras.layers.Conv2D.convolution_op
+    dynamic_product = dynamic_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
-    """3D convolution with a learned or predicted bilinear similarity.
+class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
+    """1D convolution with a learned or predicted bilinear similarity.
 
-    The volumetric twin of `NeuralSimilarityConv2D`: for taps `t, u` (row-major over depth,
-    height and width), channels `c`, filters `o`, at output position `p`,
-
-        y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
-
-    With default initializers the static layer equals `keras.layers.Conv3D`, and `fold()`
-    returns one. A 3x3x3 kernel has 27 taps: a dynamic unconstrained `M` has 729 entries
-    at every position.
+    The twin of `NeuralSimilarityConv2D` for sequences. The predictor of a causal layer is
+    causal too.
 
     Args:
-        Those of `keras.layers.Conv3D`, and:
-        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
-            `nsl_keras.similarities.Similarity`.
-        similarity_initializer: Initializer of the static matrix `M`, called with its
-            shape `(T, T)`; each kind of similarity takes its parameters from it (the
-            diagonal, the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters, which it
-            draws to zero, not to the identity; `"l1"` makes them sparse softly.
-        similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"cnn"`, or a name of
-            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
-            a layer that maps the input to the parameters of `M`, either at every output
-            position or one set per example: a `SimilarityPredictor` (the way to other
-            widths, or batch norm momenta), a `SharedSimilarityPredictor`, or your own. Not
-            with `groups` above 1.
-        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
-            Boolean diagonal `D` and `R` of the kind `similarity`, learned or predicted.
-            `learned_shape` returns `D`.
-        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
-            starting at 1, must exceed for the tap to live.
-        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
+        Those of `keras.layers.Conv1D` and of `NeuralSimilarityConv2D`.
 
-    Call arguments:
-        inputs: Tensor of rank 5.
-        training: bool, passed to the predictor (batch norm).
+    Input shape:
+        `(batch, steps, channels)` with `data_format="channels_last"`,
+        `(batch, channels, steps)` with `"channels_first"`.
+
+    Output shape:
+        `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
+
+    Raises:
+        ValueError: As `NeuralSimilarityConv2D`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv1D(4, 3, padding="causal")
+    >>> tuple(layer(keras.ops.ones((2, 10, 3))).shape)
+    (2, 10, 4)
+    >>> type(layer.fold()).__name__
+    'Conv1D'
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
+        paper treats images; one axis is this package's extension.
+    """
+
+    plain = keras.layers.Conv1D
+    plain_product = causal_convolution
+    dynamic_product = dynamic_convolution
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
+    """3D convolution with a learned or predicted bilinear similarity.
+
+    The twin of `NeuralSimilarityConv2D` for volumes. A 3x3x3 kernel has 27 taps: a dynamic
+    unconstrained `M` has 729 entries at every position.
+
+    Args:
+        Those of `keras.layers.Conv3D` and of `NeuralSimilarityConv2D`.
 
     Input shape:
         `(batch, depth, height, width, channels)` with `data_format="channels_last"`,
@@ -339,11 +264,7 @@ class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
         `(batch, filters, new_depth, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, for `groups` above 1, static
-            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for a predictor with another geometry or output shape, at
-            build; for what `keras.layers.Conv3D` refuses; for LoRA and quantized
-            policies.
+        ValueError: As `NeuralSimilarityConv2D`.
 
     Example:
 
@@ -358,40 +279,23 @@ class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
         paper treats images; three axes are this package's extension.
     """
 
+    plain = keras.layers.Conv3D
+    plain_product = keras.layers.Conv3D.convolution_op
+    dynamic_product = dynamic_convolution
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.DepthwiseConv2D):
+class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
-    Every input channel is convolved on its own, and all of them share one `M`. For taps
+    Every input channel is convolved by itself, and all of them share one `M`. For taps
     `t, u`, input channels `c` and the `m`-th filter of a channel, at output position `p`,
 
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
-    With default initializers the static layer equals `keras.layers.DepthwiseConv2D`, and
-    `fold()` returns one; with a predictor, `M(p)` is the identity plus what the predictor
-    sees in the input at `p`.
-
     Args:
-        Those of `keras.layers.DepthwiseConv2D`, and:
-        similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, or a
-            `nsl_keras.similarities.Similarity` whose `M` all channels share.
-        similarity_initializer: Initializer of the static matrix `M`, called with its
-            shape `(T, T)`; each kind of similarity takes its parameters from it.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static, or a predictor as for `NeuralSimilarityConv2D`; given
-            by name it is regularized as the kernel is.
-        learn_shape: bool, whether to learn which taps the kernel has, as in
-            `NeuralSimilarityConv2D`.
-        shape_threshold: float in [0, 1), the threshold that a tap's real-valued parameter,
-            starting at 1, must exceed for the tap to live.
-        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
-
-    Call arguments:
-        inputs: Tensor of rank 4.
-        training: bool, passed to the predictor (batch norm).
+        Those of `keras.layers.DepthwiseConv2D` and of `NeuralSimilarityConv2D`; the
+        similarity must be shared by all channels, which `"full"` is not.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -402,11 +306,8 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
         `(batch, channels * depth_multiplier, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, for `similarity="full"` (it
-            would mix the channels), for static similarity arguments or a static kind with
-            a predictor, at construction; for a predictor with another geometry or output
-            shape, at build; for what `keras.layers.DepthwiseConv2D` refuses; for quantized
-            policies.
+        ValueError: As `NeuralSimilarityConv2D`, and for a similarity that would mix the
+            channels.
 
     Example:
 
@@ -421,23 +322,38 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
         paper treats full convolutions; with blocks shared by all channels (Eq. 2) its
-        similarity carries over to depthwise ones as it is.
+        similarity applies to depthwise ones unchanged.
     """
 
-    _static = staticmethod(convolve_depthwise)
-    _dynamic = staticmethod(dynamic_depthwise_convolution)
+    plain = keras.layers.DepthwiseConv2D
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not self.similarity.shared_by_channels:
-            raise ValueError(
-                "`similarity` must be shared by all channels in a depthwise convolution. "
-                f"Received: similarity={type(self.similarity).__name__!r}"
-            )
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return ops.depthwise_conv(
+            inputs,
+            kernel,
+            strides=self.strides,
+            padding=self.padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
 
-    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        return predictors.get(predictor, kernel_regularizer=self.depthwise_regularizer)
-
-    @property
-    def plain_width(self) -> int:
-        return math.prod(self.kernel.shape[-2:])
+    def dynamic_product(
+        self, inputs: Tensor, kernel: Tensor, training: bool | None
+    ) -> Tensor:
+        *_, channels, multiplier = kernel.shape
+        compared = compared_windows(self, inputs, training)
+        # NSL Eq. (3), the channels apart.
+        rows = [
+            row
+            for part in compared
+            for row in ops.split(part, part.shape[-1] // channels, axis=-1)
+        ]
+        weights = ops.cast(self.comparison.shaped(kernel), rows[0].dtype)
+        outputs = [
+            sum(row * weights[tap, :, number] for tap, row in enumerate(rows))
+            for number in range(multiplier)
+        ]
+        # The channels in the order of Keras: `c * multiplier + m`.
+        shape = (*ops.shape(rows[0])[:-1], channels * multiplier)
+        outputs = ops.reshape(ops.stack(outputs, axis=-1), shape)
+        return ops.moveaxis(outputs, -1, self.channel_axis)

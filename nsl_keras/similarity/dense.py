@@ -7,13 +7,13 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import predictors
-from nsl_keras.similarity.neural_similarity import VectorSimilarity
+from nsl_keras.similarity.comparison import NeuralSimilarity
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDense(VectorSimilarity, keras.layers.Dense):
+class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     """Dense layer with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Dense`: `M` starts at
@@ -23,39 +23,18 @@ class NeuralSimilarityDense(VectorSimilarity, keras.layers.Dense):
 
     with one block `M_s` of `block_size x block_size` that all `n / block_size` blocks of
     features share: feature `i = block * block_size + t`. Without `block_size` there is
-    one block, `M = M_s`, of `n x n`.
-
-    *Static* (`predictor=None`): `M` is a weight. The layer multiplies once with
-    `equivalent_kernel`, `M^T W`, and `fold()` returns the plain `Dense` that computes the
-    same.
-
-    *Dynamic* (with a predictor): `M(x)` is the identity plus what the predictor sees in
-    each vector `x`. The layer cannot be folded.
+    one block, `M = M_s`, of `n x n`. As in `NeuralSimilarityConv2D`, a static layer folds
+    into a plain `Dense` with the kernel `M^T W`; in a dynamic one `M(x)` is the identity
+    plus the output of a small network that sees the vector `x`.
 
     Args:
-        Those of `keras.layers.Dense`, and:
-        similarity: `"diagonal"` (`T` parameters, where `T` is `block_size` or `n`),
-            `"unconstrained"` (`T^2`), `"symmetric"`, `"positive_semidefinite"`,
-            `"sparse"`, or a `nsl_keras.similarities.Similarity`.
+        Those of `keras.layers.Dense` and of `NeuralSimilarityConv2D`, with features of a
+        block in place of taps, without the similarity `"full"`, and:
         block_size: int that divides `n`, or `None` for one block of all features.
-        similarity_initializer: Initializer of the static block `M_s`, called with its
-            shape `(T, T)`; each kind of similarity takes its parameters from it.
-        similarity_regularizer: Regularizer of the static similarity's parameters.
-        similarity_constraint: Constraint on the static similarity's parameters.
-        predictor: `None` for static; `"sphere"`, `"full_sphere"`, `"mlp"`, or a name of
-            your own from `nsl_keras.predictors.register`, regularized as the kernel is; or
-            a layer that maps each vector to the parameters of its `M`, such as a
-            `nsl_keras.predictors.DenseSimilarityPredictor`.
-        learn_shape: bool, whether to learn which features of a block the kernel reads:
-            `M = D R`, with a Boolean diagonal `D` and `R` of the kind `similarity`,
-            learned or predicted. `learned_shape` returns `D`.
-        shape_threshold: float in [0, 1), the threshold that a feature's real-valued
-            parameter, starting at 1, must exceed for the feature to live.
-        kernel_trainable: bool, whether kernel and bias are trained besides the similarity.
 
     Call arguments:
         inputs: Tensor of rank 2 or more.
-        training: bool, passed to the predictor (batch norm).
+        training: bool, passed to the predictor for its batch norms.
 
     Input shape:
         `(batch, ..., n)`.
@@ -64,11 +43,8 @@ class NeuralSimilarityDense(VectorSimilarity, keras.layers.Dense):
         `(batch, ..., units)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, for the similarity `"full"`,
-            for static similarity arguments or a static kind (`"sparse"`) with a predictor,
-            at construction; if the number of features is unknown or not divisible by
-            `block_size`, or a predictor has another output shape, at build; for LoRA and
-            quantized policies.
+        ValueError: As `NeuralSimilarityConv2D`; if `block_size` does not divide the number
+            of features, at build.
 
     Example:
 
@@ -79,10 +55,6 @@ class NeuralSimilarityDense(VectorSimilarity, keras.layers.Dense):
     ...     4, similarity="unconstrained", block_size=3)
     >>> tuple(static(features).shape), tuple(static.similarity_matrix.shape)
     ((2, 4), (3, 3))
-    >>> plain = static.fold()
-    >>> difference = keras.ops.max(keras.ops.abs(plain(features) - static(features)))
-    >>> type(plain).__name__, bool(difference < 1e-6)
-    ('Dense', True)
     >>> dynamic = nsl_keras.layers.NeuralSimilarityDense(4, predictor="sphere")
     >>> tuple(dynamic(features).shape)
     (2, 4)
@@ -94,21 +66,24 @@ class NeuralSimilarityDense(VectorSimilarity, keras.layers.Dense):
         authors released no code for it.
     """
 
-    def _get_predictor(self, predictor: Any) -> keras.layers.Layer | None:
-        return predictors.get(
-            predictor,
-            predictors.DenseSimilarityPredictor,
-            kernel_regularizer=self.kernel_regularizer,
-        )
+    plain = keras.layers.Dense
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
-        kernel = ops.convert_to_tensor(self.kernel)
-        if self.predictor is None:
-            kernel = self.equivalent(kernel)
-        else:
-            inputs = self.compare(self.parameters(inputs, training), inputs)
-        outputs = ops.matmul(inputs, ops.cast(kernel, inputs.dtype))
-        if self.bias is not None:
-            outputs = outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else self.activation(outputs)
+    def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
+        self.comparison.block_size = self.block_size
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return ops.matmul(inputs, kernel)
+
+    def dynamic_product(
+        self, inputs: Tensor, kernel: Tensor, training: bool | None
+    ) -> Tensor:
+        parameters = self.comparison.parameters(inputs, training)
+        compared = self.comparison.compare(parameters, inputs)
+        return ops.matmul(compared, ops.cast(kernel, compared.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "block_size": self.block_size}

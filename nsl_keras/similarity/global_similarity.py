@@ -1,12 +1,8 @@
-"""Global neural similarity: `M` couples the positions of a whole feature map.
-
-Where the local similarity of the convolutions compares the taps under one kernel, this one
-mixes all positions, self-attention among its forms, before a convolution sees them.
-"""
+"""Global neural similarity: `M` couples the positions of a whole feature map."""
 
 from __future__ import annotations
 
-import inspect
+import math
 from typing import Any
 
 import keras
@@ -14,7 +10,6 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.neural_similarity import get_initializer, is_identity
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
@@ -26,53 +21,40 @@ MASK_HIDDEN_FILTERS = 64
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class GlobalNeuralSimilarity2D(keras.layers.Layer):
-    """Global neural similarity (GNS): `M_G X`, and a convolution of that if asked for.
+    """Global neural similarity (GNS): `M_G X`, to be followed by a convolution.
 
     With the feature map as a matrix `X` of `HW` positions (row-major) and `C` channels,
 
-        F = W_G^T M_G X,    (M_G X)[p, c] = sum_q M[p, q] X[q, c]
+        (M_G X)[p, c] = sum_q M[p, q] X[q, c]
 
-    The block `M`, of shape `(HW, HW)`, is shared by all channels. `similarity` says what
-    `M_G X` may be:
+    The block `M`, of shape `(HW, HW)`, is shared by all channels. A `Conv2D` after this
+    layer adds the kernel of the paper's `F = W_G^T M_G X`. `similarity` chooses `M_G X`:
 
         "diagonal":           diag(m) X, with a learned spatial mask m
         "unconstrained":      M X, with a learned matrix
         "predicted_mask":     X + diag(P(X)) X, P = SphereConv(3x3) -> ReLU -> Conv(3x3, 1)
-        "attention":          G1(X) G2(X)^T X, self-attention as such
+        "attention":          G1(X) G2(X)^T X, self-attention
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
     with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All but
-    `"attention"` start as the identity: the mask's last kernel starts at zero. While
-    `gamma` is zero the kernels of `G` have no gradient.
+    `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
     `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
 
     Args:
-        filters: int, the number of output channels of the convolution, or `None` for
-            `M_G X` alone.
-        kernel_size: int or tuple of 2 ints, height and width of the kernel; given with
-            `filters`, and only then.
         similarity: One of the names above.
-        similarity_initializer: Initializer of the learned `M`, called with the shape
-            `(HW, HW)`; `"diagonal"` takes the diagonal of that. `"identity"` for the
-            other similarities.
-        similarity_regularizer: Regularizer of the similarity's weights: of the learned
-            mask or matrix, or of each of the kernels that `M` is predicted with. None
-            falls on `gamma`.
-        similarity_constraint: Constraint on the learned mask or matrix; `None` for the
-            other similarities.
+        similarity_regularizer: Regularizer of the learned mask or matrix, or of each
+            kernel that predicts `M`. `gamma` is not regularized.
         hidden_filters: int or `None`, the channels of `G1` and `G2`, or of the hidden
             layer of the mask's predictor. `None` is `C` for `"attention"`, `C // 8` for
             `"softmax_attention"` and 64 for `"predicted_mask"`.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
             and the first layer of the mask's predictor one that divides by the input's;
-            `False` for plain convolutions, with which trainings are less stable.
+            `False` for plain convolutions, with which training is less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
-        **kwargs: The other arguments of `keras.layers.Conv2D`, by name. Without `filters`
-            there is no convolution: only `name`, `dtype`, `trainable` and
-            `activity_regularizer` have something to act on then.
+        **kwargs: Those of `keras.layers.Layer`.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -80,57 +62,39 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         `"unconstrained"` need a known height and width.
 
     Output shape:
-        That of the input, or with `filters` that of the convolution:
-        `(batch, new_height, new_width, filters)` or
-        `(batch, filters, new_height, new_width)`.
+        The same as the input.
 
     Raises:
-        ValueError: For arguments outside the ranges above, `kernel_size` without
-            `filters` or the reverse, options of a learned `M` for a predicted one, at
-            construction; for an input of the wrong rank, of an unknown channel count or,
-            with a learned `M`, size, or smaller than the kernel, at build.
+        ValueError: For invalid arguments, at construction; for an input of another rank,
+            or with an unknown size that the layer needs, at build.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
     >>> images = keras.random.normal((2, 8, 8, 16), seed=0)
-    >>> block = nsl_keras.layers.GlobalNeuralSimilarity2D(similarity="softmax_attention")
+    >>> block = nsl_keras.layers.GlobalNeuralSimilarity2D("softmax_attention")
     >>> bool(keras.ops.all(block(images) == images))  # The identity, at the start.
     True
-    >>> masked = nsl_keras.layers.GlobalNeuralSimilarity2D(4, 3, similarity="diagonal")
-    >>> tuple(masked(images).shape), [tuple(weight.shape) for weight in masked.weights]
-    ((2, 6, 6, 4), [(64,), (3, 3, 16, 4), (4,)])
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B: Eq. (8) and (9),
-        the learned forms; Eq. (10), the predicted ones; Eq. (11), `"attention"`.
-        `"softmax_attention"` is the block of the authors' code, in which `G1` alone has a
-        ReLU, `G1` and `G2` have `C / 8` channels, and the input is added. The paper leaves
-        the mask's predictor open; this one follows its local predictors.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B, Eq. (8)-(11).
+        `"softmax_attention"` is the block of the authors' code. The paper leaves the mask's
+        predictor open; this one follows its local predictors.
     """
 
     def __init__(
         self,
-        filters: int | None = None,
-        kernel_size: int | tuple[int, ...] | None = None,
         similarity: str = "diagonal",
-        similarity_initializer: Any = "identity",
         similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
         hidden_filters: int | None = None,
         sphere: bool = True,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        own = ("name", "dtype", "trainable", "activity_regularizer")
-        super().__init__(**{name: kwargs.pop(name) for name in own if name in kwargs})
-        self.filters = filters
-        self.kernel_size = kernel_size
+        super().__init__(**kwargs)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
-        self.similarity_initializer = get_initializer(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
-        self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.hidden_filters = validation.optional(
             validation.positive_integer, hidden_filters, "hidden_filters"
         )
@@ -140,133 +104,55 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             ("channels_last", "channels_first"),
             "data_format",
         )
-        self._check_similarity_arguments()
-        self.convolution = self._make_convolution(kwargs)
-        if self.convolution is not None:
-            validation.geometry(self.convolution)
+        self.channel_axis = 3 if self.data_format == "channels_last" else 1
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    def _check_similarity_arguments(self) -> None:
-        if self.similarity not in STATIC and not (
-            is_identity(self.similarity_initializer) and self.similarity_constraint is None
-        ):
-            raise ValueError(
-                "`similarity_initializer` and `similarity_constraint` apply to a learned "
-                "M, 'diagonal' or 'unconstrained', and must be 'identity' and None with "
-                f"others. Received: similarity={self.similarity!r}, "
-                f"similarity_initializer={self.similarity_initializer}, "
-                f"similarity_constraint={self.similarity_constraint}"
-            )
-        if self.similarity in STATIC and self.hidden_filters is not None:
-            raise ValueError(
-                "`hidden_filters` applies to a predicted M and must be None with a learned "
-                f"one. Received: similarity={self.similarity!r}, "
-                f"hidden_filters={self.hidden_filters}"
-            )
-
-    def _make_convolution(self, options: dict[str, Any]) -> keras.layers.Conv2D | None:
-        if self.filters is None:
-            unknown = set(options) - set(inspect.signature(keras.layers.Conv2D).parameters)
-            if unknown:
-                raise ValueError(
-                    "Arguments must be those of the layer or of `keras.layers.Conv2D`. "
-                    f"Received: {', '.join(sorted(unknown))}"
-                )
-            linear = keras.activations.linear
-            unused = {"strides": 1, "dilation_rate": 1, "groups": 1, "activation": linear}
-            given = {name: options.get(name, value) for name, value in unused.items()}
-            given["activation"] = keras.activations.get(given["activation"])
-            for name in ("strides", "dilation_rate"):
-                if given[name] in ((1, 1), [1, 1]):
-                    given[name] = 1
-            if given != unused or self.kernel_size is not None:
-                given = {"kernel_size": self.kernel_size, **given}
-                raise ValueError(
-                    "`kernel_size`, `strides`, `dilation_rate`, `groups` and `activation` "
-                    "belong to the convolution and must be left out without `filters`. "
-                    "Received: filters=None, "
-                    + ", ".join(f"{name}={value!r}" for name, value in given.items())
-                )
-            return None
-        if self.kernel_size is None:
-            raise ValueError(
-                "`kernel_size` must be given with `filters`. Received: "
-                f"filters={self.filters!r}, kernel_size=None"
-            )
-        return keras.layers.Conv2D(
-            self.filters,
-            self.kernel_size,
-            data_format="channels_last",
-            dtype=self.dtype_policy,
-            **{**options, "name": "convolution"},
-        )
-
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        validation.rank(input_shape, 4)
-        channel_axis = -1 if self.data_format == "channels_last" else 1
-        channels = validation.known_axis(input_shape, channel_axis, "channel axis")
-        axes = {channel_axis: channels}
-        shape = _channels_last(tuple(input_shape), self.data_format)
+        shape: list[Any] = list(input_shape)
+        channels = validation.known_axis(shape, self.channel_axis, "channel axis")
+        axes: dict[int, Any] = {self.channel_axis: channels}
+        shape.append(shape.pop(self.channel_axis))
+        sizes = shape[1:3]
         if self.similarity in STATIC:
-            if shape[1] is None or shape[2] is None:
+            if None in sizes:
                 raise ValueError(
-                    "The height and width of the input must be known for the learned "
-                    f"similarity {self.similarity!r}, whose weights belong to positions. "
-                    f"Received: input_shape={tuple(input_shape)}"
+                    "The height and width of the input must be known for a learned "
+                    f"similarity. Received: input_shape={tuple(input_shape)}"
                 )
-            first = 1 if self.data_format == "channels_last" else 2
-            axes |= {first: shape[1], first + 1: shape[2]}
-            self._build_learned(shape[1] * shape[2])
+            self._build_learned(math.prod(sizes))
+            axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
-            self._build_mask_predictor(shape)
+            self._build_mask_predictor(tuple(shape))
         else:
             self._build_attention(channels)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
-        if self.convolution is not None:
-            self.convolution.build(shape)
         rewiring.pass_on_frozen(self)
 
     def _build_learned(self, positions: int) -> None:
         diagonal = self.similarity == "diagonal"
-
-        def initial_weights(shape: tuple[int, ...], dtype: Any) -> Tensor:
-            initializer = self.similarity_initializer
-            if diagonal and isinstance(initializer, keras.initializers.Identity):
-                # The matrix itself would have (HW)^2 entries.
-                return initializer.gain * ops.ones(shape, dtype=dtype)
-            matrix = initializer((positions, positions), dtype=dtype)
-            return ops.diagonal(matrix) if diagonal else matrix
-
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=(positions,) if diagonal else (positions, positions),
-            initializer=initial_weights,
+            initializer="ones" if diagonal else "identity",
             regularizer=self.similarity_regularizer,
-            constraint=self.similarity_constraint,
         )
 
     def _build_mask_predictor(self, input_shape: tuple[int | None, ...]) -> None:
-        options = {
+        options: dict[str, Any] = {
             "padding": "same",
             "data_format": "channels_last",
             "use_bias": False,
             "kernel_regularizer": self.similarity_regularizer,
             "dtype": self.dtype_policy,
         }
-        hidden_options = {
-            **options,
-            "kernel_initializer": small_normal(0.1),
-            "name": "mask_hidden",
-        }
+        hidden_options = {**options, "kernel_initializer": small_normal(0.1)}
         filters = self.hidden_filters or MASK_HIDDEN_FILTERS
         self.mask_hidden = (
             SphereConv2D(filters, 3, normalize="input", **hidden_options)
             if self.sphere
             else keras.layers.Conv2D(filters, 3, **hidden_options)
         )
-        self.mask_output = keras.layers.Conv2D(
-            1, 3, kernel_initializer="zeros", name="mask_output", **options
-        )
+        self.mask_output = keras.layers.Conv2D(1, 3, kernel_initializer="zeros", **options)
         self.mask_hidden.build(input_shape)
         self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))
 
@@ -275,7 +161,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         hidden = self.hidden_filters or (max(channels // 8, 1) if softmax else channels)
         dense = SphereDense if self.sphere else keras.layers.Dense
 
-        def transform(units: int, name: str) -> keras.layers.Layer:
+        def transform(units: int) -> keras.layers.Layer:
             # A dense layer on every position is a 1x1 convolution.
             layer = dense(
                 units,
@@ -283,27 +169,20 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
                 kernel_initializer=small_normal(1.0),
                 kernel_regularizer=self.similarity_regularizer,
                 dtype=self.dtype_policy,
-                name=name,
             )
             layer.build((None, None, channels))
             return layer
 
-        self.query = transform(hidden, "query")
-        self.key = transform(hidden, "key")
+        self.query = transform(hidden)
+        self.key = transform(hidden)
         if softmax:
-            self.value = transform(channels, "value")
+            self.value = transform(channels)
             self.gamma = self.add_weight(name="gamma", shape=(), initializer="zeros")
 
     def call(self, inputs: Tensor) -> Tensor:
-        # All is computed with channels last. `keras.layers.Conv2D` with channels first adds
-        # the bias along the width, on TensorFlow, where that equals `filters` (Keras 3.15).
-        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
-        first = self.data_format == "channels_first"
-        features = ops.moveaxis(inputs, 1, -1) if first else inputs
-        outputs = self._compare(features)
-        if self.convolution is not None:
-            outputs = self.convolution(outputs)  # NSL Eq. (8): W_G^T M_G X_F
-        return ops.moveaxis(outputs, -1, 1) if first else outputs
+        inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
+        features = ops.moveaxis(inputs, self.channel_axis, -1)
+        return ops.moveaxis(self._compare(features), -1, self.channel_axis)
 
     def _compare(self, inputs: Tensor) -> Tensor:
         """Returns `M_G X`, of the shape of `X`: `(batch, height, width, channels)`."""
@@ -338,42 +217,16 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
-        if self.convolution is None:
-            return tuple(input_shape)
-        shape = self.convolution.compute_output_shape(
-            _channels_last(tuple(input_shape), self.data_format)
-        )
-        if self.data_format == "channels_last":
-            return shape
-        batch, height, width, filters = shape
-        return (batch, filters, height, width)
+        return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
         return {
-            **({} if self.convolution is None else self.convolution.get_config()),
             **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": self.kernel_size,
             "similarity": self.similarity,
-            "similarity_initializer": keras.initializers.serialize(
-                self.similarity_initializer
-            ),
             "similarity_regularizer": keras.regularizers.serialize(
                 self.similarity_regularizer
-            ),
-            "similarity_constraint": keras.constraints.serialize(
-                self.similarity_constraint
             ),
             "hidden_filters": self.hidden_filters,
             "sphere": self.sphere,
             "data_format": self.data_format,
         }
-
-
-def _channels_last(
-    shape: tuple[int | None, ...], data_format: str
-) -> tuple[int | None, ...]:
-    if data_format == "channels_last":
-        return shape
-    batch, channels, height, width = shape
-    return (batch, height, width, channels)

@@ -1,25 +1,27 @@
-"""What layers that stand on Keras's own do differently with their kernel.
-
-Keras's class keeps the arguments, weights, shapes, config and errors; ours computes with
-the kernel in another way, in float32, and refuses what would go round that.
-"""
+"""The kernel of layers that derive from Keras's and compute with it in another way."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
 import keras
+from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.inheritance import StandsOnKeras
+from nsl_keras.backend import Tensor
+
+#: Keras's error for inputs that are smaller than the kernel.
+TOO_SMALL = (
+    "Computed output size would be zero or negative: the kernel must fit into the input. "
+    "Received: kernel_size={}, input_shape={}"
+)
 
 
-class FloatKernel(StandsOnKeras):
+class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 
-    The kernel is kept out of Keras's autocast: what is made of it, an equivalent kernel or
-    norms, is made in float32. LoRA and quantization, which are made for the plain product
-    with the kernel, are refused by name.
+    The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
+    in float32. LoRA, DoRA and quantization, which change Keras's `call`, are refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,24 +30,11 @@ class FloatKernel(StandsOnKeras):
         self.channel_axis = 1 if first else -1
         if hasattr(self, "kernel_size"):
             validation.geometry(self)
-        if getattr(self, "lora_rank", None) is not None:
-            raise ValueError(
-                f"`lora_rank` must be None: {type(self).__name__} cannot take LoRA. "
-                f"Received: lora_rank={self.lora_rank}"
-            )
-        self._refuse_quantized_policy()
-
-    def _refuse_quantized_policy(self) -> None:
-        if self.quantization_mode is not None:
-            raise ValueError(
-                f"`dtype` must not be a quantized policy: {type(self).__name__} cannot be "
-                f"quantized. Received: dtype={self.dtype_policy}"
-            )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self._refuse_quantized_policy()  # Policies may go by the layer's path.
-        name = "last axis" if self.channel_axis == -1 else "channel axis"
-        validation.known_axis(input_shape, self.channel_axis, name)
+        if self.quantization_mode is not None:
+            self._refuse()
+        validation.known_axis(input_shape, self.channel_axis, "channel axis")
         super().build(input_shape)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
@@ -53,19 +42,31 @@ class FloatKernel(StandsOnKeras):
             kwargs["autocast"] = False
         return super().add_weight(*args, **kwargs)
 
-    # Keras's convolutions and dense layers save and load the kernel and the bias alone.
-    save_own_variables = keras.layers.Layer.save_own_variables
-    load_own_variables = keras.layers.Layer.load_own_variables
-
-    def enable_lora(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            f"`enable_lora` is not available: {type(self).__name__} cannot take LoRA. "
-            f"Received: layer {self.name!r}"
+            f"{type(self).__name__} takes no LoRA, DoRA or quantized dtype policy, which "
+            f"replace the kernel. Received: layer {self.name!r} with dtype="
+            f"{self.dtype_policy}"
         )
 
-    def quantize(self, mode: Any = None, **kwargs: Any) -> NoReturn:
-        # The error with which Keras's layers say so: `Model.quantize` passes over them.
-        raise NotImplementedError(
-            f"`quantize` is not available: {type(self).__name__} cannot be quantized. "
-            f"Received: mode={mode!r} for layer {self.name!r}"
-        )
+    # Keras calls these in `build` for `lora_rank` and `dora_rank`.
+    enable_lora = enable_dora = _refuse
+    # Keras's error, at which `Model.quantize` passes over a layer.
+    quantize = keras.layers.Layer.quantize
+
+
+def causal_convolution(layer: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
+    """Returns `Conv1D.convolution_op`, which leaves out the padding of causal layers."""
+    if layer.padding == "causal":
+        padding = [[0, 0], [0, 0], [0, 0]]
+        before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
+        padding[1 if layer.data_format == "channels_last" else 2][0] = before
+        inputs = ops.pad(inputs, padding)
+    return ops.conv(
+        inputs,
+        kernel,
+        strides=layer.strides,
+        padding="valid" if layer.padding == "causal" else layer.padding,
+        data_format=layer.data_format,
+        dilation_rate=layer.dilation_rate,
+    )

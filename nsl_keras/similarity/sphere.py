@@ -1,12 +1,11 @@
-"""SphereConv and SphereDense: layers that compare by angle rather than by inner product.
+"""SphereConv and SphereDense: layers that compare by angle instead of inner product.
 
-The 1e-4 stands under each root, so that an all-zero input has the value zero and finite
-derivatives of every order. Norms and angles are taken in float32.
+The 1e-4 under each root gives an all-zero input the value zero and finite derivatives of
+every order. Norms and angles are computed in float32.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -15,12 +14,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.dynamic_convolution import (
-    TOO_SMALL,
-    add_bias_and_activate,
-    convolve,
-)
-from nsl_keras.similarity.kernels import FloatKernel
+from nsl_keras.similarity.kernels import TOO_SMALL, FloatKernel, causal_convolution
 
 #: Added under each root, as the authors' code has it.
 NORM_EPSILON = 1e-4
@@ -45,14 +39,7 @@ def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) ->
 
 
 def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
-    """Returns `g(cos)`.
-
-    Args:
-        cosine: Tensor of cosines, in float32.
-        response: One of `RESPONSES`.
-        curvature: The weight of `"learnable_sigmoid"`, in a shape that broadcasts with
-            `cosine`; `None` for the others.
-    """
+    """Returns `g(cos)`; only `"learnable_sigmoid"` has a curvature."""
     if response == "cosine":
         return cosine
     cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
@@ -69,10 +56,14 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
 
 
 class Sphere(FloatKernel):
-    """Private mixin, in front of a Keras layer: its products, divided by the norms."""
+    """Mixin in front of a Keras layer: its products, divided by the norms."""
 
     kernel: Any
     bias: Any
+
+    # Keras's convolutions and dense layers save and load the kernel and the bias alone.
+    save_own_variables = keras.layers.Layer.save_own_variables
+    load_own_variables = keras.layers.Layer.load_own_variables
 
     def __init__(
         self,
@@ -82,9 +73,7 @@ class Sphere(FloatKernel):
         response: str = "cosine",
         **kwargs: Any,
     ) -> None:
-        # `use_bias`, which has another default here, may be among the positional ones.
-        named = inspect.signature(self.plain).bind_partial(*args).arguments
-        super().__init__(**{"use_bias": use_bias, **named}, **kwargs)
+        super().__init__(*args, use_bias=use_bias, **kwargs)
         self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
         self.response = validation.one_of(response, RESPONSES, "response")
         if response != "cosine" and normalize != "both":
@@ -105,6 +94,37 @@ class Sphere(FloatKernel):
                 autocast=False,
             )
 
+    def call(self, inputs: Tensor) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
+        kernel = ops.convert_to_tensor(self.kernel)
+        if self.normalize in ("both", "kernel"):
+            # Before the product, which half precision might not hold.
+            kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
+        outputs = self.product(inputs, ops.cast(kernel, inputs.dtype))
+        outputs = at_least_float32(outputs)
+        if self.normalize in ("both", "input"):
+            outputs = outputs / self.input_norms(inputs)
+        per_filter = [1] * len(outputs.shape)
+        per_filter[self.channel_axis] = -1
+        curvature = self.curvature
+        if curvature is not None:
+            curvature = ops.reshape(curvature, per_filter)
+        outputs = respond(outputs, self.response, curvature)
+        outputs = ops.cast(outputs, self.compute_dtype)
+        if self.bias is not None:
+            # Not `ops.add`, which goes wrong with channels first (see `NeuralSimilarity`).
+            bias = ops.cast(self.bias, outputs.dtype)
+            outputs = outputs + ops.reshape(bias, per_filter)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        """Returns the product of Keras's layer with another kernel."""
+        raise NotImplementedError
+
+    def input_norms(self, inputs: Tensor) -> Tensor:
+        """Returns the norm of the input under the kernel, for each entry of the product."""
+        raise NotImplementedError
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -114,46 +134,32 @@ class Sphere(FloatKernel):
 
 
 class SphereConvolution(Sphere):
-    """Private mixin, in front of one of Keras's convolutions."""
+    """Mixin in front of one of Keras's convolutions."""
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         if 0 in self.compute_output_shape(tuple(inputs.shape))[1:]:
             raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
-        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
-        kernel = ops.convert_to_tensor(self.kernel)
-        if self.normalize in ("both", "kernel"):
-            # Before the product, which half precision might not hold.
-            lengths = norm(kernel, tuple(range(self.rank + 1)))
-            kernel = ops.cast(kernel / lengths, self.compute_dtype)
-        wide = keras.backend.result_type(self.compute_dtype, "float32")
-        outputs = ops.cast(convolve(self, inputs, kernel), wide)
-        if self.normalize in ("both", "input"):
-            # The norm of the patch under each position, for each group: a convolution of
-            # the squares with ones.
-            axis = self.channel_axis % (self.rank + 2)
-            before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-            squares = ops.square(ops.cast(inputs, wide))
-            width = inputs.shape[axis] // self.groups
-            squares = ops.reshape(squares, (*before, self.groups, width, *after))
-            ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=wide)
-            squares = convolve(self, ops.sum(squares, axis=axis + 1), ones)
-            norms = ops.sqrt(squares + NORM_EPSILON)
-            if self.groups > 1:
-                norms = ops.repeat(norms, self.filters // self.groups, axis)
-            outputs = outputs / norms
-        if self.response != "cosine":
-            curvature = self.curvature
-            if curvature is not None:  # One for each filter, on the axis of the channels.
-                shape = [1] * len(outputs.shape)
-                shape[self.channel_axis] = -1
-                curvature = ops.reshape(curvature, shape)
-            outputs = respond(outputs, self.response, curvature)
-        return add_bias_and_activate(self, ops.cast(outputs, self.compute_dtype))
+        return self.convolution_op(inputs, kernel)
+
+    def input_norms(self, inputs: Tensor) -> Tensor:
+        # Of the patch under each position, in each group: a convolution of the squares
+        # with ones.
+        axis = self.channel_axis % (self.rank + 2)
+        before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
+        squares = ops.square(at_least_float32(inputs))
+        width = inputs.shape[axis] // self.groups
+        squares = ops.reshape(squares, (*before, self.groups, width, *after))
+        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
+        squares = self.convolution_op(ops.sum(squares, axis=axis + 1), ones)
+        norms = ops.sqrt(squares + NORM_EPSILON)
+        return ops.repeat(norms, self.filters // self.groups, axis)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
+
+    convolution_op = causal_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -165,25 +171,23 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         cos[p, o] = <W_o, x_p> / (n(x_p) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
         y[p, o] = g(cos[p, o]) + b[o]
 
-    with the norms that `normalize` asks for and the function `g` that `response` names:
+    `normalize` chooses the norms that it divides by, `response` the function `g`:
 
         "cosine":             g = cos
         "linear":             g = 1 - 0.63662 arccos(cos), from -1 to 1
         "sigmoid":            g = tanh(s / 2k) / tanh(pi / 4k),   s = arcsin(cos), k = 0.3
-        "learnable_sigmoid":  the same with k = |k_o| + 0.05, a weight a filter
+        "learnable_sigmoid":  the same with k = |k_o| + 0.05, a weight for each filter
 
-    The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal, and
-    serves as predictor of the dynamic kind.
+    The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal.
 
     Args:
         Those of `keras.layers.Conv2D`, and:
         use_bias: bool, whether to add a bias, here `False` by default.
-        normalize: `"both"`, `"input"` or `"kernel"`, the norms divided by. The norm of a
-            patch that reaches over the border is that of its padded form; each group has
-            its own.
+        normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
+            counts in the norm of a patch as zeros, and each group has its own norm.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
-            first need `normalize="both"`. A cosine within 1e-6 of -1 or 1 is clipped to
-            that distance from it, with a gradient of zero.
+            first need `normalize="both"`, and clip the cosine to 1e-6 from -1 and 1, where
+            the gradient is zero.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -194,9 +198,8 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, or that do not go together, at
-            construction; for what `keras.layers.Conv2D` refuses; for LoRA and quantized
-            policies.
+        ValueError: For invalid arguments, also those of `keras.layers.Conv2D`; for LoRA
+            and quantized policies.
 
     Example:
 
@@ -208,10 +211,8 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
     ((2, 8, 8, 4), True)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1 (SphereConv
-        as a special case), Section 3.3.1 (as the predictor) and Appendix B.2. The paper
-        leaves the responses to the SphereNet that it builds on; formulas and constants
-        (0.63662 for 2 / pi, `k_o` starting at 0.7) are those of the authors' code.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.3.1,
+        Appendix B.2. The responses follow the authors' code.
     """
 
 
@@ -224,20 +225,15 @@ class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
 class SphereDense(Sphere, keras.layers.Dense):
     """Dense hyperspherical layer: compares kernel columns and input by their angle.
 
-    With the column `W_o` of the kernel that belongs to output `o`,
+    With the column `W_o` of the kernel for output `o`,
 
         cos[o] = <W_o, x> / (n(x) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
         y[o] = g(cos[o]) + b[o]
 
-    with the norms that `normalize` asks for and the function `g` that `response` names,
-    as in `SphereConv2D`: on a 1x1 image the two layers are the same.
+    and `normalize` and `g` as in `SphereConv2D`.
 
     Args:
-        Those of `keras.layers.Dense`, and:
-        use_bias: bool, whether to add a bias, here `False` by default.
-        normalize: `"both"`, `"input"` or `"kernel"`, the norms divided by.
-        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
-            first need `normalize="both"`.
+        Those of `keras.layers.Dense` and of `SphereConv2D`.
 
     Input shape:
         `(..., features)`.
@@ -246,36 +242,23 @@ class SphereDense(Sphere, keras.layers.Dense):
         `(..., units)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, or that do not go together, at
-            construction; if the number of features is unknown, at build; for LoRA and
-            quantized policies.
+        ValueError: As `SphereConv2D`; if the number of features is unknown, at build.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
     >>> layer = nsl_keras.layers.SphereDense(10, response="sigmoid")
-    >>> outputs = layer(keras.random.normal((4, 32), seed=0))
-    >>> tuple(outputs.shape), bool(keras.ops.max(keras.ops.abs(outputs)) <= 1)
-    ((4, 10), True)
+    >>> tuple(layer(keras.random.normal((4, 32), seed=0)).shape)
+    (4, 10)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1
-        ("hyperspherical fully-connected networks"). The responses are those of the
-        authors' convolutions.
+        ("hyperspherical fully-connected networks").
     """
 
-    def call(self, inputs: Tensor) -> Tensor:
-        inputs = ops.cast(inputs, self.compute_dtype)  # Of integers too.
-        kernel = ops.convert_to_tensor(self.kernel)
-        if self.normalize in ("both", "kernel"):
-            # Before the product, which half precision might not hold.
-            kernel = kernel / norm(kernel, axis=0)
-        outputs = at_least_float32(ops.matmul(inputs, ops.cast(kernel, inputs.dtype)))
-        if self.normalize in ("both", "input"):
-            outputs = outputs / norm(inputs, axis=-1, keepdims=True)
-        outputs = respond(outputs, self.response, self.curvature)
-        outputs = ops.cast(outputs, self.compute_dtype)
-        if self.bias is not None:
-            outputs = outputs + ops.cast(self.bias, outputs.dtype)
-        return outputs if self.activation is None else self.activation(outputs)
+    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return ops.matmul(inputs, kernel)
+
+    def input_norms(self, inputs: Tensor) -> Tensor:
+        return norm(inputs, axis=-1, keepdims=True)

@@ -77,11 +77,14 @@ class DistributedModel(ReplicatedSteps):
     def __init__(self, model: keras.Model, **kwargs: Any) -> None:
         if not isinstance(model, keras.Model):
             raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
-        own = [name for name in _STEPS if _module_of(model, name) != "keras"]
+        kind = type(model)
+        own = [
+            name for name in _STEPS if getattr(kind, name) is not getattr(keras.Model, name)
+        ]
         if own:
             raise ValueError(
                 "`model` must have the steps of keras.Model: its own would not be called. "
-                f"Received: model {model.name!r} of type {type(model).__name__!r} with "
+                f"Received: model {model.name!r} of type {kind.__name__!r} with "
                 f"its own {', '.join(own)}"
             )
         super().__init__(**{"name": model.name, **kwargs})
@@ -119,10 +122,6 @@ class DistributedModel(ReplicatedSteps):
 
 #: The methods that the wrapper replaces.
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
-
-
-def _module_of(model: keras.Model, method: str) -> str:
-    return str(getattr(type(model), method).__module__.partition(".")[0])
 
 
 def distribute(model: keras.Model) -> keras.Model:

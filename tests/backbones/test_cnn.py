@@ -31,18 +31,8 @@ def neural(**options):
 def published(similarity, kind="sphere", **settings):
     """Makes convolutions with the authors' predictors."""
 
-    def convolution(*args, **options):
-        predictor = predictors.published(
-            kind,
-            similarity,
-            kernel_regularizer=options.get("kernel_regularizer"),
-            **settings,
-        )
-        return NeuralSimilarityConv2D(
-            *args, similarity=similarity, predictor=predictor, **options
-        )
-
-    return convolution
+    predictor = predictors.published(kind, **settings)
+    return neural(similarity=similarity, predictor=predictor)
 
 
 # The networks of Meta-Neighborhoods.
@@ -130,12 +120,12 @@ def cnn9_variables(model):
             continue
         name = cnn9_name(layer.name.removesuffix("_convolution"))
         if layer.predictor is None:
-            variables[f"{name}.M"] = layer.similarity_parameters
+            variables[f"{name}.M"] = layer.comparison.similarity_parameters
             continue
+        parts = {part.name: part for part in layer.comparison.network.layers}
         for theirs, ours in (("m1", "hidden"), ("m2", "output")):
-            convolution = getattr(layer.predictor, f"{ours}_convolution")
-            variables[f"{name}.{theirs}.W"] = convolution.kernel
-            norm = getattr(layer.predictor, f"{ours}_normalization", None)
+            variables[f"{name}.{theirs}.W"] = parts[ours].kernel
+            norm = parts.get(f"{ours}_normalization")
             if norm is not None:
                 variables |= normalization_variables(f"{name}.{theirs}.bn", norm)
     return {
@@ -291,7 +281,7 @@ def test_variants_of_cnn9(options, parameters, depth):
     [
         ({}, 8_901_568, 8.90),
         (
-            {"convolution": published("diagonal", hidden_filters=32)},
+            {"convolution": published("diagonal", width=32)},
             9_257_410,
             9.26,
         ),  # Appendix A

@@ -6,7 +6,6 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import OneBatch
 from keras import ops
 from layer_harness import as_numpy
 
@@ -19,6 +18,20 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def proto(**options):
     return few_shot.ProtoNet(data.identity(), data.WAYS, **options)
+
+
+class Batches(keras.utils.PyDataset):
+    """A data set of the given batches."""
+
+    def __init__(self, *batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +217,10 @@ def test_bad_episodes_have_logits_of_nan():
     assert np.all(np.isfinite(found[1])) and np.all(np.isnan(found[[0, 2]]))
     assert np.all(np.isnan(model((support, 0 * support_labels, queries))))
     model.compile("sgd", LOSS, run_eagerly=True)
-    good = (inputs, labels)
-
-    class Batches(OneBatch):  # Of which the first is checked.
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return ((support, support_labels, queries), labels) if index else good
-
+    # Only the first batch is checked before the first step.
+    batches = Batches((inputs, labels), ((support, support_labels, queries), labels))
     with pytest.raises(nsl_keras.NonFiniteLossError, match="labels for numbers outside"):
-        model.fit(Batches(), verbose=0, shuffle=False)
+        model.fit(batches, verbose=0, shuffle=False)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +231,7 @@ def test_bad_episodes_have_logits_of_nan():
         (lambda s, y, q: (s, y, np.inf * q), "`query_images` must be finite"),
         (lambda s, y, q: (s, y), "Received: 2 arrays"),
         (lambda s, y, q: s, "Received: one array"),
-        (lambda s, y, q: OneBatch((s, y + 1, q), None), r"the labels \[1, 2, 3\]"),
+        (lambda s, y, q: Batches(((s, y + 1, q), y)), r"the labels \[1, 2, 3\]"),
     ],
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):

@@ -267,11 +267,6 @@ def two_outputs():
         ),
         (Subclassed, "all", "`model` must be a functional or Sequential model"),
         (
-            lambda: sequential(Subclassed()),
-            "all",
-            "`model` must be functional or Sequential, and so must .*'mine'.*'Subclassed'",
-        ),
-        (
             lambda: sequential(keras.layers.Conv2D(2, 3)),
             "all",
             "`where` must choose layers.*for model 'net'",

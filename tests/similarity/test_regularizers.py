@@ -40,15 +40,6 @@ def test_values_and_config():
     assert again.get_config() == regularizer.get_config()
 
 
-def test_descent_makes_filters_orthonormal():
-    kernel = ops.array(np.random.default_rng(1).normal(size=(3, 3, 2, 4)), "float32")
-    for _ in range(150):
-        (gradient,) = gradients(OrthogonalityRegularizer(0.01), [kernel])
-        kernel = kernel - gradient
-    matrix = ops.convert_to_numpy(kernel).reshape(-1, 4)
-    np.testing.assert_allclose(matrix.T @ matrix, np.eye(4), atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

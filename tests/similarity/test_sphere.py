@@ -93,17 +93,14 @@ def check(dtype="float32", **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("normalize", NORMALIZE)
-def test_values(normalize, geometry, dtype):
-    check(dtype, normalize=normalize, **geometry)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_values_with_groups_bias_and_channels_first(groups):
-    for geometry in GEOMETRIES:
-        options = {"groups": groups, "use_bias": True, **geometry}
-        check(data_format="channels_first", **options)
-        check(data_format="channels_last", **options)
+def test_values(geometry, dtype):
+    for normalize in NORMALIZE:
+        check(dtype, normalize=normalize, **geometry)
+    for response in RESPONSES:
+        options = {"response": response, "use_bias": True, **geometry}
+        check(dtype, **options)
+        if dtype == "float32":
+            check(groups=2, data_format="channels_first", **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,10 +109,6 @@ def test_authors_responses(response, dtype):
     golden = Golden("nsl_gns_conv")
     output = {"learnable_sigmoid": "lr_sigmoid"}.get(response, response)
     layer = SphereConv2D(6, 3, padding="same", response=response, dtype=dtype)
-    check_authors_numbers(golden, output, layer, dtype)
-
-
-def check_authors_numbers(golden, output, layer, dtype):
     layer.build(golden["in.x"].shape)
     layer.kernel.assign(golden["w.W"])
     variables = {"W": layer.kernel}
@@ -131,24 +124,6 @@ def check_authors_numbers(golden, output, layer, dtype):
     )
     for name, gradient in zip(("x", *variables), found, strict=True):
         golden.check(f"grad64.{output}.{name}", gradient, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("response", RESPONSES[1:])
-def test_values_of_responses(response, dtype):
-    check(dtype, response=response)
-    check(dtype, response=response, use_bias=True, padding="same", strides=(2, 1))
-    if dtype == "float32":
-        check(response=response, groups=2, data_format="channels_first")
-
-
-def test_default_has_both_norms_and_no_bias():
-    layer = SphereConv2D(6, 3)
-    layer.build(IMAGES.shape)
-    assert layer.normalize == "both"
-    assert layer.bias is None
-    assert layer.response == "cosine"
-    assert len(layer.weights) == 1
 
 
 @pytest.mark.parametrize("response", RESPONSES)
@@ -209,21 +184,12 @@ def test_extreme_curvatures_are_finite(k):
     layer.build(IMAGES.shape)
     layer.curvature.assign(ops.full((6,), k))
     images = ops.convert_to_tensor(IMAGES, dtype="float32")
-    outputs = ops.convert_to_numpy(layer(images))
-    assert np.all(np.isfinite(outputs))
-    assert np.max(np.abs(outputs)) <= 1
-    expected = authors_sigmoid(expected_cosines(), k + 0.05)
-    np.testing.assert_allclose(outputs, expected, atol=2e-5)
+    expected = expected_outputs(layer)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, atol=2e-5)
     for gradient in gradients(
         lambda images: ops.sum(layer(images)), [images], layer.trainable_variables
     ):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
-
-
-def expected_cosines():
-    cosine = make_layer()
-    cosine.build(IMAGES.shape)
-    return expected_outputs(cosine)
 
 
 @pytest.mark.parametrize("response", ["cosine", "learnable_sigmoid"])
@@ -261,18 +227,6 @@ def test_other_ranks_agree_with_two_dimensions(kind, extra, options, response):
     assert type(again) is kind and again.get_config() == twin.get_config()
 
 
-def test_causal_lines():
-    lines = ops.convert_to_tensor(IMAGES[:, :, 2], dtype="float32")
-    causal = SphereConv1D(4, 3, padding="causal", dilation_rate=2)
-    received = ops.convert_to_numpy(causal(lines))
-    valid = SphereConv1D(4, 3, dilation_rate=2)
-    padded = ops.pad(lines, [[0, 0], [4, 0], [0, 0]])
-    valid.build(padded.shape)
-    valid.set_weights(causal.get_weights())
-    np.testing.assert_allclose(received, ops.convert_to_numpy(valid(padded)), atol=1e-6)
-    assert np.any(received)
-
-
 @pytest.mark.parametrize("layer", [SphereConv2D, SphereDense])
 def test_a_product_beyond_half_precision(layer):
     arguments = (4, 3) if layer is SphereConv2D else (4,)
@@ -284,16 +238,6 @@ def test_a_product_beyond_half_precision(layer):
     assert float(ops.max(expected)) > 0.8
     found = layer(*arguments, kernel_initializer=ones, dtype="mixed_float16")(images)
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
-
-
-@pytest.mark.jax
-@pytest.mark.skipif(
-    keras.backend.backend() == "tensorflow",
-    reason="TensorFlow's own convolutions refuse empty batches",
-)
-def test_an_empty_batch():
-    layer = SphereConv2D(4, 3, groups=2)
-    assert tuple(layer(np.zeros((0, 8, 8, 6), "float32")).shape) == (0, 6, 6, 4)
 
 
 def test_half_precision_takes_norms_in_float32():
@@ -362,37 +306,13 @@ def test_integer_inputs(layer, shape):
     np.testing.assert_array_equal(received, ops.convert_to_numpy(expected))
 
 
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_learnable_response_in_half_precision(policy):
-    layer = SphereDense(5, response="learnable_sigmoid", dtype=policy)
-    outputs = layer(vectors())
-    assert keras.backend.standardize_dtype(outputs.dtype) == policy
-    full = SphereDense(5, response="learnable_sigmoid")
-    full.build(vectors().shape)
-    full.set_weights([ops.convert_to_numpy(ops.cast(w, "float32")) for w in layer.weights])
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(ops.cast(outputs, "float32")),
-        ops.convert_to_numpy(full(vectors())),
-        atol=0.02,
-    )
-
-
-def test_arguments_by_position():
-    assert SphereDense(4, None, True).use_bias
-    assert SphereConv2D(4, 3, (1, 1), "valid", None, (1, 1), 1, None, True).use_bias
-    assert not SphereDense(4, None).use_bias
-
-
 # Errors.
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"normalize": "all"},
-            r"`normalize` must be one of 'both', 'input', 'kernel'.*normalize='all'",
-        ),
+        ({"normalize": "all"}, r"`normalize` must be one of 'both', .*normalize='all'"),
         ({"response": "relu"}, r"`response` must be one of 'cosine', .*response='relu'"),
         (
             {"response": "sigmoid", "normalize": "kernel"},
@@ -400,14 +320,10 @@ def test_arguments_by_position():
         ),
     ],
 )
-@pytest.mark.parametrize("kind", [SphereDense, SphereConv2D])
-def test_errors_at_construction(kind, options, message):
+def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        kind(*(5, 3)[: 1 + (kind is SphereConv2D)], **options)
-
-
-def test_error_of_inputs_below_the_kernel():
-    layer = make_layer()
-    layer(ops.ones((1, 7, 6, 4)))
+        SphereDense(5, **options)
+    with pytest.raises(ValueError, match=message):
+        SphereConv2D(5, 3, **options)
     with pytest.raises(ValueError, match="zero or negative"):
-        layer(ops.ones((1, 7, 2, 4)))
+        make_layer()(ops.ones((1, 7, 2, 4)))

@@ -88,7 +88,6 @@ def test_targets_that_the_loss_leaves_out_are_not_checked():
         keras.losses.KLDivergence(),
         [keras.losses.CategoricalCrossentropy(from_logits=True), "kl_divergence"],
     ],
-    ids=str,
 )
 def test_losses_of_probabilities(loss):
     with pytest.raises(ValueError, match="`loss` must take logits"):
@@ -103,7 +102,6 @@ def test_losses_of_probabilities(loss):
         keras.losses.CategoricalCrossentropy(from_logits=True),
         lambda y_true, y_pred: ops.mean(y_pred),
     ],
-    ids=str,
 )
 def test_other_losses(loss):
     checks.loss_of_logits(loss)

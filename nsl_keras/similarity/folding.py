@@ -1,0 +1,191 @@
+"""Models with static similarities back into plain Keras models: `fold`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import rewiring
+from nsl_keras.similarity.comparison import NeuralSimilarity
+from nsl_keras.similarity.recurrent import SimilarityCell, cells_of, similarities_of
+
+Layer: TypeAlias = keras.layers.Layer
+
+
+@rewiring.reaching_backbones
+def fold(model: keras.Model) -> keras.Model:
+    """Returns a plain Keras model with the outputs of a model with static similarities.
+
+    Each layer with a neural similarity becomes the Keras layer that it generalizes, with
+    the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`. Recurrent cells become
+    Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
+    `nsl_keras.layers.CosineDense` a normalization to unit length with a
+    `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as
+    much as the plain network.
+
+    An `M` with a single non-zero entry, such as `"sparse"` with `nonzeros=1`, becomes zero
+    padding, cropping, and a 1x1 convolution. With `padding="same"` and strides the shift
+    would depend on the image size, so the full convolution stays.
+
+    Args:
+        model: A built functional or Sequential model. It does not change, and shares no
+            weights with the new one. Of a `MetaNeighborhoodModel` the backbone is folded.
+
+    Returns:
+        A `keras.Model` without layers of this package, not compiled. Its file loads with
+        Keras alone.
+
+    Raises:
+        ValueError: If `model` is subclassed or not built, or has layers of this package
+            that cannot be folded, such as dynamic similarities; the message names them.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> model = nsl_keras.backbones.convnet4(
+    ...     (16, 16, 3), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
+    >>> plain = nsl_keras.convert.fold(model)
+    >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
+    >>> bool(keras.ops.max(keras.ops.abs(plain(images) - model(images))) < 1e-5)
+    True
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training and
+        inference"; Section 3.4, "Sparsity regularization", for the shift.
+    """
+    unfoldable = [
+        f"{layer.name!r} ({'dynamic ' if _is_dynamic(layer) else ''}{type(layer).__name__})"
+        for layer in rewiring.layers(model)
+        if not is_foldable(layer)
+    ]
+    if unfoldable:
+        raise ValueError(
+            "`model` must have a plain Keras equivalent: of this package's layers, only "
+            "static similarities, `BatchNormalization` and `CosineDense` do. "
+            f"Received: {', '.join(unfoldable)}"
+        )
+    return rewiring.rebuild(model, _folded)
+
+
+def is_foldable(layer: Layer) -> bool:
+    """Whether `fold` accepts a layer: it is plain, or has a plain equivalent."""
+    parts = [layer, *rewiring.sublayers(layer)]
+    if not any(map(_is_ours, parts)):
+        return True
+    # Derived classes may compute something else.
+    is_exact = type(layer).__module__.startswith("nsl_keras.") and hasattr(layer, "fold")
+    return (is_exact or bool(cells_of(layer))) and not _is_dynamic(layer)
+
+
+def _is_ours(layer: Layer) -> bool:
+    """Whether a layer's class is this package's, or derived from one."""
+    return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)
+
+
+def _is_dynamic(layer: Layer) -> bool:
+    return any(part.predictor is not None for part in similarities_of(layer))
+
+
+def _folded(layer: Any) -> list[Layer] | None:
+    """Returns the plain layers that replace a layer; `None` if it is plain."""
+    if cells_of(layer):
+        return [_folded_recurrent(layer)]
+    if not _is_ours(layer):
+        return None
+    return _shifted(layer) or [layer.fold()]
+
+
+def _folded_recurrent(layer: Any) -> Layer:
+    """Returns a recurrent layer with plain cells in place of those with a similarity."""
+    if isinstance(layer, keras.layers.Bidirectional):
+        forward, backward = map(
+            _folded_recurrent, (layer.forward_layer, layer.backward_layer)
+        )
+        sources = [forward, backward]
+        folded = keras.layers.Bidirectional(
+            forward,
+            layer.merge_mode,
+            backward_layer=backward,
+            name=layer.name,
+            dtype=layer.dtype_policy,
+            trainable=layer.trainable,
+        )
+    elif not cells_of(layer):  # A plain direction of a `Bidirectional`.
+        sources = [layer]
+        folded = type(layer).from_config(layer.get_config())
+    else:
+        stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
+        sources = [
+            cell.fold() if isinstance(cell, SimilarityCell) else cell
+            for cell in (layer.cell.cells if stacked else [layer.cell])
+        ]
+        cells = [type(cell).from_config(cell.get_config()) for cell in sources]
+        config = {**layer.get_config(), "cell": cells if stacked else cells[0]}
+        folded = keras.layers.RNN(**config)
+    folded.build_from_config(layer.get_build_config())
+    folded.set_weights([weight for each in sources for weight in each.get_weights()])
+    return folded
+
+
+_PADDING_AND_CROPPING: dict[int, tuple[Any, Any]] = {
+    1: (keras.layers.ZeroPadding1D, keras.layers.Cropping1D),
+    2: (keras.layers.ZeroPadding2D, keras.layers.Cropping2D),
+    3: (keras.layers.ZeroPadding3D, keras.layers.Cropping3D),
+}
+
+
+def _shifted(layer: Any) -> list[Layer] | None:
+    """Returns zero padding, cropping and a one-tap convolution; `None` if impossible.
+
+    A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
+    """
+    convolves = isinstance(layer, NeuralSimilarity) and hasattr(layer, "kernel_size")
+    if not convolves or not layer.similarity.shared_by_channels:
+        return None
+    matrix = ops.convert_to_numpy(layer.similarity_matrix)
+    strided_same = layer.padding == "same" and max(layer.strides) > 1
+    # `Cropping1D` takes only channels-last sequences.
+    cannot_crop = layer.rank == 1 and layer.data_format == "channels_first"
+    if np.count_nonzero(matrix) != 1 or strided_same or cannot_crop:
+        return None
+    tap = np.unravel_index(np.flatnonzero(matrix.any(axis=0))[0], layer.kernel_size)
+    shifts = []
+    for position, size, dilation in zip(
+        tap, layer.kernel_size, layer.dilation_rate, strict=True
+    ):
+        offset, reach = int(position) * dilation, (size - 1) * dilation
+        before = {"valid": 0, "same": reach // 2, "causal": reach}[layer.padding]
+        after = 0 if layer.padding == "valid" else reach - before
+        shifts.append((before - offset, after - reach + offset))
+    padding: Any = tuple((max(before, 0), max(after, 0)) for before, after in shifts)
+    cropping: Any = tuple((max(-before, 0), max(-after, 0)) for before, after in shifts)
+    options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
+    if layer.rank == 1:
+        padding, cropping = padding[0], cropping[0]
+        del options["data_format"]
+    zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
+    chain: list[Layer] = []
+    if np.any(padding):  # First, so that there is enough to crop.
+        chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
+    if np.any(cropping):
+        chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))
+    return [*chain, _with_one_tap(layer, tap)]
+
+
+def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
+    """Returns the plain layer with only one tap of the equivalent kernel."""
+    folded = layer.fold()
+    geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
+    plain = type(folded).from_config(folded.get_config() | geometry)
+    plain.build_from_config(layer.get_build_config())
+    plain.kernel.assign(
+        ops.convert_to_numpy(folded.kernel)[tap].reshape(plain.kernel.shape)
+    )
+    if plain.use_bias:
+        plain.bias.assign(ops.convert_to_numpy(folded.bias))
+    rewiring.copy_activations(folded, plain)
+    return plain

@@ -1,0 +1,102 @@
+"""Comparison of a model with the one that a conversion makes of it."""
+
+import keras
+import numpy as np
+
+from nsl_keras import rewiring
+from nsl_keras.convert import add_similarity, fold
+from nsl_keras.similarity.recurrent import similarities_of
+
+RNG = np.random.default_rng(4)
+IMAGES = RNG.normal(size=(4, 8, 9, 3)).astype("float32")
+
+
+def as_numpy(tensor):
+    return np.asarray(keras.ops.convert_to_numpy(tensor)).astype("float32")
+
+
+def difference(model, other, inputs):
+    """Largest difference of the outputs, relative to their largest entry."""
+    return deviation(model(inputs), other(inputs))
+
+
+def deviation(expected, received):
+    expected, received = keras.tree.flatten(expected), keras.tree.flatten(received)
+    worst = 0.0
+    for one, two in zip(map(as_numpy, expected), map(as_numpy, received), strict=True):
+        assert one.shape == two.shape
+        assert np.all(np.isfinite(one)) and np.all(np.isfinite(two))
+        assert np.max(np.abs(one)) > 0
+        worst = max(worst, np.max(np.abs(one - two)) / np.max(np.abs(one)))
+    return worst
+
+
+def randomize(variables, scale=0.3, seed=6):
+    rng = np.random.default_rng(seed)
+    for variable in variables:
+        noise = scale * rng.normal(size=variable.shape)
+        if variable.path.endswith("moving_variance"):
+            noise = np.abs(noise)
+        variable.assign(as_numpy(variable.value) + noise)
+
+
+def stack(*parts, shape=IMAGES.shape[1:]):
+    """A Sequential model with random weights, but for those that layers have already."""
+    model = keras.Sequential([keras.Input(shape), *parts], name="stack")
+    randomize(model.weights)
+    return model
+
+
+def converted(model):
+    """Names of the layers with a similarity."""
+    return [layer.name for layer in rewiring.layers(model) if similarities_of(layer)]
+
+
+def trainable_names(model):
+    return sorted(variable.name for variable in model.trainable_variables)
+
+
+def classes_of(model):
+    return {type(layer) for layer in rewiring.layers(model)}
+
+
+def graph_of(model):
+    operations = getattr(model, "operations", model.layers)  # Sequential models have none.
+    inputs = keras.layers.InputLayer  # `clone_model` renames those without a name.
+    return [
+        (type(each).__name__, None if isinstance(each, inputs) else each.name)
+        for each in operations
+    ]
+
+
+def assert_independent(model, other, inputs):
+    """Training one model leaves the other's outputs as they are."""
+    assert not {id(v) for v in model.variables} & {id(v) for v in other.variables}
+    before = model(inputs)
+    randomize(other.weights)
+    assert deviation(before, model(inputs)) == 0
+    assert difference(model, other, inputs) > 1e-3
+
+
+def check_conversion(plain, inputs, names, tolerance=1e-5, **options):
+    """Adds similarities, then folds them if they are static; checks each model.
+
+    Returns:
+        The model with randomized similarities.
+    """
+    model = add_similarity(plain, **options)
+    assert sorted(converted(model)) == sorted(names)
+    assert difference(plain, model, inputs) <= tolerance
+    randomize(model.trainable_variables, 0.3 if options.get("predictor") is None else 0.1)
+    assert difference(plain, model, inputs) > 1e-3
+    if options.get("predictor") is None:
+        folded = fold(model)
+        assert difference(model, folded, inputs) <= tolerance
+        if "SeparableConv2D" not in {each.__name__ for each in classes_of(plain)}:
+            assert classes_of(folded) == classes_of(plain)
+            assert graph_of(folded) == graph_of(plain)
+        assert_independent(model, folded, inputs)
+    before = model.get_weights()
+    assert_independent(plain, model, inputs)
+    model.set_weights(before)
+    return model

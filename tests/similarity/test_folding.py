@@ -1,0 +1,303 @@
+"""Models with static similarities, folded into plain Keras models."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from conversion_harness import (
+    IMAGES,
+    RNG,
+    as_numpy,
+    assert_independent,
+    classes_of,
+    difference,
+    graph_of,
+    randomize,
+    stack,
+)
+
+from nsl_keras import backbones, layers, rewiring, similarities
+from nsl_keras.convert import add_similarity, fold
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def check_fold(model, inputs, tolerance=1e-5):
+    """Returns the folded model, of Keras's layers alone and with the same outputs."""
+    folded = fold(model)
+    assert difference(model, folded, inputs) <= tolerance
+    every_layer = [
+        part
+        for layer in rewiring.layers(folded)
+        for part in (layer, *rewiring.sublayers(layer))
+    ]
+    assert not any(type(each).__module__.startswith("nsl_keras") for each in every_layer)
+    names = [layer.name for layer in folded.layers]
+    assert set(names) >= {name for kind, name in graph_of(model) if kind != "InputLayer"}
+    assert_independent(fold(model), model, inputs)
+    return folded
+
+
+@pytest.mark.long
+def test_folded_models_need_keras_alone(tmp_path):
+    plain = stack(keras.layers.Conv2D(4, 3), keras.layers.GlobalAveragePooling2D())
+    model = add_similarity(plain, "unconstrained")
+    randomize(model.trainable_variables)
+    fold(model).save(tmp_path / "folded.keras")
+    np.savez(tmp_path / "numbers.npz", images=IMAGES, outputs=as_numpy(model(IMAGES)))
+    program = (
+        "import sys, keras, numpy as np\n"
+        "model = keras.saving.load_model('folded.keras')\n"
+        "numbers = np.load('numbers.npz')\n"
+        "outputs = np.asarray(model(numbers['images']))\n"
+        "assert np.allclose(outputs, numbers['outputs'], atol=1e-5)\n"
+        "assert 'nsl_keras' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_what_is_trained_after_folding():
+    plain = stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 1))
+    folded = fold(add_similarity(plain))
+    assert [layer.trainable for layer in folded.layers] == [True, False]
+    folded.trainable = False
+    folded.trainable = True
+    assert len(folded.trainable_variables) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_layers_of_the_package(dtype):
+    keras.config.set_dtype_policy(dtype)
+    model = stack(
+        layers.NeuralSimilarityConv2D(4, 3, similarity="unconstrained"),
+        layers.BatchNormalization(),
+        layers.CosineDense(5),
+        layers.NeuralSimilarityDense(6, similarity="symmetric"),
+        keras.layers.GlobalAveragePooling2D(),
+        layers.CosineDense(3, scale=7.0),
+    )
+    images = np.concatenate([IMAGES, np.zeros_like(IMAGES[:1])])
+    check_fold(model, images, 1e-5 if dtype == "float32" else 0.02)
+
+
+def test_backbones_and_plain_models():
+    backbone = backbones.convnet4((8, 9, 3), 4)
+    assert classes_of(fold(backbone)) == classes_of(add_similarity(fold(backbone))) - {
+        layers.NeuralSimilarityConv2D
+    } | {keras.layers.Conv2D}
+    plain = stack(keras.layers.Conv2D(4, 3))
+    assert difference(plain, fold(plain), IMAGES) == 0
+
+
+def test_a_cosine_classifier_on_several_shapes():
+    layer = layers.CosineDense(3, activity_regularizer="l2", name="shared")
+    short, long = keras.Input((5, 4)), keras.Input((7, 4))
+    model = keras.Model([short, long], [layer(short), layer(long)])
+    inputs = [RNG.normal(size=(2, n, 4)).astype("float32") for n in (5, 7)]
+    folded = fold(model)
+    assert difference(model, folded, inputs) <= 1e-6
+    assert len(folded.losses) == len(model.losses) == 2
+
+
+SEQUENCES = RNG.normal(size=(2, 3, 4)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Bidirectional(
+            keras.layers.RNN(
+                layers.NeuralSimilarityGRUCell(3, similarity="unconstrained"),
+                return_sequences=True,
+            ),
+            merge_mode="sum",
+        ),
+        keras.layers.RNN(
+            [
+                layers.NeuralSimilaritySimpleRNNCell(4),
+                keras.layers.GRUCell(4),
+                layers.NeuralSimilarityLSTMCell(5, similarity="symmetric"),
+            ]
+        ),
+        keras.layers.Bidirectional(
+            keras.layers.RNN(layers.NeuralSimilarityGRUCell(6)),
+            backward_layer=keras.layers.GRU(6, go_backwards=True),
+        ),
+        keras.layers.RNN(
+            layers.NeuralSimilaritySimpleRNNCell(4, activation=keras.layers.PReLU())
+        ),
+    ],
+    ids=["both ways", "stack", "one way", "activation"],
+)
+def test_recurrent_cells(layer, tmp_path):
+    model = stack(layer, shape=SEQUENCES.shape[1:])
+    model(SEQUENCES)
+    randomize(model.weights)
+    folded = check_fold(model, SEQUENCES)
+    folded.save(tmp_path / "folded.keras")
+    again = keras.saving.load_model(tmp_path / "folded.keras")
+    assert difference(folded, again, SEQUENCES) == 0
+
+
+class Block(keras.Model):
+    def __init__(self, layer):
+        super().__init__(name="block")
+        self.inside = layer
+
+    def call(self, inputs):
+        return self.inside(inputs)
+
+
+class Own(layers.NeuralSimilarityConv2D):
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs, training=training)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "received"),
+    [
+        (layers.NeuralSimilarityConv2D(4, 3, predictor="sphere"), (8, 9, 3), "dynamic Neu"),
+        (layers.NeuralSimilarityDense(4, predictor="sphere"), (4,), "dynamic Neu"),
+        (
+            keras.layers.RNN(layers.NeuralSimilarityGRUCell(3, predictor="sphere")),
+            (3, 4),
+            "dynamic RNN",
+        ),
+        (layers.SphereConv2D(4, 3), (8, 9, 3), "SphereConv2D"),
+        (Own(4, 3), (8, 9, 3), "Own"),
+        (Block(layers.CosineDense(3)), (4,), "Block"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_layers_without_a_plain_equivalent(layer, shape, received):
+    model = keras.Sequential([keras.Input(shape), layer])
+    expected = rf"`model` must have a plain Keras equi.*: '{layer.name}' \({received}"
+    with pytest.raises(ValueError, match=expected):
+        fold(model)
+
+
+def test_models_without_a_graph():
+    with pytest.raises(ValueError, match="must be a functional or Sequential"):
+        fold(Block(keras.layers.Dense(3)))
+
+
+# One non-zero entry: a shift and one tap.
+
+SHIFTS = [
+    {"padding": "valid"},
+    {"padding": "valid", "strides": 2},
+    {"padding": "valid", "dilation_rate": 2},
+    {"padding": "same"},
+    {"padding": "same", "dilation_rate": 3},
+]
+LAYERS = {
+    1: layers.NeuralSimilarityConv1D,
+    2: layers.NeuralSimilarityConv2D,
+    3: layers.NeuralSimilarityConv3D,
+}
+
+
+def shift_model(layer, tap, sizes):
+    """One layer whose M has one entry, that reads the input under `tap`."""
+    inputs = keras.Input((*sizes, 2))
+    model = keras.Model(inputs, layer(inputs))
+    randomize(model.weights)
+    matrix = layer.comparison.similarity_parameters
+    parameters = np.zeros(matrix.shape)
+    parameters[len(parameters) // 2, np.ravel_multi_index(tap, layer.kernel_size)] = 1.5
+    matrix.assign(parameters)
+    return model
+
+
+def check_shift(layer, sizes, unknown=False, shifted=True):
+    """The first and the last tap, on sizes that the model may know."""
+    inputs = RNG.normal(size=(2, *sizes, 2)).astype("float32")
+    for tap in ([0 for _ in sizes], [size - 1 for size in layer.kernel_size]):
+        one = type(layer).from_config(layer.get_config())
+        model = shift_model(one, tap, [None for _ in sizes] if unknown else sizes)
+        folded = check_fold(model, inputs, 1e-6)
+        new = folded.get_layer(layer.name)
+        assert new.kernel_size == ((1,) * len(sizes) if shifted else layer.kernel_size)
+        assert type(new) is layer.plain
+
+
+SPARSE = {"similarity": similarities.Sparse(1), "name": "shifted"}
+
+
+@pytest.mark.parametrize("options", SHIFTS, ids=str)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_shifts(rank, options):
+    layer = LAYERS[rank](4, (4, 2, 3)[:rank], **SPARSE, **options)
+    check_shift(layer, (9, 8, 7)[:rank], unknown=rank == 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (layers.NeuralSimilarityConv1D(4, 3, padding="causal", **SPARSE), (9,)),
+        (layers.NeuralSimilarityConv1D(4, 3, 2, padding="causal", **SPARSE), (9,)),
+        (
+            layers.NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **SPARSE),
+            (8, 8),
+        ),
+        (layers.NeuralSimilarityConv2D(4, 3, groups=2, learn_shape=True, **SPARSE), (8, 8)),
+        # Smaller than the shift.
+        (
+            layers.NeuralSimilarityConv2D(
+                4, 3, padding="same", dilation_rate=3, bias_initializer="ones", **SPARSE
+            ),
+            (2, 2),
+        ),
+        (
+            layers.NeuralSimilarityConv2D(
+                4, 3, activation=keras.layers.PReLU(shared_axes=[1, 2]), **SPARSE
+            ),
+            (8, 8),
+        ),
+    ],
+    ids=["causal", "causal strides", "depthwise", "groups", "small", "activation"],
+)
+def test_shifts_of_other_layers(layer, sizes):
+    check_shift(layer, sizes, unknown=True)
+
+
+def test_strided_layers_with_same_padding_stay_convolutions():
+    layer = layers.NeuralSimilarityConv2D(4, 3, strides=2, padding="same", **SPARSE)
+    check_shift(layer, (8, 9), unknown=True, shifted=False)
+
+
+@pytest.mark.skipif(IS_TENSORFLOW, reason="TensorFlow on a CPU has no channels-first 1D")
+def test_channels_first_sequences_stay_convolutions():
+    layer = layers.NeuralSimilarityConv1D(4, 3, data_format="channels_first", **SPARSE)
+    model = keras.Sequential([keras.Input((2, 9)), layer])
+    assert fold(model).layers[-1].kernel_size == (3,)
+
+
+@pytest.mark.parametrize(
+    ("tap", "expected"),
+    [
+        ((1, 1), ["Conv2D"]),
+        ((0, 2), ["ZeroPadding2D", "Cropping2D", "Conv2D"]),
+    ],
+)
+def test_a_shift_is_only_what_it_needs(tap, expected):
+    layer = layers.NeuralSimilarityConv2D(4, 3, padding="same", **SPARSE)
+    folded = fold(shift_model(layer, tap, (8, 8)))
+    assert [name for name, _ in graph_of(folded)] == ["InputLayer", *expected]
+    assert folded.count_params() == 4 * 2 + 4
+
+
+def test_shifts_inside_nested_models():
+    image, frames = keras.Input((8, 8, 2)), keras.Input((3, 8, 8, 2))
+    layer = layers.NeuralSimilarityConv2D(4, 3, **SPARSE)
+    nested = keras.Sequential([keras.Input((None, None, 2)), layer], name="nested")
+    each = keras.layers.TimeDistributed(layer, name="each")
+    model = keras.Model([image, frames], [nested(image), each(frames)])
+    randomize(model.weights)
+    inputs = [
+        RNG.normal(size=(2, *steps, 8, 8, 2)).astype("float32") for steps in ((), (3,))
+    ]
+    folded = check_fold(model, inputs, 1e-6)
+    assert folded.get_layer("nested").layers[-1].kernel_size == (1, 1)

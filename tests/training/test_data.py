@@ -1,0 +1,71 @@
+"""Examples in every form that Keras's `predict` takes."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from nsl_keras.training import data
+
+X = np.arange(20.0).reshape(10, 2)
+Y = np.arange(10)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return X[5 * index : 5 * index + 5], Y[5 * index : 5 * index + 5]
+
+
+def endless():
+    while True:
+        yield X[:5], Y[:5]
+
+
+@pytest.mark.parametrize(
+    ("make", "in_memory", "expected"),
+    [
+        (lambda: X, True, X),
+        (lambda: X.tolist(), True, X),
+        (lambda: [X, Y], True, [X, Y]),
+        (lambda: {"a": X, "b": ops.convert_to_tensor(Y)}, True, {"a": X, "b": Y}),
+        (Batches, False, X),
+        (lambda: iter([X[:6], X[6:]]), False, X),
+        (lambda: iter([({"a": X},), ({"a": X},)]), False, {"a": np.concatenate([X, X])}),
+    ],
+    ids=["array", "numbers", "list", "dict", "PyDataset", "generator", "dicts"],
+)
+def test_examples_are_gathered(make, in_memory, expected):
+    assert data.is_in_memory(make()) is in_memory
+    found, _ = data.gather(make())
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_targets_are_gathered():
+    for arguments in ((X, Y), (Batches(),), (iter([(X[:3], Y[:3]), (X[3:], Y[3:])]),)):
+        np.testing.assert_array_equal(data.gather(*arguments)[1], Y)
+    assert data.gather(X)[1] is None
+    assert len(data.gather(endless(), steps=3)[1]) == 15
+    with pytest.raises(ValueError, match="`y` must be None where `x` is a data set"):
+        data.gather(Batches(), Y)
+    with pytest.raises(ValueError, match="`x` must hold at least one batch"):
+        data.gather(iter([]))
+
+
+@pytest.mark.parametrize("make", [lambda: X, Batches], ids=["array", "PyDataset"])
+def test_a_function_is_applied_to_all_batches(make):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    sizes = []
+
+    def both(batch):
+        sizes.append(len(batch))
+        outputs = model(batch)
+        return {"outputs": outputs, "sums": ops.sum(outputs, axis=1)}
+
+    found = data.predict(both, model, make(), batch_size=5)
+    expected = model.predict(X, verbose=0)
+    np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["sums"], expected.sum(axis=1), rtol=1e-4, atol=1e-5)
+    assert sizes == [5, 5]
