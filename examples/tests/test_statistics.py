@@ -104,9 +104,6 @@ def test_few_shot_differences_are_paired_by_episode():
     assert cell.startswith(f"{100 * np.mean([0, 1, 0]) / 6:+.2f} ± ")
 
 
-# Verdicts.
-
-
 def verdicts_of(title, found):
     lines = verdicts.lines(comparison.compare(found))
     return [line for line in lines if line.split(" ", 1)[1].startswith(f"{title} (")]

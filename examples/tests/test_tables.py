@@ -14,8 +14,6 @@ from examples.neural_similarity import table as similarity_table
 
 SETTING = {"dataset": "digits", "sizes": (1, 2)}
 
-# Records.
-
 
 def test_each_run_has_a_file_and_is_made_once(tmp_path, capsys):
     made = []
