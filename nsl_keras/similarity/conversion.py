@@ -75,7 +75,7 @@ def add_similarity(
             inference mode. (A `MetaNeighborhoodModel` still trains its head and
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
             whole network later, set `trainable` of the model to `False`, then to `True`.
-        **options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
+        options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `learn_shape` or `similarity_regularizer`.
 
     Returns:
