@@ -14,17 +14,6 @@ INSTALLED := $(VENV)/.installed-$(BACKEND)
 
 # Two processes; the one that is done first takes over tests of the other.
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
-# What the JAX backend is tested with: every layer (whose files load on either backend, so
-# that one fresh process is enough), the golden numbers, batch norms, and that folded layers
-# share no buffers, which only JAX gives away in training. (The suite trains the model under
-# JAX, without TensorFlow, in tests/test_backend.py.)
-JAX_TESTS := tests/test_layers.py tests/similarity/test_golden.py \
-	tests/similarity/test_convolution.py::test_fold_and_layer_are_independent_in_training \
-	tests/similarity/test_dense.py::test_an_empty_batch \
-	tests/similarity/test_sphere.py::test_an_empty_batch \
-	tests/neighborhoods/test_head.py::test_integer_features \
-	tests/neighborhoods/test_golden.py tests/training/test_normalization.py \
-	tests/few_shot/test_functional.py::test_statistics_beside_norms_out_of_reach
 # The folder of tensorflow-datasets' prepared copies, for examples on real images.
 DATA := $(NSL_KERAS_DATA_DIR)
 
@@ -40,7 +29,7 @@ test: $(INSTALLED)
 # Notebooks, documentation, other processes and devices, JAX, and the examples.
 test-long: $(INSTALLED) test-examples
 	$(PYTEST) -m long
-	KERAS_BACKEND=jax $(PYTEST) $(JAX_TESTS) -k "not fresh_process"
+	KERAS_BACKEND=jax $(PYTEST) -m jax
 
 # The commands of examples/ and benchmarks/, their tables, and what saved_models/ answer.
 test-examples: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""SavedModels in the layout that serving systems read: `folder/version/`."""
+"""SavedModels in the layout that model servers read: `folder/version/`."""
 
 from __future__ import annotations
 
@@ -56,50 +56,45 @@ def save_model(
     `output_0`; several in a dict have their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
-    unless it was written under JAX. A request whose inputs have another rank, another size
-    or different batch sizes fails. An example with a NaN or an infinity gets NaN outputs
-    (-1 where they are integers), and does not change the outputs of the other examples.
+    unless it was written under JAX. A request with wrong shapes fails. An example with a
+    NaN or an infinity gets NaN outputs (-1 where they are integers) and does not affect the
+    others.
 
     Static similarities are folded where `nsl_keras.convert.fold` can. The version is
-    written to a hidden folder, loaded, compared with the model, and then renamed, so that
-    readers see all of it or nothing. The next export removes what a killed one has left.
+    written to a hidden folder, compared with the model, and then renamed, so that readers
+    see all of it or nothing.
 
     Args:
         model: A built Keras model with any structure of inputs, or a few-shot learner.
         folder: Folder of the model's versions; it is made if missing.
         version: int of at least 1, the subfolder to write.
-        signatures: Further signatures by name, each a function from a batch of inputs, as
-            the model takes it, to tensors whose first axis is the batch. They replace
-            those above that have the same name.
+        signatures: Further signatures by name, each a function from a batch of the model's
+            inputs to tensors whose first axis is the batch. They replace those above that
+            have the same name.
         preprocessing: Keras model, layer or other function that returns the model's
             inputs. It becomes part of every signature.
         examples: Batch of inputs on which the written model is compared with `model`;
-            `None` draws random numbers. Needed if the shapes of the inputs are not
-            recorded in a model: after a `preprocessing` that is not a functional model, or
-            for a subclassed model.
-        k: int, the number of `neighbors`, or the size of the dictionary if that is smaller.
+            `None` draws random numbers. Needed for subclassed models, and with a
+            `preprocessing` that is not a functional model.
+        k: int, the number of `neighbors`, at most the size of the dictionary.
 
     Returns:
         The path written, `folder/version`.
 
     Raises:
-        ValueError: If that path exists (nothing is overwritten), the model is not built, or
-            `examples` are needed.
-        RuntimeError: If the predictions of the written model are not those of `model`, or
-            not finite.
+        ValueError: If the path exists, the model is not built, or `examples` are needed.
+        RuntimeError: If the written model's predictions differ or are not finite.
 
     Example:
 
-    >>> import pathlib, tempfile
-    >>> import keras
+    >>> import tempfile
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.build((None, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = nsl_keras.export.save_model(model, folder)
-    ...     (path / "saved_model.pb").exists(), path.name
-    (True, '1')
+    ...     nsl_keras.export.save_model(model, folder).name
+    '1'
     """
     path = pathlib.Path(folder) / str(validation.positive_integer(version, "version"))
     if path.exists():
@@ -118,7 +113,7 @@ def save_model(
     archive = keras.export.ExportArchive()
     signatures = dict(signatures or {})
     for name, function in {**_signatures_of(_folded(model), k), **signatures}.items():
-        # The archive finds the variables that are used: others need not be served.
+        # The archive finds the variables that each function uses.
         serve = _guarded(function, prepare, specs)
         archive.add_endpoint(name, serve, input_signature=specs)
     arrays = _draw(model, specs) if examples is None else tree.flatten(examples)
@@ -137,7 +132,7 @@ def save_model(
 
 
 def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
-    """Returns what signatures take: a structure of `keras.InputSpec` with names."""
+    """Returns the inputs of the signatures: a structure of `keras.InputSpec` with names."""
     source: Any = model.backbone if isinstance(model, MetaNeighborhoodModel) else model
     source = preprocessing or source
     recorded = None
@@ -201,7 +196,7 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
 
 
 def _folded(model: keras.Model) -> keras.Model:
-    """Returns a plain model that computes the same if there is one, else the model."""
+    """Returns an equivalent plain model if there is one, else the model."""
     try:
         return fold(model)
     except ValueError:
@@ -209,7 +204,7 @@ def _folded(model: keras.Model) -> keras.Model:
 
 
 def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
-    """Returns the signatures that a model has by itself."""
+    """Returns the built-in signatures of a model."""
     if not isinstance(model, MetaNeighborhoodModel):
         return {"serve": lambda inputs: model(inputs, training=False)}
 
@@ -247,7 +242,7 @@ def _guarded(
 
 
 def _relative_tolerance(model: keras.Model) -> float:
-    """Returns how much two runs may differ: compiled, half precision rounds elsewhere."""
+    """Returns how much two runs may differ: compiled half precision rounds differently."""
     layers = (model, *rewiring.sublayers(model))
     is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
     return 0.05 if is_half else 1e-4

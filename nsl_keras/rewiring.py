@@ -1,7 +1,7 @@
 """Walks and rebuilds functional and Sequential models, nested models included.
 
-A source model's layers are never called and never shared with the new model, so the source
-keeps its graph, its weights and its trainable flags.
+The source's layers are never called and never shared with the new model, so the source
+keeps its graph, weights and trainable flags.
 """
 
 from __future__ import annotations
@@ -30,12 +30,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Call:
     """One call of a layer, or of an operation of `keras.ops`, in a model's graph.
 
-    Attributes:
-        layer: The layer or operation.
-        input_shapes: Shapes of the input tensors, batch axis included.
-        output_shapes: Shapes of the output tensors.
-        repeats: The number of calls per example: the time steps inside
-            `keras.layers.TimeDistributed`, 1 elsewhere; `None` if unknown.
+    Shapes include the batch axis. `repeats` is the number of calls per example: the time
+    steps inside `keras.layers.TimeDistributed`, 1 elsewhere; `None` if unknown.
     """
 
     layer: keras.Operation
@@ -45,7 +41,7 @@ class Call:
 
 
 def is_graph(layer: Any) -> bool:
-    """Whether a layer is a functional or Sequential model without its own `call`."""
+    """Whether a layer is a functional or Sequential model with Keras's own `call`."""
     return (
         isinstance(layer, keras.Model)
         and isinstance(layer, (keras.Function, keras.Sequential))
@@ -86,9 +82,6 @@ def calls(model: keras.Model) -> list[Call]:
 
     Nested models and `keras.layers.TimeDistributed` are entered, with the shapes of their
     call in this model. A shared layer appears once for each call.
-
-    Raises:
-        ValueError: If the model is subclassed, or not built.
     """
     found: list[Call] = []
     _noting_calls(model, found)
@@ -96,11 +89,7 @@ def calls(model: keras.Model) -> list[Call]:
 
 
 def layers(model: keras.Model) -> list[Layer]:
-    """Returns the layers of a model and of its nested models, each once.
-
-    Raises:
-        ValueError: If the model is subclassed, or not built.
-    """
+    """Returns the layers of a model and of its nested models, each once."""
     require_graph(model)
     found: dict[int, Layer] = {}
     for each in model.layers:
@@ -113,10 +102,7 @@ def layers(model: keras.Model) -> list[Layer]:
 
 
 def sublayers(layer: Layer) -> Iterator[Layer]:
-    """Yields the layers in a layer's attributes, at any depth, each once.
-
-    They come in the order of the attributes, each before its own sublayers.
-    """
+    """Yields the layers in a layer's attributes, at any depth, each once and in order."""
     seen = {id(layer)}
     waiting: list[Any] = [vars(layer)]
     while waiting:
@@ -133,12 +119,7 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
 
 
 def copy_activations(source: Layer, copy: Layer) -> None:
-    """Copies the weights of activations that are layers, for example `PReLU`.
-
-    Args:
-        source: A built layer.
-        copy: A layer made from its config.
-    """
+    """Copies the weights of activations that are layers, for example `PReLU`."""
     for name in ("activation", "recurrent_activation"):
         one, other = getattr(source, name, None), getattr(copy, name, None)
         # Keras builds an activation when its layer is first called.
@@ -155,7 +136,7 @@ def copy_activations(source: Layer, copy: Layer) -> None:
 def pass_on_frozen(layer: Layer) -> None:
     """Freezes the sublayers that a frozen layer made; call it at the end of `build`.
 
-    Keras itself freezes only the layer's own variables then.
+    Keras itself freezes only the layer's own variables.
     """
     if not layer.trainable:
         for each in sublayers(layer):
@@ -187,19 +168,12 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     """Returns a new model with the source's graph and weights, some layers replaced.
 
     Layers are copied from their configs and keep their names, dtype policies and trainable
-    flags. Shared layers and shared predictors stay shared, nested models nested. The
-    models themselves are trainable and not compiled, and derived classes of functional or
-    Sequential models become plain ones.
+    flags. Shared layers stay shared, nested models nested. Models are trainable and not
+    compiled, and derived classes become plain ones.
 
-    Args:
-        model: A functional or Sequential model.
-        replace: Called once with each layer, those of nested models and of
-            `keras.layers.TimeDistributed` included; returns the layers to put in its
-            place, or `None`. The first of them gets all arguments of the source's call.
-            The caller sets the weights of new layers.
-
-    Raises:
-        ValueError: If the model is subclassed or not built.
+    `replace` is called once with each layer, also inside nested models and
+    `keras.layers.TimeDistributed`. The first layer that it returns gets all arguments of
+    the source's call. The caller sets the weights of new layers.
     """
     return _Rebuilding(replace).run(model)
 
@@ -209,11 +183,11 @@ class _Rebuilding:
 
     def __init__(self, replace: Replace) -> None:
         self._replace = replace
-        #: What replaces a layer, by the layer's id: the same for all its calls.
+        #: The replacements of each layer, by its id, for all its calls.
         self._chains: dict[int, list[Any]] = {}
         #: Layers and their copies.
         self._copies: list[tuple[Layer, Layer]] = []
-        #: What several layers share, by the id in their configs.
+        #: Objects that several layers share, by the id in their configs.
         self._shared: dict[int, Any] = {}
 
     def run(self, model: keras.Model) -> keras.Model:
@@ -237,7 +211,7 @@ class _Rebuilding:
 
     def _call(self, layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("mask", True) is None:
-            del kwargs["mask"]  # What replaces a Softmax may not take masks.
+            del kwargs["mask"]  # The replacement of a Softmax may not take masks.
         first, *others = self._chain(layer)
         outputs = first(*args, **kwargs)
         for each in others:
@@ -268,7 +242,7 @@ class _Rebuilding:
     def _copy(self, layer: keras.Operation) -> keras.Operation:
         config = self._config(layer)
         if isinstance(layer, keras.layers.Lambda):
-            # The function is at hand: taking it over runs nothing foreign.
+            # Safe: the function itself is reused, and no foreign code runs.
             copy = type(layer).from_config(config, safe_mode=False)
             copy.function = layer.function
         else:
@@ -290,7 +264,7 @@ class _Rebuilding:
 
 
 def _copy_state(source: Layer, copy: Layer) -> None:
-    """Copies weights, trainable flags, and what else a layer keeps in a file."""
+    """Copies weights, trainable flags, and other saved state of a layer."""
     pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)
     for one, other in pairs:
         store: dict[str, Any] = {}
@@ -313,7 +287,7 @@ def _copy_state(source: Layer, copy: Layer) -> None:
 class _Probe(keras.Operation):
     """Replaces a layer in a clone of its graph, and notes its calls.
 
-    So a walk needs only Keras's public `clone_model`, and makes no weights.
+    A walk thus needs only Keras's public `clone_model`, and makes no weights.
     """
 
     def __init__(self, layer: Any, found: list[Call]) -> None:

@@ -121,15 +121,6 @@ def _is_finite(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def rank(input_shape: Sequence[int | None], expected: int) -> None:
-    """Raises unless a shape, batch axis included, has so many axes."""
-    if len(input_shape) != expected:
-        raise ValueError(
-            f"The input must have rank {expected}, batch axis included. "
-            f"Received: input_shape={tuple(input_shape)}"
-        )
-
-
 def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
     """Returns the size of an axis that `build` must know.
 

@@ -26,11 +26,13 @@ print(json.dumps(differences))
 """
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layer(case, tmp_path):
     check_layer(case, tmp_path)
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize(
     "case",
     [

@@ -99,10 +99,7 @@ def test_positive_integers_errors(value):
         validation.positive_integers(value, 2, "strides")
 
 
-def test_shapes():
-    validation.rank((None, 3, 4), 3)
-    with pytest.raises(ValueError, match=r"must have rank 4.*input_shape=\(None, 3, 4\)"):
-        validation.rank([None, 3, 4], 4)
+def test_known_axis():
     assert validation.known_axis((None, 3, 4, 5), -1, "channel axis") == 5
     with pytest.raises(ValueError, match=r"channel axis.* must be known.*\(2, None, 3\)"):
         validation.known_axis([2, None, 3], 1, "channel axis")

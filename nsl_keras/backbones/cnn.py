@@ -31,8 +31,7 @@ def convnet4(
 
     It has four 3x3 convolutions with batch norm. ReLU and 3x3 max pooling of stride 2
     ("valid") follow the first two, ReLU the third, and global average pooling without a
-    ReLU the last. With the default filters and 3 input channels it has 520,056 trainable
-    parameters and 192 features.
+    ReLU the last. By default it has 520,056 trainable parameters.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
@@ -42,38 +41,27 @@ def convnet4(
             a layer; makes all four convolutions.
         batch_normalization: Callable that takes the arguments of
             `keras.layers.BatchNormalization` and returns a layer. The default is
-            `nsl_keras.layers.BatchNormalization` with momentum 0.9. To synchronize replicas
-            of a `tf.distribute` strategy, which otherwise drift apart, pass
-            `functools.partial(nsl_keras.layers.BatchNormalization, synchronized=True)`.
+            `nsl_keras.layers.BatchNormalization` with momentum 0.9. Keras's own layer
+            matches the authors' moving statistics only approximately.
         kernel_regularizer: Regularizer of all kernels.
         name: str, the model's name.
 
     Returns:
-        A functional `keras.Model` from images to features of shape `(batch,
-        filters[-1])`.
+        A `keras.Model` from images to features of shape `(batch, filters[-1])`.
 
     Raises:
-        ValueError: If the images are too small, or `filters` is not one of the above.
+        ValueError: If the images are too small or `filters` is invalid.
 
     Example:
 
-    >>> import keras
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.convnet4((32, 32, 3))
-    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
-    520056
-    >>> model.output_shape
-    (None, 192)
-
-    With iFiLM after each batch norm:
-
-    >>> model = nsl_keras.convert.add_film(model, dictionary_size=10)
-    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
-    535180
+    >>> model.count_params(), model.output_shape
+    (521068, (None, 192))
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2 ("4-layer ConvNet");
-        widths and pooling from the authors' code ("shallownet").
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2; widths and pooling from
+        the authors' code ("shallownet").
     """
     widths = validation.positive_integers(filters, 4, "filters")
     check_images(input_shape, 7)
@@ -112,13 +100,13 @@ def cnn9(
     ReLU), each followed by 2x2 max pooling. The authors' code and the paper differ in the
     rest:
 
-    * `variant="code"`: a plain 3x3 convolution of 32 filters before the stages, with
-      batch norm and ReLU, and as classifier a "valid" convolution over all that the
-      stages leave (4x4 for 32x32 pixels). 511,200 trainable parameters for 10 classes;
-      static DNS 511,281, static UNS 511,929, and with the authors' predictors
-      (`nsl_keras.predictors.published`) dynamic DNS 890,946, dynamic UNS 2,014,560.
-    * `variant="paper"`: nothing before the stages, and after them a fully connected
-      layer of 256 units (batch norm, ReLU) and the classifier. 1,008,800 parameters.
+    * `variant="code"`: a plain 3x3 convolution of 32 filters (batch norm, ReLU) before
+      the stages, and a "valid" convolution over the remaining map as classifier. It has
+      511,200 trainable parameters for 10 classes; 511,281 with static DNS, 511,929 with
+      static UNS. With the authors' predictors (`nsl_keras.predictors.published`) dynamic
+      DNS has 890,946 and dynamic UNS 2,014,560.
+    * `variant="paper"`: a fully connected layer of 256 units (batch norm, ReLU) and the
+      classifier after the stages. It has 1,008,800 parameters.
 
     Args:
         Those of `convnet4`, and:
@@ -126,52 +114,35 @@ def cnn9(
         classes: int, or `None` for features: the flattened maps of the last stage with
             `"code"`, the 256 units with `"paper"`.
         convolution: Makes the nine convolutions of the stages.
-        variant: `"code"`, the network of the published scripts and parameter counts, or
-            `"paper"`.
-        plus: bool, whether to return the deeper and wider CNN++ instead: four
-            convolutions a stage and 55, 110 and 220 filters (`"code"`; 2,054,525
-            parameters) or 51, 102 and 204 (`"paper"`; 2,551,746), the smallest widths with
-            more parameters than dynamic UNS for 10 classes.
+        variant: `"code"` or `"paper"`.
+        plus: bool, whether to return the deeper and wider CNN++: four convolutions a stage,
+            with 55, 110 and 220 filters (`"code"`; 2,054,525 parameters) or 51, 102 and 204
+            (`"paper"`; 2,551,746).
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
-        batch_normalization: As in `convnet4`. The default has momentum 0.99; the authors'
-            0.999 needs thousands of steps for its moving statistics.
+        batch_normalization: As in `convnet4`; the default has momentum 0.99, the authors'
+            layer 0.999.
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
-        ValueError: If the images are too small, `variant` is unknown, or `filters` is not
-            one of the above.
+        ValueError: If the images are too small, or `variant` or `filters` is invalid.
 
     Example:
 
     >>> import functools
-    >>> import keras
     >>> import nsl_keras
-    >>> static = functools.partial(
-    ...     nsl_keras.layers.NeuralSimilarityConv2D, similarity="diagonal")
-    >>> model = nsl_keras.backbones.cnn9(convolution=static)
-    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
-    511281
-    >>> model.output_shape
-    (None, 10)
-
-    With dynamic similarities, here with the predictors of the authors:
-
     >>> dynamic = functools.partial(
     ...     nsl_keras.layers.NeuralSimilarityConv2D,
     ...     predictor=nsl_keras.predictors.published())
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
-    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
+    >>> sum(variable.numpy().size for variable in model.trainable_variables)
     890946
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1 and Table 7.
-        The paper calls CNN++ "deeper and wider such that the number of parameters is
-        slightly larger than all variants of NSN" and does not describe it further; this
-        one is our own.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1 and Table 7. The
+        paper does not give the widths of CNN++; these are our own.
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
     wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}[variant]
@@ -212,26 +183,22 @@ def cnn10(
 
     It has a 7x7 convolution of 64 filters and stride 2, 3x3 max pooling of stride 2, three
     stages of three 3x3 convolutions (64, 128 and 256 filters), each followed by 2x2 max
-    pooling, a fully connected layer of 512 units and the classifier; batch norm and ReLU
+    pooling, a fully connected layer of 512 units and the classifier. Batch norm and ReLU
     follow all but the last.
 
-    The paper's parameter counts show which layers have the similarity: 8.90 million for the
-    plain network and 9.61 million for dynamic DNS (Table 5) result from predictors with
-    64 hidden filters at the nine 3x3 convolutions, and none at the 7x7 one. The 32 hidden
-    filters of Appendix A result in 9.26 million (9.25 million of them in kernels).
+    The counts of Table 5 (8.90 million parameters, 9.61 with dynamic DNS) imply predictors
+    with 64 hidden filters, at the nine 3x3 convolutions only.
 
     Args:
         Those of `cnn9`, and:
         input_shape: tuple of 3 ints, at least 32x32 pixels.
         classes: int, or `None` for the 512 features.
         convolution: Makes the 3x3 convolutions.
-        plus: bool, whether to return the deeper and wider CNN-10++ instead: four
-            convolutions a stage and 66, 130 and 256 filters, with the 9.71 million
-            parameters of Table 5.
+        plus: bool, whether to return the deeper and wider CNN-10++: four convolutions a
+            stage, with 66, 130 and 256 filters (9.71 million parameters, as in Table 5).
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features of shape `(batch, 512)`.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
         ValueError: As `cnn9`.
@@ -245,7 +212,7 @@ def cnn10(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Tables 5 and 7. The paper
-        gives only the number of parameters of CNN-10++; this one is our own.
+        does not give the widths of CNN-10++; these are our own.
     """
     if filters is None:
         filters = (66, 130, 256) if plus else (64, 128, 256)
@@ -281,14 +248,12 @@ def cnn4(
         input_shape: tuple of 3 ints, at least 16x16 pixels.
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
         convolution: Makes all convolutions.
-        plus: bool, whether to return a deeper and wider network instead: two convolutions
-            before the last pooling, and 55 filters, the smallest width of that depth with
-            more parameters in its convolutions than dynamic DNS of the default width.
+        plus: bool, whether to return a deeper and wider network: two convolutions before
+            the last pooling, and 55 filters.
         filters: `None` for the widths above, or an int, the filters of each convolution.
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
         ValueError: As `cnn9`.
@@ -300,9 +265,8 @@ def cnn4(
     (None, 800)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, after
-        Optimization as a Model for Few-Shot Learning (Ravi and Larochelle, ICLR 2017).
-        The wider network is our own.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, after Ravi and
+        Larochelle (ICLR 2017). The wider network is our own.
     """
     if filters is None:
         filters = 55 if plus else 32

@@ -37,52 +37,38 @@ def densenet_bc(
     convolution to `4 growth`, batch norm, ReLU, 3x3 convolution to `growth`). Between the
     blocks are batch norm, ReLU, a 1x1 convolution to half the channels and 2x2 average
     pooling; at the end, batch norm and global average pooling. Dropout follows every
-    convolution but the first.
-
-    The paper and the authors' code mean different networks by "DenseNet40":
-
-    * `depth=40` is the DenseNet-BC-40 that the paper names: 6 bottlenecks a block, 132
-      features, 174,792 trainable parameters.
-    * `depth=76` is the network of the authors' code and of the paper's results: 12
-      bottlenecks a block, 258 features, 484,140 parameters.
+    convolution but the first. The authors place iFiLM after the bottlenecks' batch norms
+    only: `add_film(model, lambda layer: re.search("bottleneck.*_norm", layer.name))`.
 
     Args:
         Those of `convnet4`, and:
-        depth: int of the form `6n + 4`.
+        depth: int of the form `6n + 4`. 40 is the depth that the paper names (132
+            features, 174,792 trainable parameters); 76 is the network of the authors' code
+            and of the paper's results (258 features, 484,140 parameters).
         input_shape: tuple of 3, at least 4x4 pixels.
         growth: int, the channels that each bottleneck adds.
         dropout: float in [0, 1), the share of activations that is dropped.
         convolution: Makes the 3x3 convolutions.
-        final_relu: bool, whether there is a ReLU before the pooling; the authors have one
-            only with a dot-product head.
+        final_relu: bool, whether a ReLU precedes the pooling, as in the authors' networks
+            with a dot-product head.
         seed: int or `None`, the seed of dropout.
 
     Returns:
-        A functional `keras.Model` from images to features of shape `(batch, features)`.
+        A `keras.Model` from images to features of shape `(batch, features)`.
 
     Raises:
-        ValueError: If `depth` is not of the form `6n + 4`, `dropout` is not in [0, 1), or
-            the images are too small.
+        ValueError: If `depth` or `dropout` is invalid, or the images are too small.
 
     Example:
 
-    >>> import re
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.densenet_bc(40)
     >>> model.output_shape
     (None, 132)
 
-    The authors' iFiLMs follow the batch norms of the bottlenecks, not the others:
-
-    >>> authors = nsl_keras.convert.add_film(
-    ...     model, lambda layer: re.search(r"bottleneck.*_normalization", layer.name))
-    >>> sum("film" in layer.name for layer in authors.layers)
-    36
-
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, after Densely
-        Connected Convolutional Networks (Huang et al., CVPR 2017). Dropout and the
-        absence of a last ReLU are from the authors' code.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, after Huang et al.
+        (CVPR 2017). Dropout and the missing last ReLU follow the authors' code.
     """
     bottlenecks, rest = divmod(validation.positive_integer(depth, "depth") - 4, 6)
     if rest or bottlenecks < 1:

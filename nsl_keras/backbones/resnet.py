@@ -32,18 +32,17 @@ def resnet_v2(
     It has a 3x3 convolution to 16 channels, three stages of `n` bottleneck blocks (1x1 to
     16/64/128, 3x3, 1x1 to 64/128/256; stride 2 at the second and third stage), batch
     norm and global average pooling: 256 features. ResNet-29 with 3 input channels has
-    838,160 trainable parameters, ResNet-56 1,655,120.
+    838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after
+    each batch norm but the first, after the shortcuts' convolutions, and after the first
+    block's `_layer_1_input`.
 
     Args:
-        Those of `convnet4`, and:
+        Those of `densenet_bc` (but `growth`, `dropout` and `seed`), and:
         depth: int of the form `9n + 2`: 29 and 56 in the paper.
         input_shape: tuple of 3, of any size.
-        convolution: Makes the 3x3 convolutions.
-        final_relu: bool, whether there is a ReLU before the pooling; the paper has one
-            only with a dot-product head.
 
     Returns:
-        A functional `keras.Model` from images to features of shape `(batch, 256)`.
+        A `keras.Model` from images to features of shape `(batch, 256)`.
 
     Raises:
         ValueError: If `depth` is not of the form `9n + 2`.
@@ -54,16 +53,6 @@ def resnet_v2(
     >>> model = nsl_keras.backbones.resnet_v2(29)
     >>> model.output_shape
     (None, 256)
-
-    The authors' iFiLMs are those after each batch norm but the first, and four without
-    one: after the shortcuts' convolutions and before the very first block's branch.
-
-    >>> def modulated(layer):
-    ...     ends = ("_normalization", "_shortcut_convolution", "_layer_1_input")
-    ...     return layer.name.endswith(ends) and layer.name != "root_normalization"
-    >>> authors = nsl_keras.convert.add_film(model, modulated)
-    >>> sum("film" in layer.name for layer in authors.layers)
-    31
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2; layout from the
@@ -86,7 +75,7 @@ def resnet_v2(
             at = f"stage_{stage}_block_{block}"
             stride = 2 if stage > 0 and block == 0 else 1
             if stage == block == 0:
-                # Normalized by the root already. The name is a place for an iFiLM.
+                # The root has normalized it. An iFiLM can follow this layer.
                 branch = keras.layers.Identity(name=f"{at}_layer_1_input")(outputs)
             else:
                 branch = layers.activate(outputs, f"{at}_layer_1")
@@ -120,50 +109,36 @@ def resnet18(
 
     It has a 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two
     blocks of two 3x3 convolutions each, global average pooling and a dense classifier.
-    Zeros are padded evenly, as in the published ResNets. 11,689,512 trainable parameters.
+    Padding is even on all sides, as in the published ResNets. It has 11,689,512 trainable
+    parameters.
 
     Args:
         Those of `cnn9`, and:
         input_shape: tuple of 3, of any size.
         classes: int, or `None` for the features.
-        convolution: Makes the 3x3 convolutions and the 7x7 one. 1x1 convolutions are plain,
-            as the authors' are.
+        convolution: Makes the 3x3 convolutions and the 7x7 one. A shared predictor has one
+            kernel size: return a `keras.layers.Conv2D` for kernel size 7.
         filters: int or 4 ints, the filters of the stages; the first is also that
             of the 7x7 convolution.
-        batch_normalization: As in `convnet4`. `keras.applications` has the epsilon
-            1.001e-5.
+        batch_normalization: As in `convnet4`.
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features of shape `(batch, filters[-1])`.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features
+        of shape `(batch, filters[-1])`.
 
     Raises:
-        ValueError: If `filters` is not one of the above.
+        ValueError: If `filters` is invalid.
 
     Example:
 
-    >>> import keras
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.resnet18((64, 64, 3), 10, filters=(8, 16, 32, 64))
     >>> model.output_shape
     (None, 10)
 
-    Similarities at the 3x3 convolutions alone; a shared predictor has one kernel size, and
-    a predictor at the 7x7 one would take most of the time:
-
-    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
-    >>> def convolution(filters, kernel_size, **options):
-    ...     if kernel_size == 7:
-    ...         return keras.layers.Conv2D(filters, kernel_size, **options)
-    ...     return nsl_keras.layers.NeuralSimilarityConv2D(
-    ...         filters, kernel_size, predictor=shared, **options)
-    >>> model = nsl_keras.backbones.resnet18(
-    ...     (64, 64, 3), 10, convolution, filters=(8, 16, 32, 64))
-
     Reference:
-        Deep Residual Learning for Image Recognition (He et al., CVPR 2016). Neural
-        similarity in ResNets: the authors' response to the reviews of Neural Similarity
-        Learning (Liu et al., NeurIPS 2019), Table 2.
+        He et al. (CVPR 2016); with similarity: the authors' response to the reviews of
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Table 2.
     """
     layers = Units(convolution, batch_normalization, kernel_regularizer)
     return _resnet_v1(
@@ -183,18 +158,17 @@ def resnet50(
     """Returns the post-activation ResNet-50 for ImageNet.
 
     As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks of 1x1, 3x3 and, to four times as
-    many filters, 1x1 convolutions. The first 1x1 has the stride, as in the paper and in
-    `keras.applications.ResNet50`. It has the 25,557,032 trainable parameters of that
-    network without the biases of its convolutions, which batch norm cancels. 16 of its
-    convolutions are 3x3.
+    many filters, 1x1 convolutions. The first 1x1 has the stride, as in
+    `keras.applications.ResNet50`. It has 25,557,032 trainable parameters: those of that
+    network without the biases of its convolutions.
 
     Args:
         Those of `resnet18`, and:
         filters: int or 4 ints, the filters of the stages' 3x3 convolutions.
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features of shape `(batch, 4 * filters[-1])`.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features
+        of shape `(batch, 4 * filters[-1])`.
 
     Raises:
         ValueError: As `resnet18`.
@@ -207,9 +181,7 @@ def resnet50(
     (None, 128)
 
     Reference:
-        Deep Residual Learning for Image Recognition (He et al., CVPR 2016). Neural
-        similarity in ResNets: the authors' response to the reviews of Neural Similarity
-        Learning (Liu et al., NeurIPS 2019), Table 2.
+        As `resnet18`.
     """
     layers = Units(convolution, batch_normalization, kernel_regularizer)
     return _resnet_v1(
@@ -242,7 +214,7 @@ def _unit(
     """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
     padding = "same"
     if stride > 1:
-        # "same" would put the odd row of zeros on one side of the image alone.
+        # "same" would pad one side of the image with the odd row of zeros.
         inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
         padding = "valid"
     return layers.unit(inputs, width, size, name, strides=stride, padding=padding)

@@ -37,10 +37,9 @@ def self_attention_spherenet(
 
     It has three stages of three 3x3 convolutions (128, 192 and 256 filters, batch norm,
     ReLU), each followed by 2x2 max pooling; the authors' self-attention after the first
-    two; a "valid" convolution of 256 filters over all that the stages leave (4x4 for 32x32
+    two; a "valid" convolution of 256 filters over the remaining map (4x4 for 32x32
     pixels), with neither batch norm nor ReLU; and a linear classifier. No layer has a
-    bias. All convolutions but the classifier are SphereConvs, the first one included.
-    3,926,274 trainable parameters for 10 classes, 3,949,314 for 100.
+    bias. It has 3,926,274 trainable parameters for 10 classes, 3,949,314 for 100.
 
     The four networks of the paper's Table 8 are `attention` and `sphere`, each on or off.
 
@@ -50,32 +49,27 @@ def self_attention_spherenet(
         filters: int or 3 ints, the filters of the stages; the last is also the number of
             features.
         attention: bool, whether there is attention.
-        sphere: bool, whether convolutions compare by angle, those of the attention
-            included; `False` for plain convolutions.
+        sphere: bool, whether convolutions, those of the attention included, compare by
+            angle; `False` for plain convolutions.
         convolution: Makes the ten convolutions. `None` is `SphereConv2D` with `sphere`,
             `keras.layers.Conv2D` without.
         orthogonality: float, at least 0, the strength of an `OrthogonalityRegularizer` on
             all kernels but the classifier's; 1e-4 in the authors' code.
-        l2: float, at least 0, the decay of the kernels of attention and classifier, of
-            the scales and shifts of the batch norms, and of all kernels but those of the
-            default `SphereConv2D`, whose length hardly matters. 2.5e-4 is the authors'
-            value, which they write as 5e-4 of half the squares.
+        l2: float, at least 0, the decay of batch norms and kernels, except the kernels of
+            the default `SphereConv2D`, whose length hardly matters; 2.5e-4 in the authors'
+            code, written as 5e-4 of half the squares.
 
     Returns:
-        A functional `keras.Model` from images to logits of shape `(batch, classes)`, or
-        to features.
+        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
-        ValueError: If the images are too small, `filters` is not one of the above, or a
-            strength is negative.
+        ValueError: If the images are too small, `filters` is invalid, or a strength is
+            negative.
 
     Example:
 
-    >>> import keras
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.self_attention_spherenet()
-    >>> sum(int(keras.ops.size(v)) for v in model.trainable_variables)
-    3926274
     >>> model.output_shape
     (None, 10)
 

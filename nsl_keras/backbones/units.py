@@ -1,4 +1,4 @@
-"""What the backbones are made of: convolutions, batch norms, dense layers."""
+"""The parts of backbones: convolutions, batch norms, dense layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def he_normal() -> keras.initializers.Initializer:
 
 
 def channel_axis() -> int:
-    """Returns the channel axis of images, and of the vectors that are left of them."""
+    """Returns the channel axis of images and of their feature vectors."""
     return 1 if keras.config.image_data_format() == "channels_first" else -1
 
 
@@ -37,7 +37,7 @@ def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
 
 
 def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
-    """Raises for images that are too small: nothing would be left of them to pool."""
+    """Raises for images that are too small to pool."""
     sizes = height_and_width(input_shape)
     if len(sizes) != 2 or any(size is not None and size < least for size in sizes):
         raise ValueError(
@@ -48,15 +48,10 @@ def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """Makes a network's layers, with the options that they have in common.
+    """Makes a network's layers with their common options.
 
-    Attributes:
-        convolution: Makes the convolutions that may have a similarity; 1x1 convolutions
-            and those asked to be plain are `keras.layers.Conv2D`.
-        normalization: Makes the batch norms.
-        kernel_regularizer: Regularizer of all kernels.
-        make_initializer: Makes an initializer for each kernel: one object would give
-            kernels of the same shape the same numbers.
+    `make_initializer` makes one for each kernel: a shared object would give kernels of the
+    same shape the same numbers.
     """
 
     convolution: Factory
@@ -73,7 +68,7 @@ class Units:
         plain: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Returns a convolution without bias, "same" unless `options` say otherwise."""
+        """Returns a convolution without bias; 1x1 ones are always plain."""
         make = keras.layers.Conv2D if plain or kernel_size == 1 else self.convolution
         options = {"strides": 1, "padding": "same", **options}
         return make(

@@ -217,14 +217,9 @@ class EpisodeSampler:
         """Returns the numbers of an episode's images, `(ways, shots + queries)`."""
         generator = np.random.default_rng((self.seed, index))
         classes = generator.choice(len(self.classes), self.ways, replace=False)
-        return np.stack(
-            [
-                generator.choice(
-                    self._images_of[each], self.shots + self.queries, replace=False
-                )
-                for each in classes
-            ]
-        )
+        pools = [self._images_of[each] for each in classes]
+        size = self.shots + self.queries
+        return np.stack([generator.choice(pool, size, replace=False) for pool in pools])
 
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")

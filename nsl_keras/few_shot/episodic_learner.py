@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from nsl_keras.training.data import is_in_memory
 class EpisodicLearner(CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `logits`, and sets `ways` in `build` at the latest.
+    A subclass writes `logits`, sets `ways` in `build` at the latest, and keeps each of its
+    arguments as an attribute, for its config.
 
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
     In other data the logits of an episode whose support labels are not the classes, or
@@ -85,6 +87,18 @@ class EpisodicLearner(CheckedModel):
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         batch, queries = episode_shapes(input_shape)[2][:2]
         return (batch, queries, self.ways)
+
+    def get_config(self) -> dict[str, Any]:
+        # Every argument but `self` and `kwargs` is an attribute.
+        names = [*inspect.signature(type(self).__init__).parameters][1:-1]
+        serialize = keras.saving.serialize_keras_object
+        own = {name: serialize(getattr(self, name)) for name in names}
+        return {**super().get_config(), **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        deserialize = keras.saving.deserialize_keras_object
+        return cls(**{name: deserialize(value) for name, value in config.items()})
 
     def compile(
         self,

@@ -170,7 +170,9 @@ class Finetuner:
         self.epochs = validation.optional(
             validation.positive_integer, epochs, "epochs", MOST_STEPS
         )
-        self.classifier_initializer = _initializer(classifier_initializer)
+        if classifier_initializer != TORCH_LINEAR:
+            classifier_initializer = keras.initializers.get(classifier_initializer)
+        self.classifier_initializer = classifier_initializer
         self.rule = DampenedMomentum() if rule is None else rule
         self.similarity_rule = self.rule if similarity_rule is None else similarity_rule
         for each in (self.rule, self.similarity_rule):
@@ -241,12 +243,6 @@ class Finetuner:
         return [classifier.kernel, *([bias] if id(bias) in adapted else [])]
 
     def __call__(self, episodes: Any) -> np.ndarray:
-        if not isinstance(episodes, (tuple, list)) or len(episodes) not in (3, 4):
-            raise ValueError(
-                "`episodes` must be an `Episode`, as `EpisodeSampler.episodes` returns it, "
-                "or (support_images, support_labels, query_images). "
-                f"Received: a {type(episodes).__name__}"
-            )
         support, labels, queries = map(np.asarray, episodes[:3])
         if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
             raise ValueError(
@@ -490,22 +486,6 @@ def finetune(
     """
     ways = int(np.max(episodes.support_labels)) + 1
     return Finetuner(model, ways, variables, **kwargs)(episodes)
-
-
-def _initializer(identifier: Any) -> Any:
-    """Returns a Keras initializer, or `"torch_linear"`."""
-    if isinstance(identifier, str) and identifier == TORCH_LINEAR:
-        return identifier
-    try:
-        found = keras.initializers.get(identifier)
-    except ValueError:
-        found = None
-    if not isinstance(found, keras.initializers.Initializer):
-        raise ValueError(
-            "`classifier_initializer` must be a Keras initializer, the name of one, or "
-            f"{TORCH_LINEAR!r}. Received: classifier_initializer={identifier!r}"
-        )
-    return found
 
 
 def _check_losses(losses: np.ndarray, first: int) -> None:

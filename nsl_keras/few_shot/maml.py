@@ -273,35 +273,3 @@ class MAML(EpisodicLearner):
                 )
             ]
         return values
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "model": keras.saving.serialize_keras_object(self.model),
-            "inner_variables": _serialized(self.inner_variables),
-            "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "learning_rate_form": self.learning_rate_form,
-            "first_order": self.first_order,
-            "extra_steps": self.extra_steps,
-            "extra_variables": _serialized(self.extra_variables),
-            "test_inner_steps": self.test_inner_steps,
-            "test_extra_steps": self.test_extra_steps,
-            "batch_normalization": self.batch_normalization,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MAML:
-        config = dict(config)
-        for part in ("model", "inner_variables", "extra_variables"):
-            if isinstance(config[part], dict):
-                config[part] = keras.saving.deserialize_keras_object(
-                    config[part], custom_objects=custom_objects
-                )
-        return cls(**config)
-
-
-def _serialized(selection: Any) -> Any:
-    if callable(selection):
-        return keras.saving.serialize_keras_object(selection)
-    return selection if isinstance(selection, str) else list(selection)

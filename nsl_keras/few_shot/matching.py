@@ -79,6 +79,8 @@ class MatchingNet(MetricLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.temperature = temperature
+        self.learn_temperature = learn_temperature
         self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
         self.reading_steps = validation.optional(
             validation.number_of_steps, reading_steps, "reading_steps"
@@ -131,11 +133,3 @@ class MatchingNet(MetricLearner):
             output = ops.reshape(at_least_float32(output), ops.shape(queries))
             hidden = queries + ops.cast(output, queries.dtype)
         return hidden
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "temperature": self.scale_down.initial,
-            "learn_temperature": self.scale_down.learned,
-            "reading_steps": self.reading_steps,
-        }

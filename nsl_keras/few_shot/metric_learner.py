@@ -97,21 +97,6 @@ class MetricLearner(EpisodicLearner):
         """
         raise NotImplementedError
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "ways": self.ways,
-            "batch_normalization": self.batch_normalization,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        backbone = keras.saving.deserialize_keras_object(
-            config["backbone"], custom_objects=custom_objects
-        )
-        return cls(**{**config, "backbone": backbone})
-
 
 def outputs_of_sets(
     model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool

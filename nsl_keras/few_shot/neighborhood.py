@@ -158,15 +158,3 @@ class NeighborhoodLearner(MetricLearner):
         return ops.vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
         )
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "head": self.head,
-            "metric": key_metrics.serialize(self.metric),
-            "temperature": self.temperature,
-            "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "learning_rate_form": self.learning_rate_form,
-            "scale": self.scale,
-        }

@@ -134,9 +134,6 @@ class NearestNeighbor(PretrainedLearner):
         of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
         return ops.max(of_class, axis=2)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "metric": key_metrics.serialize(self.metric)}
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NearestCentroid(PretrainedLearner):
@@ -205,10 +202,3 @@ class NearestCentroid(PretrainedLearner):
         if self.normalize:
             support, queries = unit_norm(support), unit_norm(queries)
         return self.metric(queries, class_means(support, membership))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "metric": key_metrics.serialize(self.metric),
-            "normalize": self.normalize,
-        }

@@ -109,6 +109,8 @@ class ProtoNet(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
+        self.temperature = temperature
+        self.learn_temperature = learn_temperature
         self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
@@ -121,11 +123,3 @@ class ProtoNet(MetricLearner):
         prototypes = class_means(flattened(support), membership)
         # Prototypical Networks Eq. (2), without the softmax, which is the loss's.
         return self.scale_down(self.metric(flattened(queries), prototypes))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "metric": key_metrics.serialize(self.metric),
-            "temperature": self.scale_down.initial,
-            "learn_temperature": self.scale_down.learned,
-        }

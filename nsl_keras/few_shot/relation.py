@@ -182,19 +182,6 @@ class RelationNet(MetricLearner):
         )
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
-    def get_config(self) -> dict[str, Any]:
-        relation = self.relation
-        if relation is not None:
-            relation = keras.saving.serialize_keras_object(relation)
-        return {**super().get_config(), "relation": relation}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        relation = keras.saving.deserialize_keras_object(
-            config["relation"], custom_objects=custom_objects
-        )
-        return super().from_config({**config, "relation": relation}, custom_objects)
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class RelationLoss(keras.losses.Loss):
@@ -232,4 +219,7 @@ class RelationLoss(keras.losses.Loss):
         scores = ops.sigmoid(ops.convert_to_tensor(y_pred))
         y_true = ops.reshape(ops.cast(y_true, "int32"), ops.shape(scores)[:-1])
         labels = ops.one_hot(y_true, scores.shape[-1], dtype=scores.dtype)
-        return ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)
+        loss = ops.mean(ops.square(scores - labels), axis=-1)  # Relation Network Eq. (2)
+        # A number outside the classes would only lower the loss.
+        is_class = ops.logical_and(y_true >= 0, y_true < scores.shape[-1])
+        return ops.where(is_class, loss, ops.cast(float("nan"), loss.dtype))

@@ -17,22 +17,18 @@ from nsl_keras.training.backup import require_before_backup
 class EntryStatistics(keras.callbacks.Callback):
     """Logs, after each epoch, how the dictionary of neighbours is used on some examples.
 
-    With `w_j(x)` the attention weights, without dropout, and `u_j` their mean over the
+    With the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
     examples, the epoch's logs gain
 
         attention_entropy    mean over x of  - sum_j w_j(x) log w_j(x)
         usage_entropy        - sum_j u_j log u_j
         dead_entries         share of the entries with  u_j < dead_below / S
 
-    Both entropies are in nats, between 0 and `log(S)`: each example looks at
-    `exp(attention_entropy)` entries, all examples together look at `exp(usage_entropy)`. A
-    dictionary that distinguishes examples has a low attention entropy and a high usage
-    entropy. If many entries are dead, try a smaller dictionary, a higher temperature or
-    more dictionary dropout.
+    Entropies are in nats, between 0 and `log(S)`: an example attends to about
+    `exp(attention_entropy)` entries, all examples to `exp(usage_entropy)`. If many entries
+    are dead, try a smaller dictionary, a higher temperature or more dictionary dropout.
 
-    The names appear in `History` and for later callbacks in the list (`CSVLogger`,
-    `TensorBoard`, `EarlyStopping`, `TrainingBackup`). Each epoch takes one more forward
-    pass of the backbone over the given examples: some hundreds are enough.
+    The logs reach `History` and the callbacks after this one in the list.
 
     Args:
         x: Inputs, for example a part of the validation data, as for `predict`; a data set
@@ -45,25 +41,21 @@ class EntryStatistics(keras.callbacks.Callback):
             `None` before the first.
 
     Raises:
-        ValueError: For NaN and infinities in `x`, and for a `dead_below` that is not above
-            0; in `fit`, if the model is not a `MetaNeighborhoodModel`, or if a
-            `TrainingBackup` precedes this callback.
+        ValueError: For NaN and infinities in `x`, and an invalid `dead_below`; in `fit`,
+            without a `MetaNeighborhoodModel`, or after a `TrainingBackup` in the list.
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
-    >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> model.compile(loss=nsl_keras.losses.SmoothedCrossentropy())
     >>> x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
     >>> statistics = nsl_keras.callbacks.EntryStatistics(x)
     >>> history = model.fit(x, np.arange(32) % 3, callbacks=[statistics], verbose=0)
     >>> sorted(history.history)
     ['attention_entropy', 'dead_entries', 'loss', 'usage_entropy']
-    >>> statistics.usage.shape
-    (20,)
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1), for the
@@ -103,41 +95,36 @@ class EntryStatistics(keras.callbacks.Callback):
 class DictionaryInitializer(keras.callbacks.Callback):
     """Sets a dictionary's entries to training examples, after the first epochs of `fit`.
 
-    It calls `MetaNeighborhoodModel.initialize_from` once the backbone's features are
-    meaningful. Entries and inner rates are trained from there. An optimizer that averages
-    weights (`use_ema=True`) mixes the earlier entries into its average: train some hundred
-    steps after this callback.
+    It calls `MetaNeighborhoodModel.initialize_from`; training continues from these entries.
+    An optimizer that averages weights (`use_ema=True`) mixes the earlier entries into its
+    average: train some hundred steps after this callback.
 
     Args:
         x: Inputs, at least as many examples as there are entries, as for `fit`; a data set
             is read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs before; 0 for the start of training. Training
-            that is resumed later keeps its entries, and so does a second `fit` of the
-            model with the same callback.
+        epochs: int, the number of epochs before; 0 for the start of training. Resumed
+            training, or a second `fit` with the same callback, keeps the entries.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
-        ValueError: For a negative `epochs` or `seed`; in `fit`, if the model is not a
-            `MetaNeighborhoodModel`, or if a `TrainingBackup` precedes this callback; and
-            as `initialize_from`.
+        ValueError: For a negative `epochs` or `seed`, and as `EntryStatistics` and
+            `MetaNeighborhoodModel.initialize_from`.
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
-    >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
-    >>> y = np.arange(32) % 3
+    >>> model.compile(loss=nsl_keras.losses.SmoothedCrossentropy())
+    >>> x, y = np.random.default_rng(0).normal(size=(32, 8)), np.arange(32) % 3
     >>> start = nsl_keras.callbacks.DictionaryInitializer(x, y, epochs=1, seed=0)
     >>> history = model.fit(x, y, epochs=2, callbacks=[start], verbose=0)
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, learns the entries from
-        a random start; a start from examples is this package's.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, starts the entries at
+        random; a start from examples is this package's.
     """
 
     def __init__(

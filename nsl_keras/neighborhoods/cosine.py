@@ -27,7 +27,7 @@ class CosineDense(keras.layers.Layer):
         kernel_initializer: Initializer of the kernel, of shape `(features, units)`.
         kernel_regularizer: Regularizer of the kernel.
         kernel_constraint: Constraint on the kernel.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+        **kwargs: Those of `keras.layers.Layer`.
 
     Input shape:
         `(..., features)`.
@@ -36,8 +36,8 @@ class CosineDense(keras.layers.Layer):
         `(..., units)`.
 
     Raises:
-        ValueError: If `units` or `scale` is not positive, or if the number of features
-            is unknown at build.
+        ValueError: If `units` or `scale` is not positive, or the number of features is
+            unknown at build.
 
     Example:
 
@@ -50,8 +50,7 @@ class CosineDense(keras.layers.Layer):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, "Cosine-similarity
-        Based Classification". The scale and its initial value of 10 are taken from the
-        authors' code.
+        Based Classification". The scale and its start at 10 follow the authors' code.
     """
 
     def __init__(
@@ -100,9 +99,8 @@ class CosineDense(keras.layers.Layer):
     def fold(self) -> keras.Sequential:
         """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
 
-        The new layers share no weights with this one. Their outputs differ only for inputs
-        shorter than 1e-6, whose cosines this layer shrinks towards zero. The kernel's
-        regularizer and constraint are dropped: they would act on the scaled kernel.
+        The new layers share no weights with this one, and have no kernel regularizer or
+        constraint. Only outputs for inputs shorter than 1e-6 differ.
 
         Raises:
             ValueError: If the layer is not built yet.
@@ -135,7 +133,7 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds for one example, for `nsl_keras.convert.summary`."""
+        """Returns the multiply-adds for one example."""
         sizes = [size for size in input_shape[1:] if size is not None]
         return self.units * math.prod(sizes) if len(sizes) == len(input_shape) - 1 else None
 

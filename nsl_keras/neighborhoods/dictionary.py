@@ -19,8 +19,8 @@ from nsl_keras.neighborhoods.key_metrics import KeyMetric
 #: The smallest probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
 
-#: The weight of the label in a value made from an example. The rest goes to all classes,
-#: so that the logits are finite and can still learn.
+#: The weight of the label in an example's value. The rest is spread over all classes, so
+#: that the logits are finite and can still learn.
 _CERTAINTY = 0.99
 
 DROPOUT_SCOPES = ("example", "batch")
@@ -38,35 +38,32 @@ class NeighborDictionary(keras.layers.Layer):
     class probabilities, `v = softmax(value_scale * logits)`, free targets of a regression,
     or fixed; read them from `values`. Attention is computed in float32.
 
-    In training, `floor(S * dropout)` entries are left out, drawn uniformly for each
-    example or once per batch, and the softmax runs over the rest.
-
     Args:
         num_neighbors: int, the number of entries `S`.
         num_values: int, the length of a value (classes, or outputs of a regression).
             `None` takes it from given values, or else from the `MetaNeighborhoodHead` that
             uses the dictionary.
         metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0; small values concentrate attention on few neighbours.
-            It is not trained: the paper finds that a learned temperature shrinks and
-            overfits.
+        temperature: float above 0, not trained; small values concentrate attention on few
+            neighbours.
         value_scale: float above 0, the factor inside the values' softmax.
         fixed_values: bool, or the values themselves, of shape `(num_neighbors,
             num_values)`. Fixed values are not trained. `True` gives one-hot rows, the
             classes in equal, contiguous shares (classification only).
-        dropout: float in [0, 1), the share of entries left out in training.
-        dropout_scope: `"example"` or `"batch"`. With `"batch"` the head skips the entries
-            that are left out, so that training takes less time.
+        dropout: float in [0, 1). Training leaves out `floor(S * dropout)` entries, drawn
+            uniformly, and the softmax runs over the rest.
+        dropout_scope: `"example"`, or `"batch"` for one draw per batch. With `"batch"` the
+            head skips these entries, so training is faster.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
         value_initializer: Initializer of the value logits, or of a regression's values;
             `None` is a truncated normal distribution with standard deviation 0.01.
         task: `"classification"` or `"regression"`. `None` takes it from the head; without
             a head it is `"classification"`.
         seed: int or `None`, the seed of dropout.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+        **kwargs: Those of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Queries, of shape `(batch, features)`.
+        inputs: Queries.
         training: bool, whether to leave entries out.
 
     Input shape:
@@ -76,7 +73,7 @@ class NeighborDictionary(keras.layers.Layer):
         `(batch, num_neighbors)`; rows sum to 1, entries left out have weight 0.
 
     Raises:
-        ValueError: For arguments outside the ranges above, or fixed values that are not
+        ValueError: For invalid arguments, including fixed values that are not
             probabilities; at build, if `num_values` is unknown or differs from the head's.
 
     Example:
@@ -89,9 +86,8 @@ class NeighborDictionary(keras.layers.Layer):
     ((4, 100), (100, 10))
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Eq. (5); Appendix
-        A.2 for dropout and temperature. Initializers, the value scale of 10 and fixed
-        values follow the authors' code.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Eq. (5), and Appendix
+        A.2. Initializers, value scale and fixed values follow the authors' code.
     """
 
     def __init__(
@@ -140,15 +136,10 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     def set_outputs(self, num_values: int, task: str) -> None:
-        """Sets `num_values` and `task` where they were left open.
-
-        Args:
-            num_values: int, the number of the head's outputs.
-            task: `"classification"` or `"regression"`, the head's task.
+        """Sets `num_values` and `task` to the head's where they are `None`.
 
         Raises:
-            ValueError: If the dictionary has another `num_values` or `task`, or fixed
-                values that do not fit the task.
+            ValueError: If the dictionary's own differ, or its fixed values do not fit.
         """
         for name, own, given in (
             ("num_values", self.num_values, num_values),
@@ -171,7 +162,7 @@ class NeighborDictionary(keras.layers.Layer):
             self._checked(self.fixed_values, "fixed_values")
 
     def _checked(self, values: Any, name: str) -> np.ndarray:
-        """Returns an array if it can be the values."""
+        """Returns an array that is valid as values."""
         values = np.asarray(values)
         expected = (self.num_neighbors, self.num_values or (1, *values.shape)[-1])
         if values.dtype.kind not in "biuf" or values.shape != expected:
@@ -231,12 +222,12 @@ class NeighborDictionary(keras.layers.Layer):
         Args:
             keys: Array of shape `(num_neighbors, features)`, or `None`.
             values: Array of shape `(num_neighbors, num_values)`, or `None`: class
-                probabilities (those below 1e-7 are raised to it), or targets.
+                probabilities (at least 1e-7 is stored), or targets.
 
         Raises:
-            ValueError: If the dictionary is not built; for arrays of another shape, NaN,
-                infinities, all-zero keys under the cosine metric, and values that are not
-                probabilities; and for values of a dictionary with fixed values.
+            ValueError: If the dictionary is not built or has fixed values; for arrays of
+                another shape or not finite, all-zero keys under the cosine metric, and
+                values that are not probabilities.
         """
         validation.built(self, "assign")
         if keys is not None:
@@ -273,10 +264,9 @@ class NeighborDictionary(keras.layers.Layer):
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
         """Sets the entries to examples, drawn at random without replacement.
 
-        Keys become the features; values become the labels, smoothed by 1 % towards uniform
-        so that they can still learn, or a regression's targets. Classes get equal shares
-        of the entries (if a class has too few examples, the others fill up), or the shares
-        that fixed one-hot values give them.
+        Keys become the features; values become the targets, or the labels, smoothed by 1 %
+        so that they can still learn. Classes get equal shares of the entries (other
+        classes fill up where one has too few examples), or those of fixed one-hot values.
 
         Args:
             features: Array of shape `(n, features)`.
@@ -286,8 +276,8 @@ class NeighborDictionary(keras.layers.Layer):
 
         Raises:
             ValueError: For fewer examples than entries, labels outside the classes,
-                classes without enough examples, and a dictionary of given values; and as
-                `assign`, for features that cannot be keys.
+                classes without enough examples, a dictionary of given values, and features
+                that `assign` refuses.
         """
         features, y = ops.convert_to_numpy(features), np.asarray(y)
         if not self.built:
@@ -296,16 +286,7 @@ class NeighborDictionary(keras.layers.Layer):
         self.assign_examples(features[drawn], y[drawn])
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
-        """Draws the examples that become entries, without replacement.
-
-        Args:
-            y: Labels or targets of all examples.
-            examples: The number of examples.
-            seed: Seed of the draw.
-
-        Returns:
-            Indices of the examples, one for each entry.
-        """
+        """Returns the indices of the examples that become entries, without replacement."""
         if examples != len(y):
             raise ValueError(
                 "There must be one label or target for each example. "
@@ -345,12 +326,7 @@ class NeighborDictionary(keras.layers.Layer):
         return np.concatenate(by_class)[first]
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
-        """Sets the entries to the drawn examples.
-
-        Args:
-            features: Array of shape `(num_neighbors, features)`.
-            y: Labels or targets of these examples.
-        """
+        """Sets the entries to the drawn examples' features and labels (or targets)."""
         if isinstance(self.fixed_values, list):
             raise ValueError(
                 "`fixed_values` must be True or False for entries from examples, whose "
@@ -369,15 +345,12 @@ class NeighborDictionary(keras.layers.Layer):
         return ops.cast(self.attention(inputs, kept), self.compute_dtype)
 
     def attention(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Returns the attention weights over the entries, in float32 or wider.
+        """Returns attention weights `(batch, num_neighbors)` in float32 or wider.
 
         Args:
             queries: Tensor of shape `(batch, features)`.
-            kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1,
-                num_neighbors)`, the entries that take part; `None` for all.
-
-        Returns:
-            Tensor of shape `(batch, num_neighbors)`.
+            kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1, num_neighbors)`,
+                the entries that take part; `None` for all.
 
         Raises:
             ValueError: If the dictionary is not built yet.
@@ -388,18 +361,9 @@ class NeighborDictionary(keras.layers.Layer):
     def look_up(
         self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
     ) -> tuple[Entries, Tensor]:
-        """Returns the entries that take part, and the queries' attention to them.
+        """Returns `(entries, attention)`: those that take part, and the queries' attention.
 
-        Entries that a whole batch leaves out are not returned.
-
-        Args:
-            queries: Tensor of shape `(batch, features)`.
-            training: bool, whether to leave entries out.
-            kept: Boolean tensor, as in `attention`, instead of a draw.
-
-        Returns:
-            `(entries, attention)` in float32 or wider: keys and values, and weights of
-            shape `(batch, entries)`.
+        Entries that a whole batch leaves out are not returned. `kept` replaces the draw.
         """
         keys, values = ops.convert_to_tensor(self.keys), self.values
         if kept is None and training and self.num_dropped:
@@ -423,20 +387,11 @@ class NeighborDictionary(keras.layers.Layer):
         return ops.argsort(draws)
 
     def draw_kept(self, queries: Tensor) -> Tensor:
-        """Draws the entries that take part in a training step.
+        """Draws the entries of a training step, a mask as `kept` of `attention`.
 
-        All rows share one random order of the entries, and each row reads it along its
-        own random affine map `j -> multiplier * j + offset (mod S)`. The map is a
-        bijection, so each row's set is uniform over all sets of its size; the sets of two
-        rows are not strictly independent. This takes one sort instead of one per row,
-        which would cost as much as the adaptation itself.
-
-        Args:
-            queries: Tensor of shape `(batch, features)`.
-
-        Returns:
-            Boolean tensor of shape `(batch, num_neighbors)`, or `(1, num_neighbors)`
-            with `dropout_scope="batch"`; `num_dropped` entries of each row are false.
+        All rows share one random order of the entries, and each row reads it along its own
+        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is
+        thus uniform, from one sort for all rows; two rows are not strictly independent.
         """
         ranks = self._random_order()
         if self.dropout_scope == "batch":
@@ -478,7 +433,7 @@ class NeighborDictionary(keras.layers.Layer):
 def _coprimes(size: int) -> tuple[int, ...]:
     """Returns the numbers below `size` that share no factor with it.
 
-    Only those whose products with an index fit an int32: the largest product is
+    Their products with an index must fit an int32: at most
     `(size - 1) * multiplier + (size - 1)`.
     """
     largest = min(size, (2**31 - 1) // size)
@@ -486,7 +441,7 @@ def _coprimes(size: int) -> tuple[int, ...]:
 
 
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
-    """Returns labels, already checked, as rows of probabilities."""
+    """Returns valid labels as rows of probabilities."""
     if y.ndim == 2 and y.shape[1] == classes:
         return y
     return np.eye(classes)[np.reshape(y, -1).astype("int64")]

@@ -7,9 +7,8 @@ to its outputs. One inner step for an example with attention `w` is then
     (W - rate * sum_j w_j a_j d_j^T)^T h  =  W^T h - [w * (A (rate * h))] D
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
-weights. A cosine layer also needs the norm of its finetuned columns, and therefore the
-weights themselves: one large product, computed in chunks of entries that stay in the
-processor's cache. Several steps use per-example weights for every layer.
+weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
+do use per-example weights: one large product, in chunks of entries that fit the cache.
 """
 
 from __future__ import annotations
@@ -41,12 +40,8 @@ CACHED_ENTRIES = 512
 class DenseStage:
     """One layer of a head: `activation(x W + b)`, or `activation(scale * cos(x, W))`.
 
-    Attributes:
-        kernel: `W`, a variable or tensor of shape `(inputs, outputs)`.
-        bias: `b`, of shape `(outputs,)`, or `None`; a cosine stage has none.
-        activation: The function applied after the linear map.
-        scale: The factor in front of the cosines, which is not finetuned; `None` for a
-            stage without cosines.
+    The kernel `W` has shape `(inputs, outputs)`. Only a stage of cosines has a scale, which
+    is not finetuned; it has no bias.
     """
 
     kernel: Any
@@ -61,7 +56,7 @@ class DenseStage:
 
 
 class NoDualFormError(ValueError):
-    """A head that the dual form cannot treat; the message names the layer."""
+    """The head has no dual form; the message names the layer."""
 
 
 #: Layers without weights, which compute in the dtype of their inputs.
@@ -69,14 +64,10 @@ _ACTIVATION_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.EL
 
 
 def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a built head: a layer, or a `Sequential` of them.
+    """Returns the dense stages of a built head.
 
-    Args:
-        head: `Dense`, `CosineDense`, or a `keras.Sequential` of these and of
-            `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers.
-
-    Raises:
-        NoDualFormError: If the head holds anything else; the message names the layer.
+    The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
+    `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise `NoDualFormError`.
     """
     stages: list[DenseStage] = []
     for layer in head.layers if isinstance(head, keras.Sequential) else [head]:
@@ -120,8 +111,8 @@ _Weights = list[Tensor]
 class _Trace(NamedTuple):
     """One stage's inputs on the dictionary, and the loss's gradients at its outputs.
 
-    The inputs have shape `(entries, inputs)`, the gradients `(entries, outputs)`, each
-    with a batch axis in front where they depend on per-example weights.
+    Shapes are `(entries, inputs)` and `(entries, outputs)`, with a batch axis in front
+    where they depend on per-example weights.
     """
 
     inputs: Tensor
@@ -131,14 +122,8 @@ class _Trace(NamedTuple):
 class DualForm(InnerLoop):
     """The inner loop of dense heads, as attention over the dictionary.
 
-    Args:
-        stages: The head's stages, for example from `stages_of`.
-        learning_rate: `InnerLearningRate`.
-        steps: int, the number of steps, at least 1.
-        loss: Inner loss.
-        chunk_size: int, the number of entries whose terms for all examples are held at
-            once, in the forward pass and, recomputed, in the backward pass; `None` for
-            all.
+    `chunk_size` bounds the entries whose terms for all examples are held at once; the
+    backward pass computes them again. `None` takes all.
     """
 
     def __init__(
@@ -191,7 +176,7 @@ class DualForm(InnerLoop):
         ]
 
     def _start(self, dtype: str) -> list[_Weights]:
-        """Returns the weights from which all examples start."""
+        """Returns the shared weights before the first step."""
         return [
             [
                 ops.transpose(ops.cast(stage.kernel, dtype)),
@@ -240,8 +225,7 @@ class DualForm(InnerLoop):
     def _traces(self, weights: list[_Weights], entries: Entries) -> list[_Trace]:
         """Runs one forward and one backward pass of the head over the dictionary.
 
-        Entries do not interact, so the gradient of the summed losses with respect to
-        offsets of a stage's outputs holds each entry's own gradient.
+        The gradient of the summed losses holds each entry's own: entries do not interact.
         """
 
         def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -262,11 +246,7 @@ class DualForm(InnerLoop):
         return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
 
     def count_multiply_adds(self, entries: int) -> int:
-        """Returns the multiply-adds of one example's adaptation and prediction.
-
-        Args:
-            entries: The number of entries of the dictionary.
-        """
+        """Returns the multiply-adds of one example's adaptation and prediction."""
         kernels = [stage.kernel.shape for stage in self.stages]
         plain = [math.prod(shape) for shape in kernels]
         if self.steps == 1:
@@ -283,7 +263,7 @@ class DualForm(InnerLoop):
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what a stage multiplies by its columns, and its outputs before activation."""
+    """Returns the factor of a stage's columns, and its outputs before activation."""
     columns, *rest = weights
     if stage.scale is not None:
         columns, inputs = unit_norm(columns), rest[0] * unit_norm(inputs)

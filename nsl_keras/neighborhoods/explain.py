@@ -34,7 +34,7 @@ class Nearest(NamedTuple):
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`.
         weights: Attention weights, of that shape.
-        values: Class probabilities (targets, in regression) of the entries, of shape
+        values: Class probabilities (in regression targets) of the entries, of shape
             `(batch, k, outputs)`.
     """
 
@@ -44,23 +44,16 @@ class Nearest(NamedTuple):
 
 
 class Neighbors(NamedTuple):
-    """The entries of `Nearest`, with their effects on the outputs.
+    """The fields of `Nearest`, and the effects of the entries.
 
     Attributes:
-        indices: As in `Nearest`.
-        weights: As in `Nearest`.
-        values: As in `Nearest`.
-        output_changes: What each entry adds to the logits (outputs, in regression) of
-            the example, of shape `(batch, k, outputs)`. Over all entries of the
-            dictionary they sum to the outputs after adaptation minus those before. They
-            are an integral over the path from no attention to the actual one, computed
-            from 32 points. It is exact if the outputs are a polynomial in the attention of
-            degree 64 at most: one step on a `Dense` layer, or up to 64 steps of a
-            regression on one. Otherwise the error grows with rate and steps. On a
-            `CosineDense` layer it is of the order of rounding for one step, and up to a
-            few percent of an example's change after three steps at rate 0.9. Several steps
-            through ReLU layers may have much larger errors: compare the sum over all
-            entries with the change of the outputs.
+        output_changes: The contribution of each entry to the example's logits (in
+            regression outputs), of shape `(batch, k, outputs)`. Over all entries they sum
+            to the outputs after adaptation minus those before. They are an integral over
+            the path from no attention to the actual one, computed from 32 points.
+            For one step it is exact on a `Dense` layer, and exact to rounding on a
+            `CosineDense` layer. The error grows with rate and steps, most through ReLU
+            layers: compare the sum with the change of the outputs.
     """
 
     indices: Any
@@ -77,16 +70,9 @@ def output_changes(
 ) -> Tensor:
     """Returns the shares of chosen entries in the change of the outputs.
 
-    Args:
-        adapted_outputs: Callable from weights of the entries, of shape `(rows, entries)`,
-            and queries, of shape `(rows, features)`, to outputs of shape `(rows,
-            outputs)`, each row for itself.
-        attention: The weights at the end of the path, of shape `(batch, entries)`.
-        queries: The examples' features, of shape `(batch, features)`.
-        indices: Entry numbers, of shape `(batch, k)`.
-
-    Returns:
-        Tensor of shape `(batch, k, outputs)`.
+    `adapted_outputs(weights, queries)` returns outputs from weights of shape
+    `(rows, entries)` and queries of shape `(rows, features)`, row by row. The path ends at
+    `attention`; `indices` of shape `(batch, k)` are the chosen entries.
     """
     nodes, node_weights = (
         ops.convert_to_tensor(values / 2, dtype=attention.dtype)

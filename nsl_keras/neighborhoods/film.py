@@ -199,15 +199,9 @@ def add_film(
     >>> [layer.name for layer in model.layers if "norm" in layer.name]
     ['norm', 'norm_film']
 
-    In their ResNets, the authors' option `last` means the batch norms of the last block of
-    each stage, and the final one:
-
-    >>> import re
-    >>> last = re.compile(r"stage_._block_2_layer_._normalization|final_normalization")
-    >>> resnet = nsl_keras.convert.add_film(
-    ...     nsl_keras.backbones.resnet_v2(29), lambda layer: last.fullmatch(layer.name))
-    >>> sum(layer.name.endswith("_film") for layer in resnet.layers)
-    10
+    The authors' option `last` means the batch norms of the last block of each stage, and
+    the final one. In `resnet_v2(29)` their names match the regular expression
+    `stage_._block_2_layer_._normalization|final_normalization`.
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along

@@ -42,40 +42,34 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
     where `L` is the cross-entropy of the head's logits, or in regression the squared
     error, summed over the outputs. The result is differentiable with respect to features,
-    head, keys, values and rate, second-order terms included. The layer can follow any
-    features in a functional model. Under a mixed-precision policy it computes in float32,
-    and returns float32.
+    head, keys, values and rate, second-order terms included. Under a mixed-precision policy
+    the layer computes in float32, and returns float32.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
-            outputs, without state such as moving statistics. `Dense`, `CosineDense` and
-            `Sequential` stacks of them adapt in the dual form; any other head adapts on a
-            nested tape. The scale of a `CosineDense` layer is trained, but not adapted;
-            frozen layers (`trainable=False`) are adapted, but not trained.
+            outputs, without state such as moving statistics. The scale of a `CosineDense`
+            layer is trained, but not adapted; frozen layers (`trainable=False`) are
+            adapted, but not trained.
         dictionary: `NeighborDictionary`, whose open `num_values` and `task` are taken from
-            the head; or int, the number of entries `S` of a dictionary of defaults.
-        inner_steps: int, the number of inner steps. Attention is computed once for all
-            steps. With more than one step every example has its own weights, so memory
-            grows.
+            the head; or int, the number of entries `S` of a default dictionary.
+        inner_steps: int, the number of inner steps. Above 1, every example has its own
+            weights, so memory grows.
         inner_learning_rate: float above 0, the initial value of the rate.
         learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
             of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
             enter through their absolute value.
-        chunk_size: int or `None`, the number of entries whose per-example terms are held
-            at once, in the forward pass and, recomputed, in the backward pass. It bounds
-            memory in the dual form for cosine layers and for `inner_steps` above 1;
-            results change only by rounding. `None` means 512, which fits a processor's
-            cache; accelerators may prefer more.
-        task: `"classification"` or `"regression"`: selects the inner loss and the kind of
-            values.
-        inner_loop: `"dual"`: adaptation as attention over the dictionary, for dense
-            heads; `"tape"`: a vectorized nested gradient tape, for any head; `"auto"`:
-            dual where the head allows it. The two agree to rounding; read
-            `active_inner_loop` to see which one runs.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+        chunk_size: int or `None` (512), the number of entries whose per-example terms are
+            held at once. It bounds memory in the dual form for cosine layers and for
+            `inner_steps` above 1; accelerators may prefer more.
+        task: `"classification"` or `"regression"`.
+        inner_loop: `"dual"`: adaptation as attention over the dictionary, for `Dense`,
+            `CosineDense` and `Sequential` stacks of them; `"tape"`: a vectorized nested
+            gradient tape, for any head; `"auto"`: dual where the head allows it. The two
+            agree to rounding; `active_inner_loop` is the one in use.
+        **kwargs: Those of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Features, of shape `(batch, features)`.
+        inputs: Features.
         training: bool, whether to leave dictionary entries out.
         adapt: bool; if false, the head predicts without adaptation.
 
@@ -86,30 +80,22 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         `(batch, classes)`, logits; or `(batch, outputs)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; at build, for a classifier's
-            head that ends in a softmax or sigmoid or has fewer than two outputs, a head
-            that cannot be adapted (state, activity regularizers, LoRA or quantized
-            kernels, weights of another dtype, layers without exact second derivatives on
-            TensorFlow), a head without a dual form under `inner_loop="dual"`, `chunk_size`
-            on the tape, and a dictionary for another head.
+        ValueError: For invalid arguments; at build, for a classifier's head without logits
+            of two or more classes, a head that cannot be adapted (the message names the
+            cause), and a dictionary for another head.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> inputs = keras.Input((28, 28, 1))
-    >>> features = keras.layers.Dense(64)(keras.layers.Flatten()(inputs))
     >>> head = nsl_keras.layers.CosineDense(10)
     >>> dictionary = nsl_keras.layers.NeighborDictionary(100, temperature=0.1)
-    >>> logits = nsl_keras.layers.MetaNeighborhoodHead(head, dictionary)(features)
-    >>> model = keras.Model(inputs, logits)
-    >>> tuple(model(keras.ops.ones((2, 28, 28, 1))).shape)
+    >>> layer = nsl_keras.layers.MetaNeighborhoodHead(head, dictionary)
+    >>> tuple(layer(keras.ops.ones((2, 64))).shape)
     (2, 10)
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3). As in
-        the paper and in the authors' code, the inner loss is an attention-weighted sum over
-        the entries.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3).
     """
 
     #: How the head is finetuned; set at build.
@@ -161,7 +147,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
     @property
     def active_inner_loop(self) -> str:
-        """`"dual"` or `"tape"`: how the built layer adapts."""
+        """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
         return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
@@ -255,9 +241,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             features: Tensor of shape `(batch, features)`.
             kept: Boolean tensor, the dictionary entries that take part; see
                 `NeighborDictionary.attention`.
-
-        Returns:
-            Tensor of shape `(batch, classes)`, or `(batch, outputs)` in regression.
         """
         validation.built(self, "adapted_logits")
         queries = ops.cast(features, self._precision)
@@ -265,33 +248,16 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return self._finetuning.outputs(entries, attention, queries)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
-        """Returns each example's finetuned head weights.
+        """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
 
-        Args:
-            features: Tensor of shape `(batch, features)`.
-            kept: Boolean tensor, as in `adapted_logits`.
-
-        Returns:
-            For each adapted variable of the head, in the head's order, a tensor of shape
-            `(batch, *variable_shape)`.
+        Arguments are those of `adapted_logits`; the order is that of the head's variables.
         """
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
         return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
 
     def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
-        """Returns the `k` entries of largest attention for each example, with effects.
-
-        Args:
-            features: Tensor of shape `(batch, features)`.
-            k: int, the number of entries; at most `num_neighbors`.
-
-        Returns:
-            `Neighbors(indices, weights, values, output_changes)`.
-
-        Raises:
-            ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
-        """
+        """Returns `nearest` and the entries' effects on the outputs, as `Neighbors`."""
         nearest = self.nearest(features, k)
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries)
@@ -304,15 +270,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return Neighbors(*nearest, changes)
 
     def nearest(self, features: Tensor, k: int = 5) -> Nearest:
-        """Returns the `k` entries of largest attention for each example.
-
-        Args:
-            features: Tensor of shape `(batch, features)`.
-            k: int, the number of entries; at most `num_neighbors`.
-
-        Returns:
-            `Nearest(indices, weights, values)`: the result of `neighbors` without the
-            entries' effects on the outputs, which need gradients.
+        """Returns the `k` entries of largest attention, as `Nearest`.
 
         Raises:
             ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
@@ -335,10 +293,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds of attention, finetuning and head, for one example.
+        """Returns the multiply-adds for one example; `None` on the nested tape.
 
-        The first step's pass over the dictionary is computed once per batch and not
-        counted. On the nested tape the number is unknown (`None`).
+        The first step's pass over the dictionary, once per batch, is not counted.
         """
         features, entries = input_shape[-1], self.dictionary.num_neighbors
         if features is None or not isinstance(self._finetuning, DualForm):
@@ -367,7 +324,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
 
 def _require_plain_layers(head: keras.layers.Layer) -> None:
-    """Raises for layers that a step on the head's variables would not adapt as they are."""
+    """Raises for layers whose computation a step on the head's variables cannot adapt."""
     for layer in (head, *rewiring.sublayers(head)):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Inner loops, their losses and learning rates, and the loop for any head.
 
 An inner loop finetunes a head for each example on a dictionary's entries, weighted by the
-example's attention. `NestedTape` treats any head; `DualForm`, in `dual_form.py`, treats
-dense heads at a fraction of the cost. Both give the same results.
+example's attention. `NestedTape` works for any head; `DualForm`, in `dual_form.py`, works
+for dense heads at a fraction of the cost, with the same results.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ FORMS = ("scalar", "diagonal", "fixed")
 
 
 class Entries(NamedTuple):
-    """The entries of a dictionary that a head is finetuned on.
-
-    Attributes:
-        keys: Tensor of shape `(entries, features)`.
-        values: Tensor of shape `(entries, outputs)`.
-    """
+    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on."""
 
     keys: Tensor
     values: Tensor
@@ -40,30 +35,14 @@ class Entries(NamedTuple):
 
 
 def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:
-    """Returns `logsumexp(f) * sum(v) - sum(v * f)` over the last axis.
-
-    Args:
-        values: Class probabilities, of shape `(..., classes)`.
-        logits: Logits of that shape.
-
-    Returns:
-        Tensor of shape `(...)`.
-    """
+    """Returns `logsumexp(f) * sum(v) - sum(v * f)` over the last axis."""
     return ops.logsumexp(logits, axis=-1) * ops.sum(values, axis=-1) - ops.sum(
         values * logits, axis=-1
     )
 
 
 def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
-    """Returns `sum((f - v)^2)` over the last axis.
-
-    Args:
-        values: Targets, of shape `(..., outputs)`.
-        outputs: Outputs of that shape.
-
-    Returns:
-        Tensor of shape `(...)`.
-    """
+    """Returns `sum((f - v)^2)` over the last axis."""
     return ops.sum(ops.square(outputs - values), axis=-1)
 
 
@@ -75,13 +54,8 @@ LOSSES = {"classification": cross_entropy, "regression": squared_error}
 class InnerLearningRate(keras.layers.Layer):
     """Learning rates for a list of weights; each broadcasts against its weight.
 
-    Args:
-        initial: float above 0, the initial value.
-        form: `"scalar"` is one learned rate for all weights; `"diagonal"` is one learned
-            rate for each row of a matrix and one for each vector; `"fixed"` is the
-            initial value, not trained. Learned rates enter through their absolute value,
-            so they stay non-negative.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
+    The `form` is the `learning_rate_form` of `MetaNeighborhoodHead`, `initial` its
+    `inner_learning_rate`.
     """
 
     def __init__(self, initial: float, form: str = "scalar", **kwargs: Any) -> None:
@@ -129,14 +103,7 @@ class InnerLoop(abc.ABC):
 
         phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
 
-    The result is differentiable with respect to everything that enters it.
-
-    Args:
-        variables: The finetuned weights before the first step, in the order of the head's
-            variables.
-        learning_rate: `InnerLearningRate` built for the shapes of `variables`.
-        steps: int, the number of steps, at least 1.
-        loss: Inner loss `L`.
+    It finetunes the `variables` with a rate that was built for their shapes.
     """
 
     def __init__(
@@ -153,41 +120,21 @@ class InnerLoop(abc.ABC):
 
     @abc.abstractmethod
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
-        """Returns the outputs of the head, finetuned for each example, on that example.
+        """Returns each query's outputs `(batch, outputs)` of the head finetuned for it.
 
-        Args:
-            entries: Keys and values of the entries.
-            attention: Weights of the entries, of shape `(batch, entries)`.
-            queries: Features, of shape `(batch, features)`.
-
-        Returns:
-            Tensor of shape `(batch, outputs)`.
+        The attention has shape `(batch, entries)`, the queries `(batch, features)`.
         """
 
     @abc.abstractmethod
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
-        """Returns each example's finetuned weights.
-
-        Args:
-            entries: Keys and values of the entries.
-            attention: Weights of the entries, of shape `(batch, entries)`.
-
-        Returns:
-            A tensor of shape `(batch, *variable_shape)` for each of `variables`.
-        """
+        """Returns each example's finetuned weights, tensors `(batch, *variable_shape)`."""
 
 
 class NestedTape(InnerLoop):
     """The inner loop of any head: a nested gradient tape, vectorized over the examples.
 
-    It holds one set of head weights and activations per example, so memory grows with
+    It holds the head's weights and activations once per example, so memory grows with
     batch size, dictionary size and steps.
-
-    Args:
-        head: Any built Keras layer or model without state, such as moving statistics.
-        learning_rate: `InnerLearningRate`.
-        steps: int, the number of steps, at least 1.
-        loss: Inner loss.
     """
 
     def __init__(

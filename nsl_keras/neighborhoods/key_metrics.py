@@ -1,4 +1,4 @@
-"""How near a query is to a key: the `sim` of the attention over a dictionary."""
+"""Metrics between queries and keys: the `sim` of the attention over a dictionary."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ NORM_EPSILON = 1e-12
 
 
 def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `tensor` divided by its length along `axis`.
+    """Returns `a / sqrt(max(sum(a^2), 1e-12))` along `axis`.
 
-    `a / sqrt(max(sum(a^2), 1e-12))` is exact for every vector longer than 1e-6, and at
-    zero it is zero, with a finite gradient.
+    It is exact for vectors longer than 1e-6; at zero it is zero, with a finite gradient.
     """
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
     return tensor * ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
 
 
 class KeyMetric(abc.ABC):
-    """How near queries are to keys: a function of all pairs, larger where they are nearer.
+    """A function of all pairs of queries and keys, larger where they are nearer.
 
-    To write your own, subclass it with `call`, and with `get_config` if it has arguments.
+    For a custom metric, subclass it with `call`, and with `get_config` if it has arguments.
     Register the class with `keras.saving.register_keras_serializable` to save models that
-    use it, and pass an instance wherever a `metric` is expected.
+    use it, and pass an instance as `metric`.
 
     Call arguments:
         queries: Tensor of shape `(..., queries, features)`.
@@ -49,10 +48,7 @@ class KeyMetric(abc.ABC):
     ... class InnerProduct(nsl_keras.key_metrics.KeyMetric):
     ...     def call(self, queries, keys):
     ...         return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
-    >>> layer = nsl_keras.layers.NeighborDictionary(
-    ...     20, num_values=3, metric=InnerProduct())
-    >>> tuple(layer(keras.ops.ones((2, 5))).shape)
-    (2, 20)
+    >>> layer = nsl_keras.layers.NeighborDictionary(20, 3, metric=InnerProduct())
     """
 
     defined_at_zero = True
@@ -64,7 +60,7 @@ class KeyMetric(abc.ABC):
 
     @abc.abstractmethod
     def call(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Returns how near each query is to each key; both have the same dtype."""
+        """Returns the metric of each query and key, which have the same dtype."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -84,8 +80,8 @@ class Cosine(KeyMetric):
 
     >>> import nsl_keras
     >>> metric = nsl_keras.key_metrics.Cosine()
-    >>> float(metric([[3.0, 4.0]], [[2.0, 0.0]])[0, 0])
-    0.6000000238418579
+    >>> round(float(metric([[3.0, 4.0]], [[2.0, 0.0]])[0, 0]), 6)
+    0.6
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Similarity Metrics.
@@ -101,8 +97,8 @@ class Cosine(KeyMetric):
 class Euclidean(KeyMetric):
     """Minus the squared Euclidean distance: `-||q - k||^2`.
 
-    It is computed as `2 q.k - q.q - k.k` after the mean of the keys is subtracted from
-    both: distances do not change, and far from zero the three terms would cancel.
+    It is `2 q.k - q.q - k.k` after the mean of the keys is subtracted from both: distances
+    do not change, and the terms do not cancel far from zero.
 
     Example:
 
@@ -112,7 +108,7 @@ class Euclidean(KeyMetric):
     -25.0
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Similarity Metrics.
+        As `Cosine`.
     """
 
     def call(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -130,17 +126,11 @@ _BY_NAME = {"cosine": Cosine, "euclidean": Euclidean}
 
 
 def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
-    """Returns a metric by name, from its serialized form, or as it is.
+    """Returns a metric by name, from its serialized form, or unchanged.
 
     Args:
         identifier: `"cosine"`, `"euclidean"`, a dictionary from `serialize`, or a
-            `KeyMetric`.
-
-    Returns:
-        A `KeyMetric`.
-
-    Raises:
-        ValueError: If `identifier` is none of these.
+            `KeyMetric`; otherwise a ValueError is raised.
 
     Example:
 
@@ -162,13 +152,10 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
 
 
 def serialize(metric: KeyMetric) -> str | dict[str, Any]:
-    """Returns a built-in metric's name, or a dictionary as Keras serializes objects.
+    """Returns a form of a metric that `get` accepts: a name, or Keras's dictionary.
 
     Args:
         metric: A `KeyMetric`.
-
-    Returns:
-        A string or dictionary that `get` accepts.
 
     Example:
 

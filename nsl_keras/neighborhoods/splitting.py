@@ -13,19 +13,10 @@ from nsl_keras.neighborhoods.cosine import CosineDense
 def split_classifier(
     model: Any, softmax: bool = True
 ) -> tuple[keras.Model, keras.layers.Layer]:
-    """Splits a model at its last dense layer, with copies of its weights.
+    """Returns copies of a model up to its last dense layer, and of that layer.
 
-    Args:
-        model: Functional or Sequential model that ends in `Dense` or `CosineDense`.
-        softmax: bool, whether a softmax at the end is dropped, or refused.
-
-    Returns:
-        `(backbone, head)`: the model up to the layer, which a linear activation replaces;
-        and the layer, with linear outputs.
-
-    Raises:
-        ValueError: If the model is subclassed, not built, has several outputs, or does not
-            end in a dense layer that it uses once.
+    The layer's outputs are linear. `softmax` decides whether a softmax at the end is
+    dropped or refused.
     """
     calls = rewiring.calls(model)
     passing = [keras.activations.linear]
@@ -66,14 +57,14 @@ def split_classifier(
 
 
 def _activation_of(layer: Any) -> Any:
-    """Returns the activation over classes that a layer consists of; `None` for others."""
+    """Returns the activation of a layer without weights; `None` for others."""
     if type(layer) is keras.layers.Softmax and layer.axis in (-1, 1):
         return keras.activations.softmax
     return layer.activation if type(layer) is keras.layers.Activation else None
 
 
 def _identity_for(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Returns a layer that passes on its input, in the dtype of `layer`."""
+    """Returns a layer that returns its input in the dtype of `layer`."""
     return keras.layers.Activation(
         "linear", name=f"instead_of_{layer.name}", dtype=layer.dtype_policy
     )

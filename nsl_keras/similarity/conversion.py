@@ -1,4 +1,4 @@
-"""Neural similarities into plain models: `add_similarity`."""
+"""Adds neural similarities to plain models: `add_similarity`."""
 
 from __future__ import annotations
 
@@ -50,31 +50,26 @@ def add_similarity(
     starts at the identity. `model` itself does not change, and the two share no weights.
 
     `Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv2D` and the depthwise part of
-    `SeparableConv2D` are converted, also in nested models and inside `TimeDistributed`.
-    All other layers are copied: other types, derived classes, and layers that have a
-    similarity already. Names, dtype policies, regularizers and shared layers stay. A
-    `SeparableConv2D` becomes two layers: the depthwise part, whose name ends in
-    `_depthwise`, and a 1x1 convolution of the original name.
-
-    `fold` is the way back; `summary` shows what was converted, and what it costs.
+    `SeparableConv2D` are converted, also in nested models and inside `TimeDistributed`;
+    derived classes and all other layers are copied. Names, dtype policies, regularizers and
+    shared layers stay. A `SeparableConv2D` becomes two layers: the depthwise part, whose
+    name ends in `_depthwise`, and a 1x1 convolution of the original name.
 
     Args:
         model: A built functional or Sequential model. A derived class of one comes back
             as a plain one. Of a `MetaNeighborhoodModel` the backbone is converted.
         similarity: As for `nsl_keras.layers.NeuralSimilarityConv2D`.
-        predictor: As for `nsl_keras.layers.NeuralSimilarityConv2D`: `None` for static
-            similarities; a name or a `nsl_keras.predictors.SimilarityPredictor` for a
-            predictor in each layer; a `nsl_keras.predictors.SharedSimilarityPredictor` for
-            one in all layers, whose kernels must have the same number of taps.
+        predictor: As for `nsl_keras.layers.NeuralSimilarityConv2D`. A
+            `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels with the same
+            number of taps; all others are made for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that
-            takes a layer and returns a bool. `None` converts all with more than one tap:
-            the `M` of a 1x1 convolution is a single number. Grouped convolutions take no
-            predictor, and depthwise ones no `"full"` similarity.
+            takes a layer and returns a bool. `None` converts all with more than one tap.
+            Grouped convolutions take no predictor, and depthwise ones no `"full"`
+            similarity.
         freeze_backbone: bool, whether to train only similarities and predictors. All
-            other layers are frozen then, the classifier included, and batch norms run in
-            inference mode. (A `MetaNeighborhoodModel` still trains its head and
-            dictionary.) To train the classifier too, set its `trainable`. To finetune the
-            whole network later, set `trainable` of the model to `False`, then to `True`.
+            other layers are then frozen, the classifier included, and batch norms run in
+            inference mode. To finetune the whole network later, set `trainable` of the
+            model to `False`, then to `True`.
         options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `learn_shape` or `similarity_regularizer`.
 
@@ -83,35 +78,27 @@ def add_similarity(
 
     Raises:
         ValueError: If `model` is subclassed or not built, if `layers` chooses none or
-            names a layer that is not convertible, or if an argument does not suit the
-            layers.
+            names a layer that is not convertible, or if an argument does not suit a layer.
 
     Warns:
-        UserWarning: If the outputs change, since a similarity cannot hold the identity
-            (`nsl_keras.similarities.Sparse` with fewer entries than taps), or a predictor
-            does not start at zero (`start="published"`).
+        UserWarning: If the outputs change: a `nsl_keras.similarities.Sparse` has fewer
+            entries than taps, or a predictor does not start at zero (`start="published"`).
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> plain = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     keras.layers.Conv2D(8, 3, activation="relu", name="first"),
-    ...     keras.layers.GlobalAveragePooling2D(),
-    ...     keras.layers.Dense(5),
-    ... ])
+    >>> plain = nsl_keras.backbones.convnet4((16, 16, 3))
     >>> model = nsl_keras.convert.add_similarity(plain)
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [(variable.name, tuple(variable.shape)) for variable in model.trainable_variables]
-    [('similarity', (9,))]
+    >>> {variable.name for variable in model.trainable_variables}
+    {'similarity'}
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training from
-        pretrained models": load the weights, add static or dynamic similarities, train
-        these with the backbone fixed; optionally finetune the whole network.
+        pretrained models".
     """
     similarity = matrices.get(similarity)
     validation.boolean(freeze_backbone, "freeze_backbone")

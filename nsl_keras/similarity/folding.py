@@ -20,21 +20,15 @@ def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model with the outputs of a model with static similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`. Recurrent cells inside
-    `keras.layers.RNN` and `keras.layers.Bidirectional` become Keras's own cells,
-    `nsl_keras.layers.BatchNormalization` becomes `keras.layers.BatchNormalization`, and
+    the equivalent kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`. Recurrent cells become
+    Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
-    `keras.layers.Dense`. Graph and names stay, and the model costs what the plain network
-    costs.
+    `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as
+    much as the plain network.
 
-    An `M` with a single non-zero entry, as `"sparse"` with `nonzeros=1` has it, is a
-    spatial shift and a 1x1 convolution, and becomes that: zero padding, cropping, and a
-    convolution with one tap in place of `T`. With `padding="same"` and strides the shift
-    would depend on the image size, so there it stays a full convolution.
-
-    Each layer keeps its `trainable` flag: layers that had a similarity are trained, kernel
-    and bias included, and what `add_similarity` froze stays frozen. To train the whole
-    network, set `trainable` of the folded model to `False`, then to `True`.
+    An `M` with a single non-zero entry, such as `"sparse"` with `nonzeros=1`, becomes zero
+    padding, cropping, and a 1x1 convolution. With `padding="same"` and strides the shift
+    would depend on the image size, so the full convolution stays.
 
     Args:
         model: A built functional or Sequential model. It does not change, and shares no
@@ -52,24 +46,16 @@ def fold(model: keras.Model) -> keras.Model:
 
     >>> import keras
     >>> import nsl_keras
-    >>> model = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, similarity="unconstrained"),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(
-    ...         8, 3, similarity=nsl_keras.similarities.Sparse(nonzeros=1)),
-    ... ])
+    >>> model = nsl_keras.backbones.convnet4(
+    ...     (16, 16, 3), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
     >>> plain = nsl_keras.convert.fold(model)
-    >>> [(type(layer).__name__, layer.kernel_size) for layer in plain.layers
-    ...  if hasattr(layer, "kernel_size")]
-    [('Conv2D', (3, 3)), ('Conv2D', (1, 1))]
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.max(keras.ops.abs(plain(images) - model(images))) < 1e-5)
     True
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training and
-        inference" (the equivalent weights are computed in advance), and Section 3.4,
-        "Sparsity regularization" (a shift and a 1x1 convolution).
+        inference"; Section 3.4, "Sparsity regularization", for the shift.
     """
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if _is_dynamic(layer) else ''}{type(layer).__name__})"
@@ -86,7 +72,7 @@ def fold(model: keras.Model) -> keras.Model:
 
 
 def is_foldable(layer: Layer) -> bool:
-    """Whether `fold` takes a layer: it is plain, or has a plain equivalent."""
+    """Whether `fold` accepts a layer: it is plain, or has a plain equivalent."""
     parts = [layer, *rewiring.sublayers(layer)]
     if not any(map(_is_ours, parts)):
         return True
@@ -153,13 +139,9 @@ _PADDING_AND_CROPPING: dict[int, tuple[Any, Any]] = {
 
 
 def _shifted(layer: Any) -> list[Layer] | None:
-    """Returns zero padding, cropping and a convolution with one tap, each where needed.
+    """Returns zero padding, cropping and a one-tap convolution; `None` if impossible.
 
-    With a single entry `M[t, u]`, output position `p` reads the input only at
-    `p * stride + u * dilation - padding`, and multiplies with `W[t] M[t, u]`.
-
-    Returns:
-        The layers, called one after the other; `None` if `layer` is no such convolution.
+    A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
     """
     convolves = isinstance(layer, NeuralSimilarity) and hasattr(layer, "kernel_size")
     if not convolves or not layer.similarity.shared_by_channels:
@@ -187,7 +169,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
         del options["data_format"]
     zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
     chain: list[Layer] = []
-    if np.any(padding):  # First: then there is always enough to crop.
+    if np.any(padding):  # First, so that there is enough to crop.
         chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
     if np.any(cropping):
         chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))
@@ -195,7 +177,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
 
 
 def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
-    """Returns the plain layer with only the tap of the equivalent kernel that is not 0."""
+    """Returns the plain layer with only one tap of the equivalent kernel."""
     folded = layer.fold()
     geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
     plain = type(folded).from_config(folded.get_config() | geometry)

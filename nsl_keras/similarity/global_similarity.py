@@ -1,8 +1,4 @@
-"""Global neural similarity: `M` couples the positions of a whole feature map.
-
-The local similarity of a convolution compares the taps under one kernel. This one mixes all
-positions; self-attention is one of its forms.
-"""
+"""Global neural similarity: `M` couples the positions of a whole feature map."""
 
 from __future__ import annotations
 
@@ -41,8 +37,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
     with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All but
-    `"attention"` start at the identity: the mask's last kernel starts at zero. While
-    `gamma` is zero the kernels of `G` have no gradient.
+    `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
     `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
@@ -67,11 +62,11 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         `"unconstrained"` need a known height and width.
 
     Output shape:
-        That of the input.
+        The same as the input.
 
     Raises:
-        ValueError: For arguments outside the ranges above, at construction; for an input
-            of another rank, or with an unknown size that the layer needs, at build.
+        ValueError: For invalid arguments, at construction; for an input of another rank,
+            or with an unknown size that the layer needs, at build.
 
     Example:
 
@@ -81,17 +76,11 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     >>> block = nsl_keras.layers.GlobalNeuralSimilarity2D("softmax_attention")
     >>> bool(keras.ops.all(block(images) == images))  # The identity, at the start.
     True
-    >>> masked = keras.Sequential(
-    ...     [nsl_keras.layers.GlobalNeuralSimilarity2D(), keras.layers.Conv2D(4, 3)])
-    >>> tuple(masked(images).shape), [tuple(weight.shape) for weight in masked.weights]
-    ((2, 6, 6, 4), [(64,), (3, 3, 16, 4), (4,)])
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B: Eq. (8) and (9),
-        the learned forms; Eq. (10), the predicted ones; Eq. (11), `"attention"`.
-        `"softmax_attention"` is the block of the authors' code, in which only `G1` has a
-        ReLU, `G1` and `G2` have `C / 8` channels, and the input is added. The paper leaves
-        the mask's predictor open; this one follows its local predictors.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B, Eq. (8)-(11).
+        `"softmax_attention"` is the block of the authors' code. The paper leaves the mask's
+        predictor open; this one follows its local predictors.
     """
 
     def __init__(

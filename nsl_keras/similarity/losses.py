@@ -20,8 +20,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         p = softmax(f) + offset,   y = (1 - label_smoothing) t + label_smoothing / C
         loss = -sum_c y[c] log(p[c])
 
-    The probabilities are not normalized again. So no class costs more than
-    `-log(offset)`, and the gradient of a class of tiny probability vanishes.
+    The probabilities are not normalized again, so no class costs more than `-log(offset)`.
 
     Args:
         label_smoothing: float in [0, 1), the share of each label that is spread evenly
@@ -36,21 +35,19 @@ class SmoothedCrossentropy(keras.losses.Loss):
         y_pred: Logits of shape `(..., classes)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; for labels of another shape or
-            fewer than two classes, when called.
+        ValueError: For invalid arguments; when called, for labels of another shape or fewer
+            than two classes.
 
     Example:
 
-    >>> import keras
     >>> import nsl_keras
     >>> loss = nsl_keras.losses.SmoothedCrossentropy()
-    >>> logits = keras.ops.array([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
-    >>> round(float(loss(keras.ops.array([0, 1]), logits)), 3)
+    >>> round(float(loss([0, 1], [[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])), 3)
     0.056
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1. The paper does
-        not describe its loss; this is the one in the authors' code, with its defaults.
+        not describe its loss; this is the one in the authors' code.
     """
 
     def __init__(

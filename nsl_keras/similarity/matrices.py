@@ -1,4 +1,4 @@
-"""The matrices that `M` may be.
+"""The structures of `M`.
 
 A similarity turns its parameters, learned or predicted, into the `T x T` block `M` that
 all channels and filters share. `M[t, u]` couples the kernel's tap `t` with the input
@@ -19,39 +19,35 @@ from nsl_keras.backend import Tensor
 
 
 class Similarity(abc.ABC):
-    """Base class of similarities; subclass it for a structure that is not built in.
+    """Base class of similarities; subclass it for a custom structure.
 
     A subclass has two methods:
 
-    * `parameters_from(matrix)` returns the parameters that give (or are nearest to) a
-      matrix, and with them their shape;
+    * `parameters_from(matrix)` returns the parameters that give a matrix (or the nearest
+      one), and thus their shape;
     * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
       with any axes in front.
 
     A dynamic layer adds the output of its predictor to the parameters of the identity.
-    `equivalent_kernel`, `compare_windows` and `compare_rows` follow from `matrix`; override
-    them if there is a faster way. To save models with your similarity, register the class
-    with `keras.saving.register_keras_serializable`, and return the arguments of its
-    constructor from `get_config`.
+    Override `equivalent_kernel`, `compare_windows` and `compare_rows`, which follow from
+    `matrix`, if there is a faster way. To save models, register the class with
+    `keras.saving.register_keras_serializable`, and return the arguments of its constructor
+    from `get_config`.
 
-    Two class attributes restrict the use: `static_only` for structures that no predictor
-    can give, and `shared_by_channels`, whether `M` is one block for all channels. If it is
-    not, `size` counts the taps of every channel, channel after channel, and the similarity
-    must be static.
+    `static_only` marks structures that no predictor can give. `shared_by_channels` is false
+    if `M` is not one block for all channels: `size` then counts the taps of every channel,
+    channel after channel, and the similarity must be static.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> @keras.saving.register_keras_serializable("docs")
-    ... class Scaled(nsl_keras.similarities.Similarity):
+    >>> class Scaled(nsl_keras.similarities.Similarity):
     ...     def parameters_from(self, matrix):
     ...         return matrix[:1, 0]
     ...     def matrix(self, parameters, size):
     ...         return parameters[..., None] * keras.ops.eye(size)
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=Scaled())
-    >>> tuple(layer(keras.ops.ones((1, 8, 8, 2))).shape)
-    (1, 6, 6, 4)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2).
@@ -81,14 +77,10 @@ class Similarity(abc.ABC):
         return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
-        """Returns `M(p) x_p` at every output position of a convolution.
+        """Returns `M(p) x_p` at every output position, tap after tap on the last axis.
 
-        Args:
-            parameters: Tensor with the axes `(batch, *positions)` in front.
-            windows: The input under each tap, of shape `(batch, *positions, channels)`.
-
-        Returns:
-            `M(p) x_p`, tap after tap along the last axis, in one part or several.
+        The windows are the input under each tap, of shape `(batch, *positions, channels)`;
+        the parameters have the same axes in front. The result may have several parts.
         """
         patches = ops.stack(windows, axis=-2)
         compared = ops.matmul(self.matrix(parameters, len(windows)), patches)
@@ -126,9 +118,8 @@ class Diagonal(Similarity):
     (9, 9)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. The paper
-        starts `M` at the identity, and so does this package; the authors' code starts
-        the mask at `[1,0,0,0,1,0,0,0,1]`.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. Its `M` starts
+        at the identity, as here; the authors' code starts at `[1,0,0,0,1,0,0,0,1]`.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -159,11 +150,8 @@ class Unconstrained(Similarity):
     Example:
 
     >>> import nsl_keras
-    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(
-    ...     4, 3, similarity=nsl_keras.similarities.Unconstrained())
-    >>> layer.build((None, 8, 8, 2))
-    >>> tuple(layer.similarity_matrix.shape)
-    (9, 9)
+    >>> similarity = nsl_keras.similarities.Unconstrained()
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=similarity)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1.
@@ -223,8 +211,7 @@ class PositiveSemidefinite(Similarity):
     (45,)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1 and Section
-        3.4, "Structural regularization" (`M = L L^T`).
+        As `Symmetric`.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -261,15 +248,13 @@ class Sparse(Similarity):
     """Sparse neural similarity: `nonzeros` entries of `M` live, the others exactly zero.
 
     The entries of largest magnitude are kept, of equal ones those nearest to the middle
-    tap. All `T^2` parameters are trained: the gradient with respect to `M` updates them
-    unchanged (straight-through), so that an entry can come back. `nonzeros=1` is one
-    spatial shift shared by all channels, and a 1x1 convolution. For soft sparsity use
-    another similarity with `similarity_regularizer="l1"`. Static layers only.
+    tap. The gradient with respect to `M` updates all `T^2` parameters (straight-through),
+    so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
+    channels, and a 1x1 convolution. Static layers only.
 
     Args:
-        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
-            that `M` cannot hold the identity, and the layer does not start as the plain
-            one.
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer, `M`
+            cannot be the identity, and the layer does not start as the plain one.
 
     Raises:
         ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.
@@ -360,13 +345,8 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
             `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from
-            `keras.saving.serialize_keras_object`, or a `Similarity`.
-
-    Returns:
-        A `Similarity`.
-
-    Raises:
-        ValueError: If the name is unknown; the message lists the known ones.
+            `keras.saving.serialize_keras_object`, or a `Similarity`; otherwise a ValueError
+            is raised.
 
     Example:
 

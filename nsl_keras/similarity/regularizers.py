@@ -1,4 +1,4 @@
-"""The regularizer that keeps filters of hyperspherical layers apart."""
+"""A regularizer that keeps the filters of hyperspherical layers apart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nsl_keras.backend import Tensor
 class OrthogonalityRegularizer(keras.regularizers.Regularizer):
     """Regularizer that draws filters toward an orthonormal set.
 
-    For a kernel `W` whose last axis is that of the filters,
+    For a kernel `W` with the filters on its last axis,
 
         strength * ||F^T F - I||^2 + l2 * ||F||^2,   F = reshape(W, (-1, filters))
 
-    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` differs: it penalizes
-    absolute cosines, not lengths, and takes only matrices.
+    in Frobenius norms. `keras.regularizers.OrthogonalRegularizer` ignores lengths, and
+    takes only matrices.
 
     Args:
         strength: float, at least 0, the weight of the distance from orthonormality.
@@ -36,12 +36,10 @@ class OrthogonalityRegularizer(keras.regularizers.Regularizer):
     >>> regularizer = nsl_keras.regularizers.OrthogonalityRegularizer(0.5)
     >>> float(regularizer(keras.ops.eye(3))), float(regularizer(keras.ops.zeros((3, 3))))
     (0.0, 1.5)
-    >>> layer = nsl_keras.layers.SphereConv2D(8, 3, kernel_regularizer=regularizer)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B.2: the penalty of
-        the authors' code on every SphereConv, with strength 1e-4. Their attention kernels
-        also have `l2=2.5e-4`.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B.2. The authors
+        use strength 1e-4 on every SphereConv, and `l2=2.5e-4` on attention kernels.
     """
 
     def __init__(self, strength: float = 1e-4, l2: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The similarities in a model, and what they cost: `summary`."""
+"""The similarities in a model, and their cost: `summary`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class LayerSummary:
     Attributes:
         name: Name of the layer.
         kind: The Keras layer that it generalizes.
-        similarity: The structure of `M`; for static ones `"static diagonal"`, for example.
+        similarity: The structure of `M`, for example `"static Diagonal"`.
         parameters: Number of parameters, those of the similarity included.
         similarity_parameters: Number of parameters of `M` or its predictor, and of the
             learned kernel shape.
         multiply_adds: Multiply-adds for one example; `None` if a size is unknown.
         plain_multiply_adds: Those of the plain layer.
-        folds: Whether `fold` takes it.
+        folds: Whether `fold` accepts it.
     """
 
     name: str
@@ -60,8 +60,8 @@ class ModelSummary(LayerSummary):
         layers: The layers with a neural similarity, each a `LayerSummary`.
         not_counted: Names of other layers whose multiply-adds are not counted, for example
             attention.
-        name, kind, …: As for a layer, for the whole model. A predictor that several layers
-            share is counted once in `similarity_parameters`.
+        name, kind, …: As for a layer, for the whole model. A shared predictor is counted
+            once in `similarity_parameters`.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -85,15 +85,14 @@ class ModelSummary(LayerSummary):
 
 
 def summary(model: keras.Model) -> ModelSummary:
-    """Returns the similarities in a model, and what they cost.
+    """Returns the similarities in a model, and their cost.
 
     The result prints as a table with a row for each layer that has a similarity. Its
-    multiply-adds are the products of kernels and matrices with the input, for one example
-    of the model's input shape: of convolutions, dense and recurrent layers, predictors,
-    the comparison `M x` where `M` is not folded, iFiLM, and the attention and finetuning
-    of Meta-Neighborhoods. Normalizations, activations and sums are not counted, nor
-    anything that does not depend on the input. Other layers with matrices for weights are
-    named in `not_counted`; to have yours counted, give it a method
+    multiply-adds are the products of kernels and matrices with the input, for one example:
+    of convolutions, dense and recurrent layers, predictors, the comparison `M x` where `M`
+    is not folded, iFiLM, and the attention and finetuning of Meta-Neighborhoods.
+    Normalizations, activations and sums are not counted. Other layers with matrices for
+    weights are named in `not_counted`; to count a custom layer, give it a method
     `count_multiply_adds(input_shape)`.
 
     Args:
@@ -111,12 +110,8 @@ def summary(model: keras.Model) -> ModelSummary:
 
     >>> import keras
     >>> import nsl_keras
-    >>> model = keras.Sequential([
-    ...     keras.Input((16, 16, 3), name="images"),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, padding="same", name="first"),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(
-    ...         8, 3, padding="same", predictor="sphere", name="second"),
-    ... ], name="small")
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, padding="same", name="first")
+    >>> model = keras.Sequential([keras.Input((16, 16, 3)), layer])
     >>> print(nsl_keras.convert.summary(model))
     Layer ...
     >>> nsl_keras.convert.summary(model).layers[0].multiply_adds
@@ -264,7 +259,7 @@ def _entries(part: Comparison) -> int:
 
 
 def _of_network(network: Any, input_shape: Shape) -> float:
-    """Returns the multiply-adds of a predictor; NaN if it holds a layer of unknown cost."""
+    """Returns the multiply-adds of a predictor; NaN if one of its layers is not counted."""
     if isinstance(network, SharedSimilarityPredictor):
         network = network.shared_network
     if not isinstance(network, keras.Sequential):

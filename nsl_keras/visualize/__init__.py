@@ -1,9 +1,8 @@
-"""Pictures of what a model has learned.
+"""Pictures of what a model has learned; install `nsl_keras[visualize]`.
 
-Each function returns a pyplot figure (install `nsl_keras[visualize]`): `plt.show()` shows
-it, `figure.savefig("name.pdf")` saves it, and `plt.close(figure)` frees it. A notebook
-shows every open figure, so assign the result: as the last value of a cell it would be
-shown twice.
+Each function returns a pyplot figure: save it with `figure.savefig("name.pdf")` and free it
+with `plt.close(figure)`. A notebook shows every open figure, so assign the result: as the
+last value of a cell it would appear twice.
 """
 
 from nsl_keras.visualize.adaptation import plot_adaptation

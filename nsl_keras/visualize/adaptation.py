@@ -13,11 +13,11 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
 
-#: The most outputs that are drawn; of more, those with the most probability or change.
+#: At most this many outputs are drawn: the most probable, or the most changed.
 _MOST_OUTPUTS = 12
 
-#: The least change that gets the darkest colours: of a logit, or of a regression's outputs
-#: as a share of the largest.
+#: The smallest change with the darkest colours: of a logit, or of a regression's outputs
+#: relative to the largest.
 LEAST_CHANGE = 0.01
 
 
@@ -33,20 +33,19 @@ def plot_adaptation(
 
     At the top is the prediction before and after adaptation. Below are the `k` entries
     with the largest attention weights, and what each adds to every logit (see
-    `MetaNeighborhoodModel.neighbors`); then what all others add, and the sum. If no logit
-    changes by 0.01, or no output of a regression by a hundredth of the largest, the title
-    says that adaptation has no effect.
+    `MetaNeighborhoodModel.neighbors`); then the total of all others, and the sum. The title
+    says "no effect" if no logit changes by 0.01, or no output of a regression by 1 %.
 
     Args:
+        Those of `plot_learned_neighbors`, and:
         model: A built `MetaNeighborhoodModel`. For a regression the outputs are drawn.
         example: One input, without batch axis; a list or dict of several. The first that
             is an image is drawn.
         k: int, the number of entries, at most `num_neighbors`.
-        images: Images as in `plot_learned_neighbors`, to draw beside each entry the one
-            with the largest attention to it; `None` for none.
-        class_names: Names of the classes or outputs; `None` numbers them. Of more than 12,
-            those with the most probability are drawn (in a regression, change).
-        invert: bool, whether grey images are drawn as negatives.
+        images: Images, to draw beside each entry the one with the largest attention to it;
+            `None` for none.
+        class_names: Names of the classes or outputs; `None` numbers them. At most 12 are
+            drawn: the most probable, or in a regression the most changed.
 
     Returns:
         A matplotlib figure.
@@ -63,8 +62,6 @@ def plot_adaptation(
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.plot_adaptation(model, x[0], k=4)
-    >>> [axis.get_ylabel() for axis in figure.axes[:2]]
-    ['probability', '']
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).

@@ -20,26 +20,25 @@ def plot_dynamic_similarity(
     """Draws the similarity that a dynamic layer predicts for one image.
 
     On the left are the image, and the distance of `M` to the identity at each output
-    position (the root mean square of the differences). In the middle is a map for each tap
-    of how much more (blue) or less (red) than 1 its diagonal entry `M[t, t]` is; the maps
-    are arranged as the kernel's taps. On the right is the `M` that is furthest from the
-    identity, at the position with a cross; a diagonal `M` is drawn as the mask that it puts
-    on the kernel's taps.
+    position (root mean square). In the middle, a map for each kernel tap shows how far its
+    diagonal entry `M[t, t]` is above (blue) or below (red) 1. On the right is the `M`
+    furthest from the identity, at the position with a cross; a diagonal `M` is drawn as a
+    mask on the kernel's taps.
 
     Args:
+        Those of `plot_learned_neighbors`, and:
         model: A built functional or Sequential model with dynamic two-dimensional
             convolutions, or a model with a `backbone` that is one. Layers of nested models
             are not found: pass the nested model.
         image: One input as the model takes it, without batch axis; a list or dict of
             several. The first that is an image is drawn.
         layer: Name of the layer; `None` takes the first dynamic one.
-        invert: bool, whether a grey image is drawn as a negative.
 
     Returns:
         A matplotlib figure.
 
     Raises:
-        ValueError: If the model has no such layer; the message names those it has.
+        ValueError: If the model has no such layer; the message names the dynamic ones.
 
     Example:
 
@@ -51,8 +50,6 @@ def plot_dynamic_similarity(
     >>> model = nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution=dynamic)
     >>> image = np.random.default_rng(0).random((8, 8, 1))
     >>> figure = nsl_keras.visualize.plot_dynamic_similarity(model, image)
-    >>> figure.axes[0].get_title()
-    'image'
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
@@ -110,7 +107,7 @@ def plot_dynamic_similarity(
 
 
 def _dynamic_layer(network: Any, name: str | None) -> Any:
-    """Returns the layer of a name, or the first that can be drawn."""
+    """Returns the layer with a name, or the first that can be drawn."""
     found = {
         each.name: each
         for each in network.layers

@@ -13,7 +13,7 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
 
-#: The most entries that are drawn if you do not choose them.
+#: At most this many entries are drawn by default.
 _MOST_ROWS = 12
 
 
@@ -34,11 +34,10 @@ def plot_learned_neighbors(
         model: A built `MetaNeighborhoodModel`, a classifier.
         images: Images as the model takes them, `(n, height, width, channels)`, preferably
             test images: an array, several inputs (the first that are images are drawn), or
-            a finite data set. Values in [0, 1] or [0, 255] are drawn as they are, others
-            from the lowest to the highest.
-        entries: Numbers of the entries to draw. By default, for each of the 12 classes
-            that the model predicts most often, the entry with the largest mean attention
-            of the images in it.
+            a finite data set. Values in [0, 1] or [0, 255] are drawn unchanged, others are
+            scaled from the lowest to the highest.
+        entries: Numbers of the entries to draw. By default, for each of the 12 most
+            predicted classes, the entry with the largest mean attention of its images.
         nearest: int, the number of images for each entry.
         class_names: Names of the classes; `None` numbers them.
         invert: bool, whether grey images are drawn as negatives.
@@ -60,8 +59,6 @@ def plot_learned_neighbors(
     >>> images = np.random.default_rng(0).random((20, 8, 8, 1)).astype("float32")
     >>> model.build(images.shape)
     >>> figure = nsl_keras.visualize.plot_learned_neighbors(model, images, [0, 5])
-    >>> len(figure.axes)
-    14
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Appendix A.8, Figures 9 and 10.
@@ -94,7 +91,7 @@ def plot_learned_neighbors(
 
 
 def _entries_attended_to(attention: np.ndarray, predicted: np.ndarray) -> list[int]:
-    """Returns an entry for each predicted class, none twice."""
+    """Returns a different entry for each predicted class."""
     kinds, counts = np.unique(predicted, return_counts=True)
     most = min(_MOST_ROWS, attention.shape[1])
     chosen: list[int] = []

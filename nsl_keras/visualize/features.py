@@ -1,4 +1,4 @@
-"""Pictures of the feature space: entries among examples, and prototypes that turn."""
+"""Pictures of the feature space: entries among examples, and rotated prototypes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ def plot_feature_map(
 ) -> figures.Figure:
     """Draws the dictionary's keys among the features of examples, in two dimensions.
 
-    Colours and shapes are classes. An entry has the most probable class of its value; it
-    is large, and hollow if that class has less than 50 %. With the cosine metric all
+    Colours and shapes are classes. An entry has the most probable class of its value; its
+    mark is large, and hollow if that class has less than 50 %. With the cosine metric all
     vectors are first scaled to unit length.
 
     Args:
-        model: A built `MetaNeighborhoodModel`, a classifier.
+        Those of `plot_learned_neighbors`, and:
         x: Inputs, in the paper training examples: an array, several inputs, or a finite
             data set.
         y: Their labels, as for `fit`; `None` if a data set has them.
         method: `"pca"`, the plane of the two largest principal components of the examples,
             or `"tsne"`, t-SNE of examples and entries together (needs scikit-learn).
-        class_names: Names of the classes; `None` numbers them.
         seed: int, the seed of t-SNE.
 
     Returns:
@@ -62,8 +61,6 @@ def plot_feature_map(
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.plot_feature_map(model, x, np.arange(30) % 3)
-    >>> [axis.get_title() for axis in figure.axes]
-    ['30 examples and 12 learned neighbours']
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, Figure 5 (t-SNE).
@@ -123,7 +120,7 @@ def plot_feature_map(
 def _principal_plane(
     examples: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Returns both in the plane of the examples' components, and names of the axes."""
+    """Returns both in the plane of the examples' components, and the names of the axes."""
     center = examples.mean(axis=0)
     _, lengths, directions = np.linalg.svd(examples - center, full_matrices=False)
     shares = lengths**2 / max(float((lengths**2).sum()), 1e-12)
@@ -138,7 +135,7 @@ def _principal_plane(
 def _neighbor_embedding(
     examples: np.ndarray, keys: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both in a t-SNE of all of them."""
+    """Returns both in a joint t-SNE."""
     from sklearn.manifold import TSNE
 
     together = np.concatenate([examples, keys])
@@ -156,13 +153,12 @@ def plot_prototype_cosines(
     A prototype is a class's column of the head's kernel, `phi[y]`. Each example is a
     point: the cosine of `z` and `phi[y]` to the right, the cosine of `z` and the finetuned
     `phi_z[y]` upwards. Above the diagonal, finetuning has turned the prototype towards the
-    example. Changes of at most 1e-6 are rounding, and count as none.
+    example. Changes of at most 1e-6 are rounding and count as none.
 
     Args:
+        Those of `plot_feature_map`, and:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
             `CosineDense` or `Dense` layer.
-        x: Inputs, in the paper test examples, as in `plot_feature_map`.
-        y: Their labels, as in `plot_feature_map`.
 
     Returns:
         A matplotlib figure with one panel.
@@ -180,8 +176,6 @@ def plot_prototype_cosines(
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.plot_prototype_cosines(model, x, np.arange(30) % 3)
-    >>> figure.axes[0].get_xlabel()
-    'cosine to the true prototype, before'
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 4.2, Figure 4.

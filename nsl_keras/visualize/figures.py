@@ -1,4 +1,4 @@
-"""What the pictures share: figures, colours, grids of images, and matrices of numbers."""
+"""Common parts of the pictures: figures, colours, grids of images, and matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 Figure: TypeAlias = Any
 Axes: TypeAlias = Any
 
-#: Two colours that colour-blind readers can tell apart, a light one, and a grey.
+#: Two colours that colour-blind readers can distinguish, a light one, and a grey.
 BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
 
 #: Ten colours for colour-blind readers (M. A. Petroff, 2021), and ten shapes.
@@ -48,10 +48,7 @@ def looks_of(classes: int) -> list[tuple[Any, str]]:
 
 
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:
-    """Returns the values to draw as black and white.
-
-    These are 0 and 1, 0 and 255, or, for images on another scale, the lowest and highest.
-    """
+    """Returns the black and white values: 0 and 1, 0 and 255, or the lowest and highest."""
     low = min(float(stack.min()) for stack in stacks)
     high = max(float(stack.max()) for stack in stacks)
     if low < 0 or high > 255:
@@ -62,14 +59,7 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
 def draw_image(
     axis: Axes, image: np.ndarray, values: tuple[float, float], invert: bool = False
 ) -> None:
-    """Draws an image: three or four channels as colours, others as the grey of their mean.
-
-    Args:
-        axis: Where to draw it.
-        image: Array of shape `(height, width, channels)`.
-        values: The values that are black and white.
-        invert: Whether grey images are drawn as negatives.
-    """
+    """Draws an image: three or four channels in colours, others as their mean in grey."""
     low, high = values
     shown = np.clip((np.asarray(image, "float32") - low) / (high - low), 0, 1)
     if shown.shape[-1] not in (3, 4):
@@ -88,18 +78,9 @@ def grid_of_images(
     invert: bool,
     first_width: float = 1.0,
 ) -> tuple[Figure, np.ndarray, np.ndarray]:
-    """Draws rows of images, with an empty panel before each row.
+    """Draws rows of the images with the numbers `found`, an empty panel before each row.
 
-    Args:
-        images: Array of shape `(n, height, width, channels)`.
-        found: Numbers of the images to draw, of shape `(rows, columns)`.
-        captions: What to write under each, of the same shape.
-        values: The values that are black and white.
-        invert: Whether grey images are drawn as negatives.
-        first_width: Width of the empty panels, as a multiple of an image's.
-
-    Returns:
-        The figure, the empty panels, and the panels of the images.
+    Returns the figure, the empty panels, and the panels of the images.
     """
     rows, columns = found.shape
     figure = new_figure(max(0.95 * (columns + first_width) + 0.5, 4.5), 1.15 * rows + 0.7)
@@ -122,17 +103,8 @@ def draw_matrix(
 ) -> Any:
     """Draws a matrix of changes in colours: blue is up, red is down, white is none.
 
-    Args:
-        axis: Where to draw it.
-        changes: Array of shape `(rows, columns)`.
-        scale: The change with the darkest colours; numbers have its two leading digits,
-            and at least two decimals.
-        numbers: What to write on the cells, of the same shape; `None` for nothing.
-        sign: `"+"` to write a sign before positive numbers.
-        aspect: `"equal"` for square cells, or `"auto"`.
-
-    Returns:
-        What a colour bar needs.
+    A change of `scale` has the darkest colours. Numbers on the cells show the two leading
+    digits of `scale`. Returns the argument of `add_color_bar`.
     """
     drawn = axis.imshow(
         changes,
@@ -161,7 +133,7 @@ def draw_matrix(
 
 
 def add_color_bar(figure: Figure, drawn: Any, axes: Any, label: str) -> None:
-    """Adds the scale of colours, to the right of some axes."""
+    """Adds the scale of colours to the right of some axes."""
     bar = figure.colorbar(drawn, ax=axes, aspect=25)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)

@@ -76,7 +76,7 @@ def class_numbers(y: Any, x: Any, classes: int, name: str = "y") -> np.ndarray:
 
 
 def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the classes; their numbers where none are given."""
+    """Returns the names of the classes; by default their numbers."""
     names = range(classes) if class_names is None else class_names
     if len(names) != classes:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A picture of the images that a model finds most like others."""
+"""A picture of the images that a model finds most similar to others."""
 
 from __future__ import annotations
 
@@ -30,29 +30,26 @@ def plot_subcategories(
 
     The labels are finer than the classes that the model was trained on. An image is
     described by its attention to all dictionary entries, or, for a model without a
-    dictionary, by the model's output. Descriptions are compared by their cosine. The title
-    says how many queries get their own label by the vote of the nearest images, the
-    nearest of which decides ties. This is the paper's "induction accuracy" of a KNN
-    classifier; the paper states neither its number of neighbours nor its metric.
+    dictionary, by the model's output; descriptions are compared by their cosine. The title
+    gives the share of queries whose label the nearest images vote for (the nearest decides
+    ties). This is the paper's "induction accuracy"; the paper states neither its number of
+    neighbours nor its metric.
 
     Args:
+        Those of `plot_learned_neighbors`, and:
         model: A built `MetaNeighborhoodModel`, or for comparison any Keras model from
             images to features of shape `(batch, features)`.
-        images: Images to choose from, as in `plot_learned_neighbors`.
-        labels: Their fine labels: class numbers of shape `(n,)`; `None` if a data set of
-            images has them.
-        queries: Images to find others for.
+        labels: Fine labels of `images`: class numbers of shape `(n,)`; `None` if a data set
+            has them.
+        queries: Images whose neighbours are drawn.
         query_labels: Their fine labels.
-        nearest: int, the number of images for each query.
         rows: Numbers of the queries to draw. By default the first of each label, at most
             eight. The title counts all queries.
-        class_names: Names of the fine labels; `None` numbers them.
-        invert: bool, whether grey images are drawn as negatives.
 
     Returns:
         A matplotlib figure with one row for each query: the query, then the images, the
-        nearest first. The frame is solid and blue if the label is the query's, dashed and
-        orange if not.
+        nearest first. A solid blue frame marks the query's label, a dashed orange one
+        another.
 
     Raises:
         ValueError: If `nearest` exceeds the number of images, or labels do not fit.
@@ -61,15 +58,10 @@ def plot_subcategories(
 
     >>> import numpy as np
     >>> import nsl_keras
-    >>> model = nsl_keras.MetaNeighborhoodModel(
-    ...     nsl_keras.backbones.convnet4((8, 8, 1)),
-    ...     nsl_keras.layers.CosineDense(2), dictionary=12)
+    >>> model = nsl_keras.backbones.convnet4((8, 8, 1))
     >>> images = np.random.default_rng(0).random((20, 8, 8, 1)).astype("float32")
-    >>> model.build(images.shape)
     >>> figure = nsl_keras.visualize.plot_subcategories(
     ...     model, images, np.arange(20) % 4, images[:6], np.arange(6) % 4)
-    >>> len(figure.axes)
-    24
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Figure 6 and Appendix A.9.

@@ -79,6 +79,7 @@ def test_loss():
     expected = ((scores - np.eye(3)[labels]) ** 2).mean()
     loss = few_shot.RelationLoss()
     np.testing.assert_allclose(loss(labels, logits), expected, rtol=1e-5)
+    assert np.isnan(loss(labels + 1, logits))  # Some are outside the classes.
     again = keras.losses.deserialize(keras.losses.serialize(loss))
     assert type(again) is few_shot.RelationLoss and again.name == loss.name
 

@@ -8,6 +8,8 @@ from keras import ops
 
 import nsl_keras
 
+pytestmark = pytest.mark.jax
+
 INNER_LOOPS = (
     "mn_inner_cos_scalar_1step",
     "mn_inner_cos_scalar_3step",

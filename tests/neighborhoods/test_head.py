@@ -168,6 +168,7 @@ def test_what_needs_a_built_layer(method):
         _ = layer.active_inner_loop
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("inner_loop", ["dual", "tape"])
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_integer_features(inner_loop, metric):

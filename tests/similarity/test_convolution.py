@@ -481,6 +481,7 @@ def train(layer, inputs):
         assert np.mean(old != new) > 0.9
 
 
+@pytest.mark.jax
 def test_fold_and_layer_are_independent_in_training():
     member = FAMILY["conv2d"]
     layer = member.make_built(kernel_size=2)

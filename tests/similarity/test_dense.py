@@ -106,6 +106,7 @@ def test_starts_as_dense(shape):
     assert layer.compute_output_shape(shape) == tuple(outputs.shape)
 
 
+@pytest.mark.jax
 def test_an_empty_batch():
     layer = NeuralSimilarityDense(3, predictor="sphere")
     assert tuple(layer(np.zeros((0, 6), "float32")).shape) == (0, 3)

@@ -8,6 +8,8 @@ from keras import ops
 
 import nsl_keras
 
+pytestmark = pytest.mark.jax
+
 MOMENTUM = float(np.float32(0.999))
 
 
