@@ -40,8 +40,6 @@ def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) ->
 
 def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
     """Returns `g(cos)`; only `"learnable_sigmoid"` has a curvature."""
-    if response == "cosine":
-        return cosine
     cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
     if response == "linear":
         return 1 - LINEAR_SLOPE * ops.arccos(cosine)
@@ -56,8 +54,12 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
 
 
 class Sphere(FloatKernel):
-    """Mixin in front of a Keras layer: its products, divided by the norms."""
+    """Mixin in front of a Keras layer: its products, divided by the norms.
 
+    A subclass has `plain_product(inputs, kernel)`, that of the Keras layer.
+    """
+
+    plain_product: Any
     kernel: Any
     bias: Any
 
@@ -95,31 +97,31 @@ class Sphere(FloatKernel):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
+        shape = tuple(inputs.shape)
+        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
+            raise ValueError(TOO_SMALL.format(self.kernel_size, shape))
         inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # Before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
-        outputs = self.product(inputs, ops.cast(kernel, inputs.dtype))
-        outputs = at_least_float32(outputs)
+        outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
+        outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
         if self.normalize in ("both", "input"):
             outputs = outputs / self.input_norms(inputs)
         per_filter = [1] * len(outputs.shape)
         per_filter[self.channel_axis] = -1
-        curvature = self.curvature
-        if curvature is not None:
-            curvature = ops.reshape(curvature, per_filter)
-        outputs = respond(outputs, self.response, curvature)
+        if self.response != "cosine":
+            curvature = self.curvature
+            if curvature is not None:
+                curvature = ops.reshape(curvature, per_filter)
+            outputs = respond(outputs, self.response, curvature)
         outputs = ops.cast(outputs, self.compute_dtype)
         if self.bias is not None:
             # Not `ops.add`, which goes wrong with channels first (see `NeuralSimilarity`).
             bias = ops.cast(self.bias, outputs.dtype)
             outputs = outputs + ops.reshape(bias, per_filter)
         return outputs if self.activation is None else self.activation(outputs)
-
-    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        """Returns the product of Keras's layer with another kernel."""
-        raise NotImplementedError
 
     def input_norms(self, inputs: Tensor) -> Tensor:
         """Returns the norm of the input under the kernel, for each entry of the product."""
@@ -136,30 +138,28 @@ class Sphere(FloatKernel):
 class SphereConvolution(Sphere):
     """Mixin in front of one of Keras's convolutions."""
 
-    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        if 0 in self.compute_output_shape(tuple(inputs.shape))[1:]:
-            raise ValueError(TOO_SMALL.format(self.kernel_size, tuple(inputs.shape)))
-        return self.convolution_op(inputs, kernel)
-
     def input_norms(self, inputs: Tensor) -> Tensor:
         # Of the patch under each position, in each group: a convolution of the squares
         # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        squares = ops.square(at_least_float32(inputs))
+        wide = keras.backend.result_type(inputs.dtype, "float32")
+        squares = ops.square(ops.cast(inputs, wide))
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
         ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
-        squares = self.convolution_op(ops.sum(squares, axis=axis + 1), ones)
+        squares = self.plain_product(ops.sum(squares, axis=axis + 1), ones)
         norms = ops.sqrt(squares + NORM_EPSILON)
-        return ops.repeat(norms, self.filters // self.groups, axis)
+        if self.groups > 1:
+            norms = ops.repeat(norms, self.filters // self.groups, axis)
+        return norms
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
 
-    convolution_op = causal_convolution
+    plain_product = causal_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -215,10 +215,14 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         Appendix B.2. The responses follow the authors' code.
     """
 
+    plain_product = keras.layers.Conv2D.convolution_op
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
     """Private: the 3D twin of `SphereConv2D`, for predictors."""
+
+    plain_product = keras.layers.Conv3D.convolution_op
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -257,7 +261,7 @@ class SphereDense(Sphere, keras.layers.Dense):
         ("hyperspherical fully-connected networks").
     """
 
-    def product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
 
     def input_norms(self, inputs: Tensor) -> Tensor:
