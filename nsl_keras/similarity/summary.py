@@ -118,7 +118,7 @@ def summary(model: keras.Model) -> ModelSummary:
     ...         8, 3, padding="same", predictor="sphere", name="second"),
     ... ], name="small")
     >>> print(nsl_keras.convert.summary(model))
-    Layer   Kind    Similarity        Parameters  Added  Multiply-adds    Plain  Folds
+    Layer   Kind        Similarity ...
     ...
     >>> nsl_keras.convert.summary(model).layers[0].multiply_adds
     55296
