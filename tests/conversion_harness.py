@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from helpers import randomize, relative_error
 
 from nsl_keras import rewiring
 from nsl_keras.convert import add_similarity, fold
@@ -11,33 +12,14 @@ RNG = np.random.default_rng(4)
 IMAGES = RNG.normal(size=(4, 8, 9, 3)).astype("float32")
 
 
-def as_numpy(tensor):
-    return np.asarray(keras.ops.convert_to_numpy(tensor)).astype("float32")
-
-
 def difference(model, other, inputs):
     """Largest difference of the outputs, relative to their largest entry."""
     return deviation(model(inputs), other(inputs))
 
 
 def deviation(expected, received):
-    expected, received = keras.tree.flatten(expected), keras.tree.flatten(received)
-    worst = 0.0
-    for one, two in zip(map(as_numpy, expected), map(as_numpy, received), strict=True):
-        assert one.shape == two.shape
-        assert np.all(np.isfinite(one)) and np.all(np.isfinite(two))
-        assert np.max(np.abs(one)) > 0
-        worst = max(worst, np.max(np.abs(one - two)) / np.max(np.abs(one)))
-    return worst
-
-
-def randomize(variables, scale=0.3, seed=6):
-    rng = np.random.default_rng(seed)
-    for variable in variables:
-        noise = scale * rng.normal(size=variable.shape)
-        if variable.path.endswith("moving_variance"):
-            noise = np.abs(noise)
-        variable.assign(as_numpy(variable.value) + noise)
+    pairs = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
+    return max(relative_error(two, one) for one, two in pairs)
 
 
 def stack(*parts, shape=IMAGES.shape[1:]):

@@ -42,7 +42,7 @@ def add_similarity(
     predictor: Any = None,
     layers: Collection[str] | Callable[[Layer], bool] | None = None,
     freeze_backbone: bool = True,
-    **options: Any,
+    **kwargs: Any,
 ) -> keras.Model:
     """Returns a new model whose convolutions have a neural similarity.
 
@@ -67,10 +67,11 @@ def add_similarity(
             Grouped convolutions take no predictor, and depthwise ones no `"full"`
             similarity.
         freeze_backbone: bool, whether to train only similarities and predictors. All
-            other layers are then frozen, the classifier included, and batch norms run in
-            inference mode. To finetune the whole network later, set `trainable` of the
-            model to `False`, then to `True`.
-        options: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
+            other layers are frozen then, the classifier included, and batch norms run in
+            inference mode. (A `MetaNeighborhoodModel` still trains its head and
+            dictionary.) To train the classifier too, set its `trainable`. To finetune the
+            whole network later, set `trainable` of the model to `False`, then to `True`.
+        **kwargs: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `learn_shape` or `similarity_regularizer`.
 
     Returns:
@@ -108,8 +109,8 @@ def add_similarity(
         if type(layer) in _CONVERTIBLE and _suits(layer, similarity, predictor)
     ]
     chosen = _chosen(convertible, layers)
-    options |= {"similarity": similarity, "predictor": predictor}
-    chains = {id(layer): _converted(layer, freeze_backbone, **options) for layer in chosen}
+    kwargs |= {"similarity": similarity, "predictor": predictor}
+    chains = {id(layer): _converted(layer, freeze_backbone, **kwargs) for layer in chosen}
     new_model = rewiring.rebuild(model, lambda layer: chains.get(id(layer)))
     for layer in chosen:
         _copy_weights(layer, chains[id(layer)])
@@ -146,7 +147,7 @@ def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
     return chosen
 
 
-def _converted(layer: Layer, freeze_backbone: bool, **options: Any) -> list[Layer]:
+def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer]:
     """Returns the new layers that replace a convolution, without its weights."""
     config, pointwise = layer.get_config(), []
     if isinstance(layer, keras.layers.SeparableConv2D):
@@ -156,7 +157,7 @@ def _converted(layer: Layer, freeze_backbone: bool, **options: Any) -> list[Laye
         # Freezing applied to the kernel, not to the new similarity.
         "trainable": True,
         "kernel_trainable": layer.trainable and not freeze_backbone,
-        **options,
+        **kwargs,
     }
     return [_CONVERTIBLE[type(layer)](**config), *pointwise]
 

@@ -6,24 +6,21 @@ import pytest
 from conversion_harness import (
     IMAGES,
     RNG,
-    as_numpy,
     check_conversion,
     classes_of,
     converted,
     deviation,
     difference,
     graph_of,
-    randomize,
     stack,
     trainable_names,
 )
+from helpers import IS_TENSORFLOW, as_numpy, randomize
 from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, fold, summary
 from nsl_keras.similarity.recurrent import similarities_of
-
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def convolutional():

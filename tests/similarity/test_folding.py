@@ -9,19 +9,15 @@ import pytest
 from conversion_harness import (
     IMAGES,
     RNG,
-    as_numpy,
     assert_independent,
-    classes_of,
     difference,
     graph_of,
-    randomize,
     stack,
 )
+from helpers import IS_TENSORFLOW, as_numpy, randomize
 
-from nsl_keras import backbones, layers, rewiring, similarities
+from nsl_keras import layers, rewiring, similarities
 from nsl_keras.convert import add_similarity, fold
-
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def check_fold(model, inputs, tolerance=1e-5):
@@ -80,15 +76,6 @@ def test_layers_of_the_package(dtype):
     )
     images = np.concatenate([IMAGES, np.zeros_like(IMAGES[:1])])
     check_fold(model, images, 1e-5 if dtype == "float32" else 0.02)
-
-
-def test_backbones_and_plain_models():
-    backbone = backbones.convnet4((8, 9, 3), 4)
-    assert classes_of(fold(backbone)) == classes_of(add_similarity(fold(backbone))) - {
-        layers.NeuralSimilarityConv2D
-    } | {keras.layers.Conv2D}
-    plain = stack(keras.layers.Conv2D(4, 3))
-    assert difference(plain, fold(plain), IMAGES) == 0
 
 
 def test_a_cosine_classifier_on_several_shapes():
@@ -176,11 +163,6 @@ def test_layers_without_a_plain_equivalent(layer, shape, received):
     expected = rf"`model` must have a plain Keras equi.*: '{layer.name}' \({received}"
     with pytest.raises(ValueError, match=expected):
         fold(model)
-
-
-def test_models_without_a_graph():
-    with pytest.raises(ValueError, match="must be a functional or Sequential"):
-        fold(Block(keras.layers.Dense(3)))
 
 
 # One non-zero entry: a shift and one tap.

@@ -1,6 +1,5 @@
 """Global neural similarity: the authors' attention, and explicit matrices for the rest."""
 
-import keras
 import numpy as np
 import pytest
 from golden_files import DTYPES, Golden, gradients
@@ -161,20 +160,6 @@ def test_second_derivatives_on_a_constant_image_are_finite(similarity):
     assert np.all(np.isfinite(as_numpy(layer(images))))
     for gradient in gradients(squared_slope, [images], layer.trainable_variables):
         assert np.all(np.isfinite(as_numpy(gradient)))
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_integer_inputs(similarity):
-    images = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype("uint8")
-    layer = GlobalNeuralSimilarity2D(similarity=similarity)
-    layer.build(images.shape)
-    perturb(layer, 0.1)
-    expected = layer(images.astype("float32"))
-    received = layer(images)
-    assert keras.backend.standardize_dtype(received.dtype) == "float32"
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(received), ops.convert_to_numpy(expected)
-    )
 
 
 def test_bare_attention_does_not_overflow_in_half_precision():

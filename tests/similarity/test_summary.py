@@ -2,12 +2,11 @@
 
 import keras
 import pytest
+from helpers import IS_TENSORFLOW
 from keras import ops
 
 from nsl_keras import layers, predictors
 from nsl_keras.convert import add_similarity, fold, summary
-
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 # 9 taps, 4 channels, 6 filters, 64 positions of an 8x8 image; an LSTM cell on 7 steps.
 PLAIN = 64 * 9 * 4 * 6
@@ -205,13 +204,6 @@ def test_unknown_sizes_and_layers():
     assert str(result).endswith("Multiply-adds not counted: attention")
     with pytest.raises(ValueError, match="must be built"):
         summary(keras.Sequential([keras.layers.Dense(1)]))
-
-
-def test_predictors_of_the_users_own():
-    pooled = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(9)]
-    layer = convolution(predictor=keras.Sequential(pooled))
-    (row,) = summary(keras.Sequential([keras.Input((8, 8, 4)), layer])).layers
-    assert row.multiply_adds == PLAIN + 4 * 9 + 64 * 9 * 4
 
 
 def test_the_table():
