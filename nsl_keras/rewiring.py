@@ -178,6 +178,10 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     return _Rebuilding(replace).run(model)
 
 
+#: In place of the function in the config of a `Lambda`.
+_PLACEHOLDER = keras.saving.serialize_keras_object(keras.activations.linear)
+
+
 class _Rebuilding:
     """One run of `rebuild`."""
 
@@ -240,13 +244,21 @@ class _Rebuilding:
         ]
 
     def _copy(self, layer: keras.Operation) -> keras.Operation:
-        config = self._config(layer)
-        if isinstance(layer, keras.layers.Lambda):
-            # Safe: the function itself is reused, and no foreign code runs.
-            copy = type(layer).from_config(config, safe_mode=False)
-            copy.function = layer.function
-        else:
-            copy = type(layer).from_config(config)
+        try:
+            if isinstance(layer, keras.layers.Lambda):
+                # Safe: the function itself is reused, and no foreign code runs.
+                config = {**layer.get_config(), "function": _PLACEHOLDER}
+                copy = type(layer).from_config(config, safe_mode=False)
+                copy.function = layer.function
+            else:
+                copy = type(layer).from_config(self._config(layer))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                "Every layer of `model` must be one that `from_config(get_config())` makes "
+                "again; register custom classes and functions with "
+                "`keras.saving.register_keras_serializable`. "
+                f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+            ) from error
         if isinstance(layer, keras.layers.Layer):
             self._copies.append((layer, copy))
         return copy

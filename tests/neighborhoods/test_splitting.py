@@ -144,7 +144,7 @@ def same_layer_twice():
     ("make", "message"),
     [
         (Subclassed, "`model` must be a functional or Sequential model"),
-        (lambda: keras.Sequential([layers.Dense(3)]), "must be built"),
+        (lambda: keras.Sequential([layers.Dense(3)]), "and must be built"),
         (several_outputs, "`model` must have one output"),
         (same_layer_twice, "used 2 times"),
         (lambda: sequential(), "which ends in Dropout"),
