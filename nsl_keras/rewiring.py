@@ -165,16 +165,7 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
 
 def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
-    """Returns a new model with the source's graph and weights, some layers replaced.
-
-    Layers are copied from their configs and keep their names, dtype policies and trainable
-    flags. Shared layers stay shared, nested models nested. Models are trainable and not
-    compiled, and derived classes become plain ones.
-
-    `replace` is called once with each layer, also inside nested models and
-    `keras.layers.TimeDistributed`. The first layer that it returns gets all arguments of
-    the source's call. The caller sets the weights of new layers.
-    """
+    """Returns a new model with the source's graph and weights, some layers replaced."""
     return _Rebuilding(replace).run(model)
 
 

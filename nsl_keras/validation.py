@@ -122,13 +122,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
-    """Returns the size of an axis that `build` must know.
-
-    Args:
-        input_shape: Shape of the input, `None` where a size is unknown.
-        axis: Index of the axis.
-        name: Its name in the message: `"last axis"`, `"channel axis"`.
-    """
+    """Returns the size of an axis that `build` must know."""
     size = input_shape[axis]
     if size is None:
         raise ValueError(
@@ -151,14 +145,7 @@ def finite(array: Any, name: str) -> None:
 
 
 def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
-    """Raises unless `labels` are classes: integers in range, or rows of probabilities.
-
-    Args:
-        labels: Array of shape `(n,)` or `(n, 1)` of class numbers, or of shape
-            `(n, num_classes)` of one-hot or soft labels.
-        num_classes: Number of classes.
-        name: Name of the argument, for the message.
-    """
+    """Raises unless `labels` are classes: integers in range, or rows of probabilities."""
     values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
         _probability_rows(
@@ -204,12 +191,7 @@ def _probability_rows(values: np.ndarray, demand: str) -> None:
 
 
 def targets(array: Any, num_outputs: int) -> None:
-    """Raises unless an array holds finite targets of a regression.
-
-    Args:
-        array: Array of shape `(n, num_outputs)`, or `(n,)` for one output.
-        num_outputs: Number of outputs.
-    """
+    """Raises unless an array holds finite targets of a regression."""
     shape = _finite_numbers(array, "y").shape
     if shape[1:] != (num_outputs,) and (len(shape) != 1 or num_outputs != 1):
         allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
@@ -220,12 +202,7 @@ def targets(array: Any, num_outputs: int) -> None:
 
 
 def built(layer: Any, what: str) -> None:
-    """Raises unless a layer is built.
-
-    Args:
-        layer: A Keras layer.
-        what: The method or function that needs its weights.
-    """
+    """Raises unless a layer is built."""
     if not layer.built:
         raise ValueError(
             f"`{what}` needs a built layer or model. Call it on data, or its "

@@ -62,32 +62,12 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def begin_fit_at(model: keras.Model, epoch: int) -> None:
-    """Makes the `fit` that called `on_train_begin` begin at another epoch.
-
-    Keras has no public way: `keras.callbacks.BackupAndRestore` sets the same attribute.
-    Keras never resets it, so that later calls of `fit` would begin there too: call again
-    with 0 once `fit` has begun.
-
-    Args:
-        model: The model in training.
-        epoch: The number of the epoch, from 0; 0 for the one that `fit` was given.
-    """
+    """Makes the `fit` that called `on_train_begin` begin at another epoch."""
     model._initial_epoch = epoch
 
 
 def gradients_of_columns(function: Callable[[Tensor], Tensor], at: Tensor) -> list[Tensor]:
-    """Returns the gradients of the sum of each column of an output.
-
-    Where a row of the outputs depends on its own row of `at` alone, these are all of its
-    derivatives.
-
-    Args:
-        function: Callable from `at` to a tensor of shape `(rows, columns)`.
-        at: Tensor at which the derivatives are taken.
-
-    Returns:
-        A list of one tensor of the shape of `at` per column.
-    """
+    """Returns the gradients of the sum of each column of an output."""
 
     def gradient(column: int) -> Tensor:
         def total(inputs: list[Tensor]) -> tuple[Tensor, None]:

@@ -22,17 +22,7 @@ GradientTape = tf.GradientTape
 def gradients_of(
     function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar function, themselves differentiable.
-
-    Args:
-        function: Callable that takes the list `at` and returns `(value, auxiliary)`, with
-            a scalar `value`.
-        at: Tensors at which the derivative is taken.
-
-    Returns:
-        `(gradients, auxiliary)`: one gradient per tensor of `at` (zero where `value` does
-        not depend on it), and the `auxiliary` of `function`.
-    """
+    """Returns the gradients of a scalar function, themselves differentiable."""
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(at)
@@ -49,19 +39,7 @@ def map_elements(
     elements: Sequence[Any],
     outputs: Sequence[keras.KerasTensor],
 ) -> list[Any]:
-    """Applies a function to each element of a batch, in a loop of the graph.
-
-    The size of the batch may be unknown.
-
-    Args:
-        function: Callable from a list of tensors, one of each of `elements` without its
-            first axis, to a list of tensors.
-        elements: Tensors of one size along their first axis.
-        outputs: Shape and dtype of each tensor that `function` returns.
-
-    Returns:
-        The results of `function`, stacked along a new first axis.
-    """
+    """Applies a function to each element of a batch, in a loop of the graph."""
     # `keras.ops.map` runs the function once more to see what it returns, and with it
     # draws random numbers, which move the seeds.
     signature = [tf.TensorSpec(each.shape, each.dtype) for each in outputs]
@@ -74,14 +52,7 @@ def sum_in_loop(
     start: Sequence[Any],
     chunks: Sequence[Any],
 ) -> list[Any]:
-    """Adds what a function returns for each chunk; see `sum_over_chunks`.
-
-    Args:
-        terms: Callable from the tensors of `shared` and of one chunk to a list of tensors.
-        shared: Tensors that all chunks have in common.
-        start: Tensors to which the terms are added.
-        chunks: Tensors whose first axis runs over the chunks.
-    """
+    """Adds what a function returns for each chunk; see `sum_over_chunks`."""
     count = chunks[0].shape[0]
     arrays = [tf.TensorArray(each.dtype, count).unstack(each) for each in chunks]
 
@@ -146,18 +117,7 @@ def largest(tensor: Any, k: int) -> tuple[Any, Any]:
 
 
 def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Returns tensors whose shapes and common batch size are checked in the graph.
-
-    Without the check, wrong shapes may crash TensorFlow or give wrong results.
-
-    Args:
-        tensors: Tensors whose first axis is the batch.
-        shapes: Their shapes, with `None` for any size.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a tensor has another shape, or the tensors
-            have several batch sizes.
-    """
+    """Returns tensors whose shapes and common batch size are checked in the graph."""
     pairs = zip(tensors, shapes, strict=True)
     checked = [tf.ensure_shape(tensor, shape) for tensor, shape in pairs]
     sizes = [tf.shape(tensor)[0] for tensor in checked]

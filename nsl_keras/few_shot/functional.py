@@ -99,13 +99,7 @@ def _is_named(name: str, variable: Any) -> bool:
 
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
-    """Returns the last layer with weights, not itself a model, that a built model calls.
-
-    In a model with a `call` of its own, it is the one that was made last.
-
-    Raises:
-        ValueError: If the model has no weights.
-    """
+    """Returns the last layer with weights, not itself a model, that a built model calls."""
     layers = rewiring.layers(model) if rewiring.is_graph(model) else model.layers
     for layer in reversed(layers):
         if isinstance(layer, keras.Model):
@@ -117,16 +111,7 @@ def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
 
 
 def effective_policy(model: keras.Model, policy: str) -> str | None:
-    """Returns the policy that a model's batch norms follow: frozen ones follow "moving".
-
-    Args:
-        model: A model.
-        policy: `"support"`, `"transductive"` or `"moving"`.
-
-    Returns:
-        `policy`; `"moving"` if no batch norm of the model is trainable; `None` if it has
-        none.
-    """
+    """Returns the policy that a model's batch norms follow: frozen ones follow "moving"."""
     norms = _batch_norms(model)
     if not norms:
         return None
@@ -202,18 +187,7 @@ class FunctionalModel:
         images: Tensor,
         given: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, BatchStatistics]:
-        """Returns the outputs under the policy, in float32 or wider, and statistics.
-
-        Args:
-            values: Values for `variables`, in their order.
-            images: Batch of images.
-            given: Statistics to normalize by; `None` for those of `images`, or the moving
-                ones under `"moving"`.
-
-        Returns:
-            `(outputs, statistics)`, with the statistics by which batch norms normalized;
-            none are recorded under `"moving"`.
-        """
+        """Returns the outputs under the policy, in float32 or wider, and statistics."""
         # All variables, since a scope around this one ends where the new one begins.
         whole = {
             id(each): (each, ops.convert_to_tensor(each)) for each in self.model.variables
@@ -251,13 +225,7 @@ class FunctionalModel:
 def move_by_episodes(
     layers: Sequence[BatchNormalization], statistics: Sequence[Tensor], examples: Any
 ) -> None:
-    """Moves moving statistics towards those of all episodes of a batch together.
-
-    Args:
-        layers: The layer of each call.
-        statistics: Mean and variance of each call, with an axis of episodes in front.
-        examples: How many images they are of.
-    """
+    """Moves moving statistics towards those of all episodes of a batch together."""
     pairs = zip(layers, statistics[::2], statistics[1::2], strict=True)
     for layer, means, variances in pairs:
         variance = ops.mean(variances, axis=0) + ops.var(means, axis=0)

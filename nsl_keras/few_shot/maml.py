@@ -39,16 +39,11 @@ class MAML(EpisodicLearner):
     steps. The wrapped model itself is trained; a call never changes it. What adapts is
     chosen when the learner is made: freeze layers before.
 
-    ANIL is `inner_variables="classifier"`. The paper's meta-learned static network is
-    `MAML(network, "similarity+classifier", inner_steps=5, inner_learning_rate=0.2,
-    test_extra_steps=20)` on a pretrained network after
-    `nsl_keras.convert.add_similarity`, with a new last layer of the episodes' ways.
+    ANIL is `inner_variables="classifier"`.
 
     All layers but batch norms run in inference mode, in training too: no dropout. Losses
-    that layers add do not count. An inner step is a forward and a backward pass over the
-    support set. Training holds the activations of all inner steps of all episodes of a
-    batch; `first_order=True` drops what the second differentiation needs. Where memory is
-    short, use batches of one episode and `gradient_accumulation_steps`.
+    that layers add do not count. Training holds the activations of all inner steps of all
+    episodes of a batch; `first_order=True` needs less.
 
     Args:
         model: Keras classifier of any kind, from images to logits of shape `(batch,
@@ -108,12 +103,11 @@ class MAML(EpisodicLearner):
     ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)])
     >>> model = nsl_keras.few_shot.MAML(network, inner_steps=2)
     >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> images = np.random.default_rng(0).random((40, 8, 8, 1))
-    >>> sampler = nsl_keras.few_shot.EpisodeSampler(
-    ...     images, np.arange(40) % 4, ways=2, shots=1, queries=3)
-    >>> history = model.fit(sampler.batches(4, steps=2), verbose=0)
-    >>> model.predict(sampler.episodes(8)[:3], verbose=0).shape
-    (8, 6, 2)
+    >>> images = np.random.default_rng(0).random((4, 2, 8, 8, 1))  # 4 episodes.
+    >>> labels = np.array([[0, 1]] * 4)
+    >>> history = model.fit((images, labels, images), labels, verbose=0)
+    >>> model.predict((images, labels, images), verbose=0).shape
+    (4, 2, 2)
 
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017); ANIL (Raghu et al., ICLR

@@ -101,22 +101,7 @@ class MetricLearner(EpisodicLearner):
 def outputs_of_sets(
     model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
-    """Returns a model's outputs for sets of images, under a policy of batch norms.
-
-    Under `"moving"` all sets of all episodes are one batch: in training batch norms
-    normalize over all images of the step, as anywhere in Keras. Under the other policies
-    they normalize within each episode, other layers run in inference mode, and training
-    moves the moving statistics towards those of the episodes.
-
-    Args:
-        model: A built model.
-        policy: `"moving"`, `"support"` or `"transductive"`.
-        sets: Tensors of shape `(batch, images, ...)`, the support set first.
-        training: Whether this is a training step.
-
-    Returns:
-        A list of tensors of shape `(batch, images, ...)`.
-    """
+    """Returns a model's outputs for sets of images, under a policy of batch norms."""
     if effective_policy(model, policy) in ("moving", None):
         return _in_one_batch(model, sets, training and policy == "moving")
     functional = FunctionalModel(model, (), policy)

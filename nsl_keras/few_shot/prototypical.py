@@ -68,12 +68,11 @@ class ProtoNet(MetricLearner):
 
     Raises:
         ValueError: For arguments outside these ranges; at build, for shapes that do not
-            fit each other, and a backbone with several outputs or of unknown feature
-            shape; at the first call, for batch norms of Keras that cannot normalize by
-            episode; at `compile`, for a loss of probabilities; at `fit`, `evaluate` and
-            `predict` of arrays, for labels outside the classes (those of the queries too),
-            a class without an image, and images that are not finite. In other data these
-            give NaN logits, and `fit` raises `NonFiniteLossError` after the step.
+            fit each other; at the first call, for batch norms of Keras that cannot
+            normalize by episode; at `compile`, for a loss of probabilities; for arrays with
+            labels outside the classes, a class without an image, or images that are not
+            finite. Data sets with these give NaN logits, and `fit` raises
+            `NonFiniteLossError`.
 
     Example:
 

@@ -60,18 +60,7 @@ def windows(
     padding: str,
     dilation_rate: Sequence[int],
 ) -> list[Tensor]:
-    """Returns the input under every tap, as shifted copies.
-
-    Args:
-        inputs: Tensor of shape `(batch, *spatial, channels)`.
-        kernel_size: Taps along each spatial axis.
-        strides: Strides along each spatial axis.
-        padding: `"valid"`, `"same"` or `"causal"` (zeros before, none after).
-        dilation_rate: Dilation along each spatial axis.
-
-    Returns:
-        A tensor of shape `(batch, *positions, channels)` for every tap, row-major.
-    """
+    """Returns the input under every tap, as shifted copies."""
     # A static size where there is one; a scalar tensor of a graph where there is not.
     batch, *sizes, channels = ops.shape(inputs)
     lengths, extents, paddings = [], [], []

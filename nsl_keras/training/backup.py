@@ -44,10 +44,8 @@ class TrainingBackup(keras.callbacks.Callback):
     Call `fit` again with the same arguments and a model made in the same way: training
     begins after the last kept epoch, and `History` holds all epochs. Weights, optimizer,
     seeds of layers (dropout, dictionaries), epoch, step and the logs of all epochs are one
-    file, which is written aside, flushed to the disk and renamed: a kill at any moment
-    leaves a whole state. The previous state is kept too. If a file is damaged later, its
-    checksum shows it: training continues from the previous state, with a warning. A folder
-    that cannot be written to, or a disk without room, raises before the first step.
+    file, so that a kill at any moment leaves a whole state. If a file is damaged later,
+    training continues from the previous state, with a warning.
 
     A resumed training ends with the same numbers as an uninterrupted one, to the last
     digit, if operations are deterministic and the order of the examples depends only on
@@ -74,14 +72,8 @@ class TrainingBackup(keras.callbacks.Callback):
 
     States are kept after epochs. Divide long epochs with `steps_per_epoch`. Processes that
     train a model together share the folder: the first one writes, and all of them read.
-
-    It works in `fit` on both backends, and in custom loops that call it through
-    `keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)`, begin at
-    `backup.epoch` and end when `model.stop_training` is true.
-
-    `keras.callbacks.BackupAndRestore` writes weights and epoch one after the other: a kill
-    in between trains an epoch twice, and a kill in the second write makes every later start
-    fail. It keeps neither seeds nor `History`.
+    `keras.callbacks.BackupAndRestore` keeps neither seeds nor `History`, and a kill while
+    it writes can repeat an epoch or make every later start fail.
 
     Args:
         folder: Folder of the states, for this training alone; made if missing.

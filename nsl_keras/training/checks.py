@@ -107,14 +107,7 @@ class CheckedModel(ReplicatedSteps):
 
 
 def finite_examples(inputs: Any) -> Tensor | None:
-    """Returns which examples of a batch hold neither NaN nor an infinity.
-
-    Args:
-        inputs: Tensor whose first axis is the batch, or a structure of them.
-
-    Returns:
-        Boolean tensor of shape `(batch,)`; `None` if no input holds floating-point numbers.
-    """
+    """Returns which examples of a batch hold neither NaN nor an infinity."""
     finite = [
         ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
         for each in keras.tree.flatten(inputs)
@@ -124,15 +117,7 @@ def finite_examples(inputs: Any) -> Tensor | None:
 
 
 def mark_non_finite(outputs: Any, finite: Tensor | None) -> Any:
-    """Returns outputs with NaN, or -1 where they are signed integers, for bad examples.
-
-    Compiled graphs lose NaNs, for example in a ReLU: an example with NaN inputs would get
-    a class.
-
-    Args:
-        outputs: Tensor whose first axis is the batch, or a structure of them.
-        finite: Which examples keep their outputs, from `finite_examples`.
-    """
+    """Returns outputs with NaN, or -1 where they are signed integers, for bad examples."""
     if finite is None:
         return outputs
 

@@ -12,12 +12,7 @@ from keras import ops, tree
 
 
 class _Function(keras.Model):
-    """Private: a function of batches as a model, whose `predict` takes all of Keras's data.
-
-    Args:
-        function: Callable from a batch of inputs to a tensor or a structure of them.
-        model: The model whose weights the function reads.
-    """
+    """Private: a function of batches as a model, whose `predict` takes any data."""
 
     def __init__(self, function: Callable[[Any], Any], model: keras.layers.Layer) -> None:
         super().__init__()

@@ -22,17 +22,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields a path to write to, which then replaces `path`.
-
-    After an error in the body, and after a kill at any moment, `path` is unchanged.
-
-    Args:
-        path: The file to write; or a folder, which must not exist yet. The folder above it
-            is made if missing.
-
-    Yields:
-        A path with the same name, in a scratch folder.
-    """
+    """Yields a path to write to, which then replaces `path`."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _scratch_in(path.parent) as folder:
@@ -60,15 +50,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def require_room(folder: str | os.PathLike[str], size: int = 0) -> None:
-    """Raises unless a folder can be written to, and its disk has room.
-
-    Args:
-        folder: The folder; it is made if missing.
-        size: Bytes that must be free.
-
-    Raises:
-        OSError: If the folder cannot be made or written to, or the disk is too full.
-    """
+    """Raises unless a folder can be written to, and its disk has room."""
     folder = pathlib.Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -284,14 +284,7 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
 def move_statistics(
     layer: BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
 ) -> None:
-    """Moves a layer's moving statistics towards those of a batch, as training does.
-
-    Args:
-        layer: A built batch norm.
-        mean: Mean of the batch.
-        variance: Its variance.
-        examples: The number of its examples on this replica.
-    """
+    """Moves a layer's moving statistics towards those of a batch, as training does."""
     dtype = keras.backend.result_type(layer.moving_mean.dtype, "float32")
     # Not `ops.cast`, which rounds a Python number to float32 first.
     rate = ops.convert_to_tensor(1 - layer.momentum, dtype)

@@ -61,16 +61,7 @@ def _operations(model: keras.layers.Layer) -> Iterator[keras.Operation]:
 def require_second_derivatives(
     model: keras.layers.Layer, argument: str = "model", remedy: str = ""
 ) -> None:
-    """Raises if a model holds a layer or operation without exact second derivatives.
-
-    Args:
-        model: A model or layer.
-        argument: Name of the argument, for the message.
-        remedy: Another remedy, for the message.
-
-    Raises:
-        ValueError: If there is one, on TensorFlow; it names the layer.
-    """
+    """Raises if a model holds a layer or operation without exact second derivatives."""
     if keras.backend.backend() == "jax":
         return
     for layer in _operations(model):
