@@ -265,8 +265,7 @@ def check_compiled(case, folder):
     signature = keras.tree.map_structure(
         lambda each: tf.TensorSpec((None, *each.shape[1:]), each.dtype), inputs
     )
-    if isinstance(inputs, tuple):
-        signature = [list(signature)]
+    signature = [list(signature) if isinstance(inputs, tuple) else signature]
     model.export(str(folder / case.name), verbose=False, input_signature=signature)
     served = tf.saved_model.load(str(folder / case.name))
     given = [tf.constant(each) for each in inputs] if isinstance(inputs, tuple) else inputs

@@ -320,11 +320,12 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
         # Not `ops.repeat`, which is slower on a CPU.
         each = ops.expand_dims(parameters, axis + 1)
         parameters = ops.reshape(ops.concatenate([each] * block, axis + 1), shape)
-    # A slice of everything would cost a copy in the gradient.
-    if shape[1 : len(positions) + 1] != list(positions):
-        shape[1 : len(positions) + 1] = positions
-        parameters = ops.slice(parameters, (0,) * len(shape), shape)
-    return parameters
+    repeated = shape[1 : len(positions) + 1]
+    known = all(isinstance(each, int) for each in (*repeated, *positions))
+    if known and repeated == list(positions):
+        return parameters  # A slice of everything would cost a copy in the gradient.
+    shape[1 : len(positions) + 1] = positions
+    return ops.slice(parameters, (0,) * len(shape), shape)
 
 
 class NeuralSimilarity(FloatKernel):

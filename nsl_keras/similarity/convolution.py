@@ -202,7 +202,7 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     causal too.
 
     Args:
-        Those of `keras.layers.Conv1D` and of `NeuralSimilarityConv2D`.
+        **kwargs: Those of `keras.layers.Conv1D` and of `NeuralSimilarityConv2D`.
 
     Input shape:
         `(batch, steps, channels)` with `data_format="channels_last"`,
@@ -242,7 +242,7 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     unconstrained `M` has 729 entries at every position.
 
     Args:
-        Those of `keras.layers.Conv3D` and of `NeuralSimilarityConv2D`.
+        **kwargs: Those of `keras.layers.Conv3D` and of `NeuralSimilarityConv2D`.
 
     Input shape:
         `(batch, depth, height, width, channels)` with `data_format="channels_last"`,
@@ -283,8 +283,8 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
     Args:
-        Those of `keras.layers.DepthwiseConv2D` and of `NeuralSimilarityConv2D`; the
-        similarity must be shared by all channels, which `"full"` is not.
+        **kwargs: Those of `keras.layers.DepthwiseConv2D` and of `NeuralSimilarityConv2D`.
+            All channels share the similarity, so `"full"` is refused.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,

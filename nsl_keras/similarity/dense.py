@@ -28,9 +28,9 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     plus the output of a small network that sees the vector `x`.
 
     Args:
-        Those of `keras.layers.Dense` and of `NeuralSimilarityConv2D`, with features of a
-        block in place of taps, without the similarity `"full"`, and:
-        block_size: int that divides `n`, or `None` for one block of all features.
+        Those of `keras.layers.Dense` and of `NeuralSimilarityConv2D`, and:
+        block_size: int that divides `n`, or `None` for one block of all features. The
+            features of a block take the place of taps; the similarity `"full"` is refused.
 
     Call arguments:
         inputs: Tensor of rank 2 or more.

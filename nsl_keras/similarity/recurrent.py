@@ -310,7 +310,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     `M_h` start at the identity.
 
     Args:
-        Those of `keras.layers.SimpleRNNCell` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Those of `keras.layers.SimpleRNNCell` and of `NeuralSimilarityGRUCell`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -366,7 +366,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     `M_h` start at the identity.
 
     Args:
-        Those of `keras.layers.LSTMCell` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Those of `keras.layers.LSTMCell` and of `NeuralSimilarityGRUCell`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.

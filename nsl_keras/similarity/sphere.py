@@ -237,7 +237,7 @@ class SphereDense(Sphere, keras.layers.Dense):
     and `normalize` and `g` as in `SphereConv2D`.
 
     Args:
-        Those of `keras.layers.Dense` and of `SphereConv2D`.
+        **kwargs: Those of `keras.layers.Dense` and of `SphereConv2D`.
 
     Input shape:
         `(..., features)`.

@@ -36,6 +36,8 @@ def predict(
         x: Inputs, as for `keras.Model.predict`.
         **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
     """
+    if is_in_memory(x) and not all(map(np.ndim, tree.flatten(x))):
+        raise ValueError("`x` must have a batch axis. Received: x with a scalar")
     return _Function(function, model).predict(x, **{"verbose": 0, **options})
 
 
