@@ -31,8 +31,7 @@ def new_figure(width: float, height: float) -> Figure:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
         raise ImportError(
-            "`nsl_keras.visualize` needs matplotlib. Install it with "
-            '`pip install "nsl_keras[visualize]"`.'
+            "`nsl_keras.visualize` needs matplotlib: `pip install matplotlib`."
         ) from error
     return plt.figure(figsize=(width, height), layout="constrained", dpi=150)
 
