@@ -1,4 +1,4 @@
-"""Pictures of what a model has learned; install `nsl_keras[visualize]`.
+"""Pictures of what a model has learned; needs matplotlib.
 
 Each function returns a pyplot figure: save it with `figure.savefig("name.pdf")` and free it
 with `plt.close(figure)`. A notebook shows every open figure, so assign the result: as the
