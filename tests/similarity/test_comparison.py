@@ -214,7 +214,7 @@ def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_
         assert len(layer.fold().trainable_variables) == 2
 
 
-# The kernel's shape learned with the similarity: `M = D R`, Eqs. (4) and (5).
+# The kernel's shape learned with the similarity: `D M`, Eqs. (4) and (5).
 
 
 def make_shaped(name, predictor=None, dtype="float32", **options):
@@ -269,7 +269,7 @@ def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
     outputs = layer(member.tensor(dtype))
     assert_close(outputs, member.expected(layer, masked), TOLERANCES[dtype])
     assert_close(layer.fold()(member.tensor(dtype)), outputs, TOLERANCES[dtype])
-    # `R` itself is not masked, and the tap can come back.
+    # `M` itself is not masked, and the tap can come back.
     assert_close(layer.similarity_matrix, matrix, 1e-6)
     drop(layer)
     assert_equal(layer.equivalent_kernel, whole)

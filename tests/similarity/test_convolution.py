@@ -580,7 +580,8 @@ def test_error_of_a_shared_predictor_with_another_number_of_taps():
         FAMILY["conv2d"].make(kernel_size=3, predictor=shared)(FAMILY["conv2d"].tensor())
 
 
-def test_error_of_a_full_similarity_in_a_depthwise_layer():
+@pytest.mark.parametrize("channels", [1, 4])
+def test_error_of_a_full_similarity_in_a_depthwise_layer(channels):
     layer = FAMILY["depthwise_conv2d"].make(kernel_size=3, similarity="full")
     with pytest.raises(ValueError, match=r"`similarity` must be shared by .*'Full'"):
-        layer(FAMILY["depthwise_conv2d"].tensor())
+        layer.build((None, 9, 11, channels))
