@@ -220,10 +220,7 @@ def test_shifts(rank, options):
     [
         (layers.NeuralSimilarityConv1D(4, 3, padding="causal", **SPARSE), (9,)),
         (layers.NeuralSimilarityConv1D(4, 3, 2, padding="causal", **SPARSE), (9,)),
-        (
-            layers.NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **SPARSE),
-            (8, 8),
-        ),
+        (layers.NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **SPARSE), (8, 8)),
         (layers.NeuralSimilarityConv2D(4, 3, groups=2, learn_shape=True, **SPARSE), (8, 8)),
         # Smaller than the shift.
         (
@@ -259,10 +256,7 @@ def test_channels_first_sequences_stay_convolutions():
 
 @pytest.mark.parametrize(
     ("tap", "expected"),
-    [
-        ((1, 1), ["Conv2D"]),
-        ((0, 2), ["ZeroPadding2D", "Cropping2D", "Conv2D"]),
-    ],
+    [((1, 1), ["Conv2D"]), ((0, 2), ["ZeroPadding2D", "Cropping2D", "Conv2D"])],
 )
 def test_a_shift_is_only_what_it_needs(tap, expected):
     layer = layers.NeuralSimilarityConv2D(4, 3, padding="same", **SPARSE)

@@ -1,8 +1,7 @@
-"""The kernel of layers that derive from Keras's: its dtype, and what they refuse."""
+"""The kernel of layers that derive from Keras's: what they refuse."""
 
 import keras
 import pytest
-from keras import ops
 
 from nsl_keras import layers
 
@@ -26,22 +25,6 @@ def built(kind, **options):
     layer = make(kind, **options)
     layer.build((None, 5, 5, 3))
     return layer
-
-
-@each_kind
-def test_kernel_stays_out_of_autocast(kind):
-    layer = make(kind, dtype="mixed_bfloat16")
-    seen = []
-    layer.activation = lambda outputs: (
-        seen.append(ops.convert_to_tensor(layer.kernel).dtype),
-        outputs,
-    )[1]
-    outputs = layer(ops.ones((2, 5, 5, 3)))
-    assert keras.backend.standardize_dtype(outputs.dtype) == "bfloat16"
-    assert [keras.backend.standardize_dtype(dtype) for dtype in seen] == ["float32"]
-
-
-# Features of Keras that replace the kernel.
 
 
 @each_kind
