@@ -41,7 +41,7 @@ def test_errors_of_what_needs_a_static_built_layer(what):
 
 @pytest.mark.parametrize(
     ("similarity", "jit_compile"),
-    [("diagonal", False), ("sparse_of_3", False), ("positive_semidefinite", True)],
+    [("sparse_of_3", False), ("positive_semidefinite", True)],
 )
 def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     """`fit` builds what is not built while it traces its step."""
@@ -49,7 +49,7 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     inputs = RNG.normal(size=(4, 6, 5, 2)).astype("float32")
     model = keras.Sequential([layer])
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=jit_compile)
-    history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=3, verbose=0).history
+    history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     identity = identity_parameters(layer.similarity, layer.similarity_matrix.shape[0])
     parameters = ops.convert_to_numpy(layer.comparison.similarity_parameters)

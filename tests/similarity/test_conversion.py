@@ -113,13 +113,10 @@ ALL = ["first", "depthwise", "second"]
     [
         (ALL, {}),
         (ALL, {"similarity": "unconstrained", "learn_shape": True}),
-        (ALL, {"similarity": "positive_semidefinite"}),
-        (ALL, {"similarity": "sparse"}),
         (["first", "second"], {"similarity": "full"}),
         (["pointwise", "second"], {"layers": ("second", "pointwise")}),
         (["depthwise"], {"layers": lambda layer: layer.name == "depthwise"}),
         (ALL, {"predictor": "sphere"}),
-        (ALL, {"similarity": "unconstrained", "predictor": "full_sphere"}),
         (ALL, {"similarity": "symmetric", "predictor": "cnn"}),
         (
             ["first"],
@@ -341,7 +338,7 @@ def test_training_changes_the_similarities_alone(predictor, plain):
     new = {id(variable) for variable in model.trainable_variables}
     before = [as_numpy(variable.value) for variable in model.weights]
     model.compile(optimizer="adam", loss="mse", run_eagerly=True)
-    model.fit(IMAGES, np.zeros((4, 3)), epochs=3, verbose=0)
+    model.fit(IMAGES, np.zeros((4, 3)), epochs=2, verbose=0)
     for variable, old in zip(model.weights, before, strict=True):
         changed = np.any(as_numpy(variable.value) != old)
         assert np.all(np.isfinite(as_numpy(variable.value)))

@@ -10,16 +10,10 @@ from layer_harness import perturb
 
 from nsl_keras.layers import GlobalNeuralSimilarity2D
 from nsl_keras.regularizers import OrthogonalityRegularizer
+from nsl_keras.similarity.global_similarity import SIMILARITIES
 
 IMAGES = np.random.default_rng(4).normal(size=(2, 4, 5, 8)).astype("float32")
 POSITIONS = IMAGES.reshape(2, 20, 8)
-SIMILARITIES = (
-    "diagonal",
-    "unconstrained",
-    "predicted_mask",
-    "attention",
-    "softmax_attention",
-)
 
 
 def make_layer(similarity, **options):

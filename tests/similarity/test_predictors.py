@@ -97,8 +97,7 @@ def test_architecture(architecture, dense):
 
 def test_geometry_is_that_of_the_layer():
     layer = NeuralSimilarityConv2D(
-        6,
-        (2, 3),
+        *(6, (2, 3)),
         strides=(2, 1),
         padding="same",
         data_format="channels_first",
@@ -122,7 +121,7 @@ def test_geometry_is_that_of_the_layer():
 @pytest.mark.parametrize(
     ("filters", "similarity", "width"),
     [
-        (3, "diagonal", 8),
+        (4, "diagonal", 8),
         (40, "unconstrained", 20),
         (200, "diagonal", 64),
         (300, "unconstrained", 128),
@@ -138,8 +137,8 @@ def test_width_follows_the_layer(filters, similarity, width):
     published = network_of(predictors.published(), filters, similarity=similarity)
     authors = 64 if similarity == "diagonal" else 128
     assert published.get_layer("hidden").filters == authors
-    depthwise = NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=filters, **options)
-    network = built(depthwise, (None, 7, 7, 1)).comparison.network
+    depthwise = NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **options)
+    network = built(depthwise, (None, 7, 7, filters // 2)).comparison.network
     assert network.get_layer("hidden").filters == width
 
 
@@ -157,15 +156,14 @@ def test_batch_norms_can_be_asked_for(kind):
 
 
 def test_kernels_are_regularized_as_the_layers():
-    network = network_of("sphere", kernel_regularizer="l2")
-    assert [
-        type(each.regularizer) for each in network.weights if each.name == "kernel"
-    ] == [keras.regularizers.L2] * 2
     own = SimilarityPredictor(kernel_regularizer=keras.regularizers.L1(0.5))
-    network = network_of(SharedSimilarityPredictor(own), kernel_regularizer="l2")
-    kernels = [each for each in network.weights if each.name == "kernel"]
-    assert len(kernels) == 3
-    assert all(type(each.regularizer) is keras.regularizers.L1 for each in kernels)
+    for predictor, expected in (
+        ("sphere", [keras.regularizers.L2] * 2),
+        (SharedSimilarityPredictor(own), [keras.regularizers.L1] * 3),
+    ):
+        weights = network_of(predictor, kernel_regularizer="l2").weights
+        kernels = [each for each in weights if each.name == "kernel"]
+        assert [type(each.regularizer) for each in kernels] == expected
 
 
 # Positions.
