@@ -2,8 +2,9 @@
 
 On TensorFlow, `MetaNeighborhoodModel` and the few-shot learners work under
 `tf.distribute.MirroredStrategy` and `MultiWorkerMirroredStrategy`, with plain `fit`,
-`evaluate` and `predict`, and compute what one device computes. `distribute` gives any other Keras model the same steps. On JAX,
-Keras's own `keras.distribution` distributes every model.
+`evaluate` and `predict`, and compute what one device computes. `distribute`
+gives any other Keras model the same steps. On JAX, `keras.distribution` distributes every
+model.
 """
 
 from __future__ import annotations
