@@ -180,7 +180,7 @@ class Comparison(keras.layers.Layer):
     def _build_network(self, place: predictors.Place, input_shape: Any) -> None:
         if isinstance(self.predictor, predictors.NETWORK_MAKERS):
             self.network = self.predictor.network(place)
-        else:  # A layer of the caller's own.
+        else:  # A custom layer.
             self.network = self.predictor
         shape = place.input_shape if self._on_vectors else input_shape
         if not self.network.built:
@@ -420,7 +420,7 @@ class NeuralSimilarity(FloatKernel):
                 "Received: predictor=None"
             )
         validation.built(self, "predicted_matrices")
-        inputs = ops.cast(inputs, self.compute_dtype)
+        inputs = self.prepared(inputs)
         shape = list(self.compute_output_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         parameters = self.comparison.parameters(inputs, positions=shape[1:])

@@ -82,7 +82,7 @@ class Place:
 
 
 class Parts:
-    """The layers that a kind of predictor is made of, for the place where it stands.
+    """The layers that a kind of predictor is made of, for one place.
 
     Attributes:
         place: The layer whose `M` is predicted, a `Place`.
@@ -543,7 +543,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         }
 
 
-#: Predictors that make a network for each layer; others are layers of the caller's own.
+#: Predictors that make a network for each layer; others are custom layers.
 NETWORK_MAKERS = (SimilarityPredictor, SharedSimilarityPredictor)
 
 

@@ -57,7 +57,6 @@ class Sphere(FloatKernel):
     """Mixin in front of a Keras layer: its products, divided by the norms."""
 
     kernel: Any
-    bias: Any
 
     # Keras's convolutions and dense layers save and load the kernel and the bias alone.
     save_own_variables = keras.layers.Layer.save_own_variables
