@@ -169,6 +169,3 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
         rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
         filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
     return keras.tree.map_structure(lambda each: each[:size], function(filled))
-
-
-# Data and devices.
