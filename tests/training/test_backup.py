@@ -7,7 +7,6 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import run_under_jax
 from keras import ops
 
 import nsl_keras
@@ -82,6 +81,7 @@ def states(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.jax
 def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     whole = dense_model()
     history, stopping = fit(whole, tmp_path / "whole")
@@ -110,6 +110,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
 
+@pytest.mark.jax
 def test_a_training_that_stopped_stays_stopped(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -217,6 +218,7 @@ def test_a_state_of_another_model(tmp_path):
         fit(model, tmp_path)
 
 
+@pytest.mark.jax
 def test_other_dtypes(tmp_path):
     """Seeds of 32 bits, weights in bfloat16."""
     models = []
@@ -316,6 +318,7 @@ def neighborhoods():
     return model
 
 
+@pytest.mark.jax
 @pytest.mark.long
 def test_meta_neighborhoods(tmp_path):
     (whole, history), (model, resumed) = killed_and_whole(neighborhoods, tmp_path)
@@ -325,7 +328,7 @@ def test_meta_neighborhoods(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["MAML", "ProtoNet"])
+@pytest.mark.parametrize("name", ["MAML", pytest.param("ProtoNet", marks=pytest.mark.jax)])
 def test_few_shot_learners(tmp_path, name):
     def make():
         keras.utils.set_random_seed(3)
@@ -370,24 +373,3 @@ def test_shuffled_data_sets(tmp_path):
                 assert killed_at == 2
         models.append(model)
     assert_same(*models)
-
-
-UNDER_JAX = """
-import pathlib, sys
-sys.path += ["tests", "tests/training"]
-import test_backup as tests
-folder = pathlib.Path(sys.argv[1])
-tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
-tests.test_a_training_that_stopped_stays_stopped(folder / "stopped")
-tests.test_other_dtypes(folder / "dtypes")
-tests.test_meta_neighborhoods(folder / "neighborhoods")
-tests.test_few_shot_learners(folder, "ProtoNet")
-"""
-
-
-@pytest.mark.long
-def test_under_jax(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(UNDER_JAX)
-    (tmp_path / "neighborhoods").mkdir()
-    run_under_jax(script, str(tmp_path))

@@ -71,12 +71,3 @@ def test_one_matrix_for_the_whole_image():
     figure = visualize.plot_dynamic_similarity(model_of(dynamic(predictor=pooled)), IMAGE)
     shapes = [drawn(axis).shape for axis in figure.axes if axis.images]
     assert shapes == [(8, 9)] + [(1, 1)] * 10 + [(3, 3)]
-
-
-def test_errors_name_the_layers_that_can_be_drawn():
-    static = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, name="static")
-    model = model_of(dynamic(name="moving"), static)
-    with pytest.raises(ValueError, match=r"`layer` must be .*: 'moving'.*layer='static'"):
-        visualize.plot_dynamic_similarity(model, IMAGE, "static")
-    with pytest.raises(ValueError, match=r"there are none. Received: layer=None"):
-        visualize.plot_dynamic_similarity(model_of(keras.layers.Conv2D(2, 3)), IMAGE)

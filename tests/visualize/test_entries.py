@@ -54,29 +54,3 @@ def test_entries_that_the_images_of_each_predicted_class_attend_to(model):
     figure = visualize.plot_learned_neighbors(model, IMAGES, nearest=2)
     labels = [axis.get_ylabel() for axis in figure.axes[::3]]
     assert labels == [f"entry\n{entry}" for entry in expected]
-
-
-@pytest.mark.parametrize("scale", ["bytes", "standardized"])
-def test_images_on_other_scales(scale):
-    model = small_model(keras.layers.Dense(3), shape=(4, 4, 3))
-    images = np.random.default_rng(0).integers(0, 256, size=(7, 4, 4, 3))
-    expected = images / 255
-    if scale == "standardized":
-        images = (images / 127.5 - 1.0).astype("float32")
-        expected = (images - images.min()) / np.ptp(images)
-    figure = visualize.plot_learned_neighbors(model, images, [1], nearest=7)
-    assert any(np.allclose(drawn(figure.axes[1]), each, atol=1e-6) for each in expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nearest": 21}, r"`nearest` must be at most 20.*nearest=21"),
-        ({"nearest": 0}, r"`nearest` must be a positive integer.*nearest=0"),
-        ({"class_names": ["one"]}, r"`class_names` must hold 3 names"),
-    ],
-    ids=str,
-)
-def test_errors(options, message, model):
-    with pytest.raises(ValueError, match=message):
-        visualize.plot_learned_neighbors(model, IMAGES, **options)

@@ -104,17 +104,3 @@ def test_recurrent_cells_have_different_titles():
     titles = list(panels_of(visualize.plot_similarities(model)))
     assert len(titles) == 8
     assert all(title.startswith("both\n") for title in titles)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: model_of(keras.layers.Conv2D(4, 3)), "`model` must have static .*without"),
-        (lambda: model_of(convolution(predictor="sphere")), "`model` must have static"),
-        (lambda: keras.Sequential([convolution()]), "`similarity_matrix` needs a built"),
-    ],
-    ids=["plain", "dynamic", "unbuilt"],
-)
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        visualize.plot_similarities(make())

@@ -59,26 +59,3 @@ def test_the_first_query_of_each_label_is_drawn_by_default():
         plain_model(), IMAGES, LABELS, QUERIES[:5], labels, nearest=2, class_names="abcdef"
     )
     assert [axis.get_xlabel() for axis in figure.axes[::3]] == ["c", "a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nearest": 31}, "`nearest` must be at most 30"),
-        ({"labels": LABELS[:3]}, "`labels` must hold one label for each of the 30"),
-        ({"query_labels": LABELS}, "`query_labels` must hold one label for each of the 11"),
-        ({"labels": LABELS - 1}, "`labels` must hold classes"),
-        ({"class_names": ["one"]}, "`labels` must hold classes 0 to 0"),
-    ],
-    ids=str,
-)
-def test_errors(changes, message):
-    arguments = {
-        "images": IMAGES,
-        "labels": LABELS,
-        "queries": QUERIES,
-        "query_labels": QUERY_LABELS,
-        **changes,
-    }
-    with pytest.raises(ValueError, match=message):
-        visualize.plot_subcategories(plain_model(), **arguments)
