@@ -162,7 +162,7 @@ A paper."""
     ],
     ids=name_of,
 )
-def test_code_runs(page, tmp_path, monkeypatch):
+def test_code_runs(page, tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
     # A page is one program, its blocks one after the other.

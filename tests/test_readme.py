@@ -15,7 +15,7 @@ def test_first_lines_say_which_nsl():
 
 
 @pytest.mark.long
-def test_code_runs(tmp_path, monkeypatch):
+def test_code_runs(tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
