@@ -270,6 +270,7 @@ def test_nothing_is_written_after_an_error(make, options, error, message, tmp_pa
 
 
 @pytest.mark.jax
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="Others export on TensorFlow")
 def test_models_of_jax(tmp_path):
     model = nsl_keras.MetaNeighborhoodModel(

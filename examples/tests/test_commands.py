@@ -77,7 +77,7 @@ def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread
 def test_trials_choose_the_rate(tmp_path, eager):
     module = "examples.neural_similarity"
     flags = (
-        *("--table=cost", "--filters=4,4,8", "--train_size=32", "--batch_size=32"),
+        *("--table=cost", "--filters=4,4,8", "--train_size=16", "--batch_size=16"),
         *("--epochs=2", "--optimizer=adam", "--cosine_decay", "--input=standardized"),
         *("--verbose=0", "--nojit_compile", "--method=cnn", "--rates=1e-3,1e30"),
         *folders(tmp_path),
@@ -102,10 +102,12 @@ sys.path.insert(0, sys.argv[3])
 import numpy as np
 from examples.tests import commands, test_commands
 
+OTHERS = ("--method", "--nojit_compile")  # JAX takes longer without compilation.
+
 def run(name, method, *flags):
     made = folder / "_".join([name, *flags])
     given = commands.folders(made, models=name == "image_classification")
-    tiny = [each for each in test_commands.TINY[name] if not each.startswith("--method")]
+    tiny = [each for each in test_commands.TINY[name] if not each.startswith(OTHERS)]
     flags = (*tiny, f"--method={method}", *given, *flags, f"--data_file={images}")
     commands.run_well(f"examples.{name}", *flags, "--verbose=0")
     found = map(json.loads, commands.contents(made, "*/*/*_0.json").values())
@@ -205,7 +207,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
     ],
 )
 def test_smaller_commands_write_tables_and_pictures(
-    module, flags, row, picture, tmp_path, eager, one_thread
+    module, flags, row, picture, tmp_path, one_thread
 ):
     rng = np.random.default_rng(0)
     arrays = {}
