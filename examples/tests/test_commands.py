@@ -207,8 +207,10 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
     ],
 )
 def test_smaller_commands_write_tables_and_pictures(
-    module, flags, row, picture, tmp_path, one_thread
+    module, flags, row, picture, tmp_path, one_thread, request
 ):
+    if "implicit" not in module:  # Its many steps take longer than their tracing.
+        request.getfixturevalue("eager")
     rng = np.random.default_rng(0)
     arrays = {}
     for number, part in enumerate(("train", "validation", "test")):
