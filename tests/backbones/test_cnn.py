@@ -216,26 +216,6 @@ def check_losses_and_gradients(golden, kind, model, variables, images, dtype):
             golden.check(f"grad64.total.{name}", gradient, dtype, **TOLERANCES)
 
 
-def test_moving_statistics_after_one_training_step():
-    golden = Golden("nsl_cnn9_dynamic_dns")
-    model, variables = filled("dynamic_dns", golden)
-    before = {name: ops.convert_to_numpy(v) for name, v in variables.items()}
-    normalization = model.get_layer("root_normalization")
-    normalization.momentum = 0.999
-    batch = keras.Model(model.input, normalization.input)(golden["in.x"])
-    batch = ops.convert_to_numpy(batch).reshape(-1, 32)
-    model(golden["in.x"], training=True)
-    for name, value in (("mean", batch.mean(0)), ("var", batch.var(0))):
-        key = f"root.bn.moving_{name}"
-        expected = 0.999 * before[key] + 0.001 * value
-        found = ops.convert_to_numpy(variables[key])
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-        assert np.max(np.abs(found - before[key])) > 1e-4
-    # The predictors' statistics move too.
-    key = "conv3_2.m2.bn.moving_var"
-    assert np.max(np.abs(ops.convert_to_numpy(variables[key]) - before[key])) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("options", "parameters", "depth"),
     [
