@@ -4,9 +4,14 @@ import json
 
 import learner_harness
 import pytest
-from helpers import run_python
+from helpers import IS_TENSORFLOW, run_python
 from layer_cases import CASES
-from layer_harness import check_compiled, check_layer, save_for_another_process
+from layer_harness import (
+    check_compiled,
+    check_half_precision,
+    check_layer,
+    save_for_another_process,
+)
 
 #: The layers that `make test` compiles; `make test-long` takes the rest.
 QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
@@ -29,7 +34,6 @@ print(json.dumps(differences))
 """
 
 
-@pytest.mark.jax
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layer(case, tmp_path):
     check_layer(case, tmp_path)
@@ -45,6 +49,8 @@ def test_layer(case, tmp_path):
     ids=lambda case: case.name,
 )
 def test_compiled_layer(case, tmp_path):
+    if not IS_TENSORFLOW:  # JAX refuses operations on mixed types while it traces them.
+        check_half_precision(case, None, None, "float16", None)
     check_compiled(case, tmp_path)
 
 
