@@ -7,6 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from helpers import IS_TENSORFLOW
 from keras import ops
 
 import nsl_keras
@@ -48,7 +49,9 @@ def dense_model():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
     model.add(nsl_keras.layers.CosineDense(3))  # One of its weights is a number.
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=True)
+    model.compile(
+        keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=IS_TENSORFLOW
+    )
     return model
 
 
@@ -226,7 +229,7 @@ def test_other_dtypes(tmp_path):
         keras.utils.set_random_seed(len(models))
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4)])
         model.add(keras.layers.Dense(3, dtype="bfloat16"))
-        model.compile("adam", "mse", run_eagerly=True)
+        model.compile("adam", "mse", run_eagerly=IS_TENSORFLOW)
         backup = TrainingBackup(tmp_path, delete_at_end=False)
         model.fit(X, X[:, :3], epochs=1, callbacks=[backup], verbose=0)
         models.append(model)
@@ -265,7 +268,7 @@ def test_no_room(tmp_path, monkeypatch):
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras builds it in `fit`")
 def test_a_model_that_is_not_built(tmp_path):
     model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile("adam", "mse", run_eagerly=True)
+    model.compile("adam", "mse", run_eagerly=IS_TENSORFLOW)
     backup = TrainingBackup(tmp_path / "states")
     with pytest.raises(ValueError, match=r"needs a built model.*Received: unbuilt"):
         model.fit(X, X[:, :3], callbacks=[backup], verbose=0)
@@ -338,7 +341,7 @@ def test_few_shot_learners(tmp_path, name):
         ways = {"ways": 3} if name == "ProtoNet" else {}
         learner = getattr(nsl_keras.few_shot, name)(network, **ways)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        learner.compile("adam", loss, run_eagerly=name == "ProtoNet")
+        learner.compile("adam", loss, run_eagerly=IS_TENSORFLOW and name == "ProtoNet")
         return learner
 
     def episodes():
