@@ -17,7 +17,7 @@ def test_first_lines_say_which_nsl():
 
 
 @pytest.mark.long
-def test_code_runs(tmp_path, monkeypatch):
+def test_code_runs(tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     first, *blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     names = {"__name__": "readme"}
