@@ -16,7 +16,7 @@ from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
 from nsl_keras.training import files
-from nsl_keras.training.checks import finite_examples, mark_non_finite
+from nsl_keras.training.checks import mark_non_finite
 
 __all__ = ["save_model"]
 
@@ -236,7 +236,7 @@ def _guarded(
     def serve(*tensors: Any) -> Any:
         checked = require_shapes(tensors, [spec.shape for spec in specs])
         outputs = at_any_batch_size(lambda batch: function(prepare(batch)), checked)
-        return mark_non_finite(outputs, finite_examples(checked))
+        return tree.map_structure(lambda each: mark_non_finite(each, checked), outputs)
 
     return serve
 

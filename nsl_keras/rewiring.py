@@ -1,7 +1,7 @@
 """Walks and rebuilds functional and Sequential models, nested models included.
 
-The source's layers are never called and never shared with the new model, so the source
-keeps its graph, weights and trainable flags.
+The new model shares no layer with the source, which keeps its graph, weights and trainable
+flags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of arguments and of data, with errors in Keras's form.
 
-Every function returns the standardized value, or raises a `ValueError` that names the
-argument, the allowed values and the received one.
+Each raises a `ValueError` that names the argument, the allowed values and the received
+one. Checks of arguments return the standardized value.
 """
 
 from __future__ import annotations

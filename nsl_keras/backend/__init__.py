@@ -1,8 +1,8 @@
 """What the package needs of TensorFlow or JAX, under one name for both.
 
-`backend/jax.py` has the functions of `backend/tensorflow.py` and of
-`backend/distribution.py`. Without Keras 3 and one of the two backends, `import nsl_keras`
-raises an `ImportError` that says what to install.
+`backend/jax.py` has the functions of `backend/tensorflow.py`, and those of
+`backend/replicas.py` that other modules call on both. Without Keras 3 and one of the two
+backends, `import nsl_keras` raises an `ImportError` that says what to install.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
-    from nsl_keras.backend.distribution import *  # noqa: F403
+    from nsl_keras.backend.replicas import *  # noqa: F403
     from nsl_keras.backend.tensorflow import *  # noqa: F403
     from nsl_keras.backend.tensorflow import BackendTensor, gradients_of, sum_in_loop
 else:

@@ -126,11 +126,6 @@ def on_all_replicas(examples: Any) -> Any:
     return keras.ops.cast(examples, "float32")
 
 
-def weighed(loss: Any) -> Any:
-    """Returns the loss, which is already that of all devices."""
-    return loss
-
-
 def counted(tensors: Any) -> Any:
     """Returns the tensors: all of their examples count."""
     return tensors

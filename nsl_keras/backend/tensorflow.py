@@ -53,33 +53,51 @@ def sum_in_loop(
     chunks: Sequence[Any],
 ) -> list[Any]:
     """Adds what a function returns for each chunk; see `sum_over_chunks`."""
-    count = chunks[0].shape[0]
-    arrays = [tf.TensorArray(each.dtype, count).unstack(each) for each in chunks]
+    number = len(shared)
 
     @tf.custom_gradient
-    def recomputed(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+    def total(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        shared, chunks = tensors[:number], tensors[number:]
+
+        def add(sums: list[Any], chunk: Sequence[Any]) -> list[Any]:
+            return _added(sums, terms(*shared, *chunk))
+
+        # The gradient of a loop would keep the terms of every chunk.
         def gradient(*upstream: Any) -> list[Any]:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(tensors)
-                sums = terms(*tensors)
-            return tape.gradient(
-                sums, tensors, list(upstream), tf.UnconnectedGradients.ZERO
+            def add_gradients(index: Any, of_shared: Any, of_chunks: Any) -> Any:
+                at = [*shared, *(chunk[index] for chunk in chunks)]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(at)
+                    sums = terms(*at)
+                found = tape.gradient(
+                    sums, at, list(upstream), tf.UnconnectedGradients.ZERO
+                )
+                pairs = zip(of_chunks, found[number:], strict=True)
+                written = [array.write(index, each) for array, each in pairs]
+                return index + 1, _added(of_shared, found[:number]), written
+
+            count = chunks[0].shape[0]
+            _, of_shared, of_chunks = tf.while_loop(
+                lambda index, *_: index < count,
+                add_gradients,
+                (
+                    tf.constant(0),
+                    [tf.zeros_like(each) for each in shared],
+                    [tf.TensorArray(each.dtype, count) for each in chunks],
+                ),
+                parallel_iterations=1,
+                maximum_iterations=count,
             )
+            return [*of_shared, *(array.stack() for array in of_chunks)]
 
-        return terms(*tensors), gradient
+        zeros = [tf.zeros_like(each) for each in start]
+        return tf.foldl(add, list(chunks), zeros, parallel_iterations=1), gradient
 
-    def add(index: Any, sums: Sequence[Any]) -> tuple[Any, list[Any]]:
-        more = recomputed(*shared, *(array.read(index) for array in arrays))
-        return index + 1, [one + other for one, other in zip(sums, more, strict=True)]
+    return _added(start, total(*shared, *chunks))
 
-    _, sums = tf.while_loop(
-        lambda index, _: index < count,
-        add,
-        (tf.constant(0), list(start)),
-        parallel_iterations=1,
-        maximum_iterations=count,
-    )
-    return sums
+
+def _added(tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    return [one + other for one, other in zip(tensors, others, strict=True)]
 
 
 # Graphs.

@@ -58,7 +58,7 @@ class EntryStatistics(keras.callbacks.Callback):
     ['attention_entropy', 'dead_entries', 'loss', 'usage_entropy']
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1), for the
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Eq. (5), for the
         weights. The statistics are this package's.
     """
 
@@ -97,14 +97,14 @@ class DictionaryInitializer(keras.callbacks.Callback):
 
     It calls `MetaNeighborhoodModel.initialize_from`; training continues from these entries.
     An optimizer that averages weights (`use_ema=True`) mixes the earlier entries into its
-    average: train some hundred steps after this callback.
+    average: train a few hundred more steps afterwards.
 
     Args:
         x: Inputs, at least as many examples as there are entries, as for `fit`; a data set
             is read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs before; 0 for the start of training. Resumed
-            training, or a second `fit` with the same callback, keeps the entries.
+        epochs: int, the number of epochs to train before; 0 for the start of training.
+            Resumed training, or a second `fit` with the same callback, keeps the entries.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:

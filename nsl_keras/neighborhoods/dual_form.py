@@ -4,7 +4,7 @@ One forward and one backward pass over the dictionary, shared by all examples, g
 dense layer's inputs `A` (rows `a_j`) and the loss's gradients `D` (rows `d_j`) with respect
 to its outputs. One inner step for an example with attention `w` is then
 
-    (W - rate * sum_j w_j a_j d_j^T)^T h  =  W^T h - [w * (A (rate * h))] D
+    (W - rate * sum_j w_j a_j d_j^T)^T h  =  W^T h - D^T [w * (A (rate * h))]
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
 weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
@@ -298,7 +298,8 @@ def _updated(
         units, inside = columns * inverse, ops.cast(squares > NORM_EPSILON, columns.dtype)
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse
-    columns = columns - ops.reshape(rates[0], (-1,)) * gradient  # MN Eq. (3)
+    # MN Eq. (3), for cosine layers and several steps.
+    columns = columns - ops.reshape(rates[0], (-1,)) * gradient
     if stage.bias is not None:
         rest = [rest[0] - rates[1] * sums[1]]
     return [columns, *rest]
@@ -319,4 +320,5 @@ def _attend(
     if bias:
         scores = scores + rates[1]
         outputs = outputs + bias[0]
-    return outputs - ops.matmul(attention * scores, trace.gradients)  # MN Eq. (3)
+    # The dual form of MN Eq. (3), one step.
+    return outputs - ops.matmul(attention * scores, trace.gradients)

@@ -20,6 +20,7 @@ from nsl_keras.neighborhoods.dual_form import (
 from nsl_keras.neighborhoods.explain import Nearest, Neighbors, output_changes
 from nsl_keras.neighborhoods.inner_loop import (
     LOSSES,
+    Entries,
     InnerLearningRate,
     InnerLoop,
     NestedTape,
@@ -258,9 +259,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
     def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
         """Returns `nearest` and the entries' effects on the outputs, as `Neighbors`."""
-        nearest = self.nearest(features, k)
-        queries = ops.cast(features, self._precision)
-        entries, attention = self.dictionary.look_up(queries)
+        nearest, entries, attention, queries = self._look_up_nearest(features, k)
         changes = output_changes(
             lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
             attention,
@@ -275,6 +274,12 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         Raises:
             ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
         """
+        return self._look_up_nearest(features, k)[0]
+
+    def _look_up_nearest(
+        self, features: Tensor, k: int
+    ) -> tuple[Nearest, Entries, Tensor, Tensor]:
+        """Returns the nearest entries, all entries, the attention and the queries."""
         validation.built(self, "nearest")
         k = validation.positive_integer(k, "k")
         if k > self.dictionary.num_neighbors:
@@ -285,7 +290,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries)
         weights, indices = largest(attention, k)
-        return Nearest(indices, weights, ops.take(entries.values, indices, axis=0))
+        nearest = Nearest(indices, weights, ops.take(entries.values, indices, axis=0))
+        return nearest, entries, attention, queries
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

@@ -166,13 +166,14 @@ class NestedTape(InnerLoop):
 
         def inner_loss(weights: list[Tensor]) -> tuple[Tensor, None]:
             losses = self.loss(entries.values, self._call_head(weights, entries.keys))
-            return ops.sum(attention * losses), None
+            return ops.sum(attention * losses), None  # MN Algorithm 1, line 6.
 
         rates = self.learning_rate.rates()
         weights = [ops.convert_to_tensor(variable) for variable in self.variables]
         for _ in range(self.steps):
             gradients, _nothing = gradients_of(inner_loss, weights)
-            # MN Eq. (3), and MN Eq. (1) where keys and queries are the inputs:
+            # MN Algorithm 1, line 7, of a nested tape: MN Eq. (3), and Eq. (1) if the
+            # keys and queries are inputs.
             weights = [
                 weight - rate * gradient
                 for weight, rate, gradient in zip(weights, rates, gradients, strict=True)

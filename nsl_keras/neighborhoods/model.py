@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras import ops, tree
+from keras import tree
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import (
@@ -18,19 +18,13 @@ from nsl_keras.backend import (
     counted,
     outside_traces,
     variable_scope,
-    weighed,
 )
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data
-from nsl_keras.training.checks import (
-    CheckedModel,
-    finite_examples,
-    loss_of_logits,
-    mark_non_finite,
-)
+from nsl_keras.training.checks import CheckedModel, loss_of_logits, mark_non_finite
 
 
 class Predictions(NamedTuple):
@@ -102,7 +96,7 @@ class MetaNeighborhoodModel(CheckedModel):
             probabilities; at `fit` and `evaluate`, for arrays that are not finite, and
             labels or targets that do not fit.
         NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise:
-            rows of arrays with NaN or infinities get NaN outputs.
+            examples with NaN or infinities get NaN outputs.
 
     Example:
 
@@ -226,16 +220,21 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
+        # MN Algorithm 1, lines 6 and 7.
         outputs = self.neighborhood(features, training=training, adapt=adapt)
         if not _in_step.get():
             return outputs
         return Predictions(outputs, self.neighborhood(features, adapt=False))
 
     def features(self, inputs: Any, training: bool | None = None) -> Tensor:
-        """Returns the features `z` of a batch, of shape `(batch, features)`."""
+        """Returns the features `z` of a batch, of shape `(batch, features)`.
+
+        Examples that are not finite get NaN.
+        """
         if self.backbone is None:
             return inputs
-        return self.backbone(inputs, training=training)
+        outputs = self.backbone(inputs, training=training)
+        return tree.map_structure(lambda each: mark_non_finite(each, inputs), outputs)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # By a symbolic call, which a subclassed backbone may need in order to build.
@@ -390,7 +389,7 @@ class MetaNeighborhoodModel(CheckedModel):
             validation.targets(y, self.dictionary.num_values)
 
     def train_step(self, *arguments: Any) -> Any:
-        """Runs one step of MN Algorithm 1; on JAX, Keras's own step does."""
+        """Runs one step of MN Algorithm 1. On JAX this delegates to Keras's train step."""
         with _with_both_predictions():
             if keras.backend.backend() == "jax":
                 return super().train_step(*arguments)
@@ -398,12 +397,8 @@ class MetaNeighborhoodModel(CheckedModel):
             with GradientTape() as outer_tape:
                 # The call runs the inner loop, on a tape of its own.
                 predictions = self(x, training=True)
-                loss = self.compute_loss(  # MN Eq. (2)
-                    x, y, predictions, sample_weight, training=True
-                )
-                scaled_loss = self.optimizer.scale_loss(weighed(loss))
-            # MN Algorithm 1, line 10.
-            self.descend(outer_tape.gradient(scaled_loss, self.trainable_variables))
+                loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
+            self.descend(outer_tape, loss)  # MN Algorithm 1, line 10.
             self.track_loss(loss, x)
             return self.compute_metrics(x, y, predictions, sample_weight)
 
@@ -419,8 +414,9 @@ class MetaNeighborhoodModel(CheckedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss of the adapted predictions."""
+        """Returns the meta loss: the compiled loss of the adapted predictions."""
         adapted = y_pred.adapted if isinstance(y_pred, Predictions) else y_pred
+        # MN Algorithm 1, line 9; MN Eq. (2).
         return super().compute_loss(x, y, adapted, sample_weight, training=training)
 
     @property
@@ -442,17 +438,6 @@ class MetaNeighborhoodModel(CheckedModel):
             metric.update_state(*counted((y, y_pred.unadapted, sample_weight)))
         results: dict[str, Any] = self.get_metrics_result()
         return results
-
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Predicts as Keras does; rows of arrays that are not finite get NaN outputs.
-
-        A ReLU of the backbone may have turned a NaN into a number.
-        """
-        outputs = super().predict(x, *args, **kwargs)
-        if data.is_in_memory(x):
-            finite = finite_examples(data.gather(x)[0])
-            outputs = ops.convert_to_numpy(mark_non_finite(outputs, finite))
-        return outputs
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""
@@ -483,7 +468,7 @@ class MetaNeighborhoodModel(CheckedModel):
 class UnadaptedMetrics(keras.metrics.Metric):
     """The compiled metrics with their own state, for predictions before adaptation.
 
-    The compiled metrics compute it statelessly, so that names and arguments agree.
+    Updates run through the compiled metrics' stateless API, so names and arguments match.
     """
 
     def __init__(self, compiled: keras.metrics.Metric) -> None:

@@ -63,6 +63,10 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
+_FIT = inspect.signature(keras.Model.fit)
+_EVALUATE = inspect.signature(keras.Model.evaluate)
+
+
 class CheckedModel(ReplicatedSteps):
     """Base of the models that check their data in `fit` and `evaluate`."""
 
@@ -77,19 +81,22 @@ class CheckedModel(ReplicatedSteps):
             self.optimizer.build(self.trainable_variables)
 
     @functools.wraps(keras.Model.fit)
-    def fit(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
-        self._check_counted(x, y, options.get("sample_weight"))
-        held_out = options.get("validation_data")
+    def fit(self, *args: Any, **options: Any) -> Any:
+        given = _FIT.bind(self, *args, **options).arguments
+        self._check_counted(*map(given.get, ("x", "y", "sample_weight")))
+        held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
             self._check_counted(*held_out)
-        given = keras.tree.flatten(options.pop("callbacks", None) or [])
-        callbacks = [*given, StopAtNonFiniteLoss()]
-        return super().fit(x, y, *args, callbacks=callbacks, **options)
+        callbacks = keras.tree.flatten(given.get("callbacks") or [])
+        given["callbacks"] = [*callbacks, StopAtNonFiniteLoss()]
+        del given["self"]
+        return super().fit(**given)
 
     @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
-        self._check_counted(x, y, options.get("sample_weight"))
-        return super().evaluate(x, y, *args, **options)
+    def evaluate(self, *args: Any, **options: Any) -> Any:
+        given = _EVALUATE.bind(self, *args, **options).arguments
+        self._check_counted(*map(given.get, ("x", "y", "sample_weight")))
+        return super().evaluate(*args, **options)
 
     def _check_counted(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Checks arrays, but no targets that the compiled loss leaves out."""
@@ -106,30 +113,22 @@ class CheckedModel(ReplicatedSteps):
         self._check_data(x, y)
 
 
-def finite_examples(inputs: Any) -> Tensor | None:
-    """Returns which examples of a batch hold neither NaN nor an infinity."""
-    finite = [
-        ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
-        for each in keras.tree.flatten(inputs)
-        if keras.backend.is_float_dtype(each.dtype)
-    ]
-    return functools.reduce(ops.logical_and, finite) if finite else None
+def mark_non_finite(outputs: Tensor, inputs: Any) -> Tensor:
+    """Returns outputs with NaN, or -1 if they are signed integers, for bad examples.
 
-
-def mark_non_finite(outputs: Any, finite: Tensor | None) -> Any:
-    """Returns outputs with NaN, or -1 where they are signed integers, for bad examples."""
-    if finite is None:
+    Bad examples hold NaN or an infinity in one of the inputs, which a ReLU may have turned
+    into a finite number.
+    """
+    dtype = keras.backend.standardize_dtype(outputs.dtype)
+    if not keras.backend.is_float_dtype(dtype) and not dtype.startswith("int"):
         return outputs
-
-    def mark(output: Tensor) -> Tensor:
-        dtype = keras.backend.standardize_dtype(output.dtype)
-        if not keras.backend.is_float_dtype(dtype) and not dtype.startswith("int"):
-            return output
-        number = -1 if dtype.startswith("int") else float("nan")
-        keep = ops.reshape(finite, (-1, *(1 for _ in output.shape[1:])))
-        return ops.where(keep, output, ops.cast(number, dtype))
-
-    return keras.tree.map_structure(mark, outputs)
+    mark = ops.cast(-1 if dtype.startswith("int") else float("nan"), dtype)
+    for each in keras.tree.flatten(inputs):
+        if keras.backend.is_float_dtype(each.dtype):
+            finite = ops.isfinite(ops.reshape(each, (ops.shape(each)[0], -1)))
+            keep = ops.reshape(ops.all(finite, axis=-1), (-1, *[1] * (outputs.ndim - 1)))
+            outputs = ops.where(keep, outputs, mark)
+    return outputs
 
 
 def loss_of_logits(loss: Any) -> None:

@@ -1,9 +1,10 @@
 """Training on several replicas: GPUs of one machine, or many machines.
 
-On TensorFlow every model of this package trains, evaluates and predicts with plain `fit`
-under `tf.distribute.MirroredStrategy` and `MultiWorkerMirroredStrategy`, and computes what
-one device computes. `distribute` gives any other Keras model the same steps. On JAX,
-Keras's own `keras.distribution` distributes every model.
+On TensorFlow, `MetaNeighborhoodModel` and the few-shot learners work under
+`tf.distribute.MirroredStrategy` and `MultiWorkerMirroredStrategy`, with plain `fit`,
+`evaluate` and `predict`, and compute what one device computes. `distribute`
+gives any other Keras model the same steps. On JAX, `keras.distribution` distributes every
+model.
 """
 
 from __future__ import annotations

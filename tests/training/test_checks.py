@@ -135,13 +135,12 @@ def test_ends_that_are_no_logits(make):
 def test_bad_examples_are_marked():
     inputs = {"a": np.ones((3, 2), "float32"), "b": np.arange(3)}
     inputs["a"][1, 0] = np.inf
-    finite = checks.finite_examples(keras.tree.map_structure(ops.convert_to_tensor, inputs))
+    inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
     outputs = [ops.ones((3, 2)), ops.arange(3), ops.ones((3,), "bool")]
     marked = [
-        ops.convert_to_numpy(each) for each in checks.mark_non_finite(outputs, finite)
+        ops.convert_to_numpy(checks.mark_non_finite(each, inputs)) for each in outputs
     ]
     assert np.isnan(marked[0]).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert marked[1].tolist() == [0, -1, 2]
     assert marked[2].all()
-    assert checks.finite_examples([ops.arange(3)]) is None
-    assert checks.mark_non_finite(outputs, None) is outputs
+    assert checks.mark_non_finite(outputs[0], [ops.arange(3)]) is outputs[0]

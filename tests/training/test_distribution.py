@@ -210,7 +210,7 @@ import numpy as np
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 import keras
-from nsl_keras.backend.distribution import ReplicatedSteps
+from nsl_keras.backend.replicas import ReplicatedSteps
 
 class WithStockBuild(ReplicatedSteps):
     _maybe_symbolic_build = keras.Model._maybe_symbolic_build
@@ -233,7 +233,7 @@ except ValueError as error:
 
 @pytest.mark.long
 def test_keras_still_builds_on_a_reduced_batch():
-    """Where this fails, `_maybe_symbolic_build` of backend/distribution.py can go."""
+    """Where this fails, `_maybe_symbolic_build` of backend/replicas.py can go."""
     for message in last_lines(start_workers("-c", STOCK)):
         assert "PerReplica" in message
 

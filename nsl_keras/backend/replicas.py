@@ -9,8 +9,8 @@ here, avoids the first, and `make_train_function` and `make_test_function` the s
 An example: a batch of 7 on two processes of two replicas each. The parts do not divide, so
 they are gathered, and replica `r` of 4 takes the examples from `7 r // 4` to
 `7 (r + 1) // 4`: 1, 2, 2 and 2 of them. Its mean loss counts 4/7 or 8/7 times, and the mean
-over the replicas, which Keras takes, is the mean over the 7. Of a batch of 3 each replica
-computes everything, and metrics count the results of the first one.
+over the replicas, which Keras takes, is the mean over the 7. For a batch of 3, every
+replica processes the whole batch, and metrics count only the first replica's results.
 
 On one replica everything is Keras's own.
 """
@@ -149,8 +149,7 @@ class ReplicatedSteps(keras.Model):
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
-            scaled_loss = self.optimizer.scale_loss(weighed(loss))
-        self.descend(tape.gradient(scaled_loss, self.trainable_variables))
+        self.descend(tape, loss)
         self.track_loss(loss, x)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
@@ -173,13 +172,23 @@ class ReplicatedSteps(keras.Model):
         )
         return found
 
-    def descend(self, gradients: Sequence[Any]) -> None:
-        """Takes the optimizer's step down a replica's gradients of a `weighed` loss."""
+    def descend(self, tape: tf.GradientTape, loss: Any) -> None:
+        """Takes the optimizer's step down the gradients of a replica's mean loss.
+
+        The loss is weighed by the number of the replica's examples.
+        """
         if not self.trainable_variables:
             return  # Everything is frozen.
-        self.optimizer.apply(
-            _for_optimizer(self.optimizer, gradients), self.trainable_variables
+        share = _share.get()
+        weight = tf.cast(1.0 if share is None else share.weight, loss.dtype)
+        gradients = tape.gradient(
+            loss,
+            self.trainable_variables,
+            output_gradients=self.optimizer.scale_loss(weight),
         )
+        if replicas_in_sync() > 1:
+            gradients = _for_optimizer(self.optimizer, gradients)
+        self.optimizer.apply(gradients, self.trainable_variables)
 
     def track_loss(self, loss: Any, x: Any) -> None:
         """Feeds the reported loss, which Keras has scaled by the number of replicas."""
@@ -205,12 +214,6 @@ class ReplicatedSteps(keras.Model):
             self._symbolic_build(data_batch=data_batch)
 
 
-def weighed(loss: Any) -> Any:
-    """Returns a replica's mean loss, weighed by the number of the replica's examples."""
-    share = _share.get()
-    return loss if share is None else loss * tf.cast(share.weight, loss.dtype)
-
-
 def counted(tensors: Any) -> Any:
     """Returns the examples, in nested tensors of a replica's share, that metrics count."""
     share = _share.get()
@@ -228,7 +231,7 @@ def _for_optimizer(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
     """
     clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if replicas_in_sync() == 1 or not (is_scaled or any(clips)):
+    if not (is_scaled or any(clips)):
         return list(gradients)
     context = tf.distribute.get_replica_context()
     first = tf.equal(context.replica_id_in_sync_group, 0)
