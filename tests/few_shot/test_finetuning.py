@@ -83,13 +83,11 @@ def looped(model, episodes, chosen, steps, policy="support", rule=RULE, start=No
     The new classifier's kernel is `start`, or zero.
     """
     keras.config.set_floatx(model.get_layer("classifier").dtype)
-    config = model.get_config()
-    for layer in config["layers"]:
-        if layer["config"]["name"] == "classifier":
-            layer["config"]["units"] = WAYS
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     logits = []
     for support, labels, queries, _ in zip(*episodes, strict=True):
+        config = model.get_config()
+        config["layers"][-1]["config"]["units"] = WAYS
         copy = keras.Model.from_config(config)
         for layer in copy.layers:
             if layer.name != "classifier":

@@ -22,15 +22,11 @@ def predictions(model, inputs):
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("centered", [False, True])
-def test_nearest_neighbor(metric, centered, one_thread):
+def test_nearest_neighbor(metric, one_thread):
     inputs, _ = data.episodes(batch=3, queries=20)
     model = few_shot.NearestNeighbor(data.identity(), data.WAYS, metric=metric)
-    shift = 0.0
-    if centered:
-        model.center_on(BASE, batch_size=128)
-        shift = BASE.mean(axis=0)
-    found = predictions(model, inputs)
+    model.center_on(BASE, batch_size=128)
+    shift, found = BASE.mean(axis=0), predictions(model, inputs)
     for support, labels, queries, own in zip(*inputs, found, strict=True):
         nearest = KNeighborsClassifier(1, metric=metric).fit(support - shift, labels)
         np.testing.assert_array_equal(own, nearest.predict(queries - shift))
