@@ -56,7 +56,7 @@ def test_notebook_stores_what_it_shows(name):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Those of other packages are not ours.
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs(name, tmp_path, monkeypatch):
+def test_notebook_runs(name, tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSL_KERAS_SHORT", "1")
     runpy.run_path(str(NOTEBOOKS / f"{name}.py"))

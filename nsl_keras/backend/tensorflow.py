@@ -31,6 +31,14 @@ def gradients_of(
     return gradients, auxiliary
 
 
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output."""
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(at)
+        columns = tf.unstack(function(at), axis=-1)
+    return [tape.gradient(column, at) for column in columns]
+
+
 # Loops.
 
 
