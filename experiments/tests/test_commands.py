@@ -66,7 +66,7 @@ def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread
     assert not list((tmp_path / "unfinished").glob("*"))
     for path, text in made.items():
         if not path.endswith("setting.json"):
-            assert f"python -m examples.{name} " in json.loads(text)["command"]
+            assert f"python -m experiments.{name} " in json.loads(text)["command"]
 
     again = run_well(module, *flags)
     assert again.count("finished before") == RUNS[name]
