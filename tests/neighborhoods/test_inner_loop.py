@@ -4,7 +4,7 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from golden_files import gradients
+from helpers import as_numpy, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
@@ -90,14 +90,14 @@ def test_outer_gradients_against_finite_differences(kind, task, inner_loop):
     rng = np.random.default_rng(5)
     for variable, gradient in zip(variables, found, strict=True):
         direction = rng.normal(size=variable.shape)
-        start = ops.convert_to_numpy(variable.value).copy()
+        start = as_numpy(variable.value).copy()
         losses = []
         for sign in (1, -1):
             variable.assign(start + sign * 1e-5 * direction)
             losses.append(float(loss()))
         variable.assign(start)
         expected = (losses[0] - losses[1]) / 2e-5
-        received = np.sum(ops.convert_to_numpy(gradient) * direction)
+        received = np.sum(as_numpy(gradient) * direction)
         assert abs(expected) > 1e-7, f"{variable.path} has no influence"
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-9)
 
@@ -109,15 +109,8 @@ def test_one_step_by_hand(inner_loop):
         "linear", task="regression", inner_learning_rate=0.1, inner_loop=inner_loop
     )
     layer.rate.raw_rates[0].assign(-0.1)  # A rate is its absolute value.
-    z = ops.convert_to_numpy(heads.features())
-    keys, values, kernel, bias, attention = (
-        ops.convert_to_numpy(ops.convert_to_tensor(tensor))
-        for tensor in (
-            *(layer.dictionary.keys, layer.dictionary.values),
-            *layer.head.weights,
-            layer.dictionary.attention(z),
-        )
-    )
+    z = as_numpy(heads.features())
+    keys, values, kernel, bias, attention = heads.parts(layer)
     errors = 2 * (keys @ kernel + bias - values)
     expected = []
     for weights, example in zip(attention, z, strict=True):
