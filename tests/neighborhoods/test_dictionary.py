@@ -202,9 +202,6 @@ def test_zero_features_are_points_under_the_euclidean_metric():
     assert (as_numpy(dictionary.keys) == 0).all(axis=1).sum() == 1
 
 
-# Errors.
-
-
 def start(features=X, labels=LABELS, entries=12, model=False, **options):
     layer = NeighborDictionary(entries, 3, **options)
     if model:
@@ -223,9 +220,6 @@ def assign(keys=X[:4], fixed_values=False, **values):
             np.testing.assert_array_equal(new, old)
 
 
-REGRESSION = {"task": "regression"}
-
-
 @pytest.mark.parametrize(
     ("use", "message"),
     [
@@ -238,7 +232,7 @@ REGRESSION = {"task": "regression"}
         (lambda: built(value_scale=0), "`value_scale` must be a finite number above zero"),
         (lambda: built(metric="dot"), "`metric` must be one of 'cosine', 'euclidean'"),
         (lambda: built(task="ranking"), "`task` must be one of 'classification'"),
-        (lambda: built(**REGRESSION, fixed_values=True), "must be the values themselves"),
+        (lambda: built(task="regression", fixed_values=True), "must be the values"),
         (lambda: built(fixed_values=np.ones((3, 2))), "`fixed_values` must be numbers of"),
         (lambda: built(fixed_values=[[np.nan] * 3] * 4), "`fixed_values` must be finite"),
         (lambda: built(fixed_values="random"), "`fixed_values` must be numbers of shape"),

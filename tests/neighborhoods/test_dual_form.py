@@ -4,11 +4,11 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, gradients, normal, values
+from helpers import assert_close, gradients, normal
 from keras import ops
 
 from nsl_keras.backend import sum_over_chunks
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
 from nsl_keras.neighborhoods import dual_form
 
 
@@ -76,37 +76,6 @@ def test_sum_of_chunks():
         return [scalar(*tensors), *gradients(scalar, tensors)]
 
     heads.assert_close(value(2), value(7), 1e-12, 1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("scope", "jit_compile"), [("batch", False), ("example", True)])
-def test_fit_in_chunks(scope, jit_compile):
-    layer = MetaNeighborhoodHead(
-        CosineDense(3), NeighborDictionary(50, dropout_scope=scope, seed=0), chunk_size=8
-    )
-    model = keras.Sequential([keras.Input((5,)), layer])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, jit_compile=jit_compile)
-    x, before = normal(30, 5), values(layer.trainable_variables)
-    history = model.fit(x, x[:, 0] > 0, batch_size=12, epochs=4, verbose=0).history["loss"]
-    assert history[-1] < history[0]
-    for start, variable in zip(before, layer.trainable_variables, strict=True):
-        assert np.abs(as_numpy(variable) - start).max() > 1e-4, variable.path
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([keras.layers.Dense(4), keras.layers.LayerNormalization()], "LayerNormalization"),
-        ([keras.layers.Activation("tanh"), keras.layers.Dense(3)], "an activation after"),
-        ([keras.layers.Dense(3, keras.layers.PReLU())], "a PReLU as its activation"),
-    ],
-)
-def test_heads_without_a_dual_form(layers, message):
-    head = keras.Sequential(layers)
-    head.build((None, 5))
-    with pytest.raises(dual_form.NoDualFormError, match=message):
-        dual_form.stages_of(head)
 
 
 def test_activations_belong_to_the_layer_before():

@@ -1,7 +1,6 @@
 """What entries add to outputs: closed forms, sums, and the integral by other means."""
 
 import adapting_heads as heads
-import keras
 import numpy as np
 import pytest
 from helpers import as_numpy, normal
@@ -72,7 +71,6 @@ def test_changes_of_all_entries_sum_to_the_change(kinds, options, tolerance):
 @pytest.mark.parametrize(("steps", "bound"), [(1, 1e-3), (3, 0.05)])
 def test_large_steps_leave_an_error_of_the_integral(steps, bound):
     """What the docstring says of a cosine layer at a rate of 0.9."""
-    keras.utils.set_random_seed(0)
     options = {"inner_steps": steps, "inner_learning_rate": 0.9}
     model = nsl_keras.MetaNeighborhoodModel(
         None, nsl_keras.layers.CosineDense(3), 12, **options

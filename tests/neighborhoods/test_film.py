@@ -186,9 +186,6 @@ def test_mixed_precision_and_frozen_layers():
     check_start(model, new_model)
 
 
-# Errors.
-
-
 class Subclassed(keras.Model):
     def call(self, inputs):
         return inputs

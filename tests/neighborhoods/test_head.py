@@ -36,18 +36,21 @@ def ending_in(operation):
     return keras.Model(inputs, operation(keras.layers.Dense(3)(inputs)))
 
 
+def dense(**options):
+    return keras.layers.Dense(3, **options)
+
+
 def normalized(layer, **options):
-    inner = layer(name="inner_norm", **options)
-    return keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
+    return keras.Sequential([dense(), layer(name="inner_norm", **options), dense()])
 
 
-def of_two_outputs(form):
+def of_two_outputs():
     features = keras.Input((4,))
-    return keras.Model(features, form([keras.layers.Dense(n)(features) for n in (1, 2)]))
+    return keras.Model(features, [keras.layers.Dense(n)(features) for n in (1, 2)])
 
 
 def quantized():
-    head = keras.layers.Dense(3)
+    head = dense()
     head.build((None, 4))
     head.quantize("int8")
     return head
@@ -55,14 +58,6 @@ def quantized():
 
 def two_by_two():
     return keras.layers.Reshape((2, 2))
-
-
-def dense(**options):
-    return keras.layers.Dense(3, **options)
-
-
-def soft_inside():
-    return keras.Sequential([keras.Sequential([dense(activation="softmax")])])
 
 
 REGRESSION = {"task": "regression"}
@@ -77,21 +72,24 @@ DUAL = {"inner_loop": "dual"}
         (lambda: dense(activation="softmax"), {}, "must return logits"),
         (lambda: ending_in(keras.layers.Activation("sigmoid")), {}, "must return logits"),
         (lambda: ending_in(ops.softmax), {}, "must return logits"),
-        (soft_inside, {}, "must return logits"),
+        (lambda: keras.Sequential([ending_in(ops.softmax)]), {}, "must return logits"),
         (two_by_two, {}, "of shape .batch, classes."),
         (two_by_two, REGRESSION, "of shape .batch, outputs."),
-        (lambda: of_two_outputs(list), REGRESSION, r"one tensor.*\[\(None, 1\), "),
+        (of_two_outputs, REGRESSION, r"one tensor.*\[\(None, 1\), "),
         (lambda: normalized(keras.layers.Dropout, rate=0.5), DUAL, "Dropout"),
+        (lambda: normalized(keras.layers.LayerNormalization), DUAL, "LayerNormalization"),
+        (
+            lambda: keras.Sequential([keras.layers.Activation("tanh"), dense()]),
+            DUAL,
+            "an activation after",
+        ),
+        (lambda: dense(activation=keras.layers.PReLU()), DUAL, "a PReLU as its activation"),
         (
             lambda: normalized(keras.layers.BatchNormalization),
             {},
             "must not have state.*inner_norm/moving_mean",
         ),
-        (
-            lambda: keras.Sequential([dense(dtype="mixed_float16")]),
-            TAPE,
-            "must compute in float32",
-        ),
+        (lambda: ending_in(dense(dtype="mixed_float16")), TAPE, "must compute in float32"),
         (
             lambda: normalized(keras.layers.UnitNormalization),
             {"chunk_size": 3},
@@ -118,11 +116,7 @@ DUAL = {"inner_loop": "dual"}
         (None, {"learning_rate_form": "matrix"}, "`learning_rate_form` must be one of"),
         (None, {"chunk_size": 0}, "`chunk_size` must be a positive integer"),
         (None, {"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
-        (
-            None,
-            {"inner_loop": "fast"},
-            "`inner_loop` must be one of 'auto', 'dual'",
-        ),
+        (None, {"inner_loop": "fast"}, "`inner_loop` must be one of 'auto', 'dual'"),
     ],
 )
 def test_errors(make, options, message):
@@ -143,13 +137,13 @@ def test_frozen_layers_adapt(inner_loop):
     assert len(again.trainable_variables) == len(layer.trainable_variables)
 
 
-@pytest.mark.parametrize("method", ["adapted_logits", "adapted_weights", "nearest"])
+@pytest.mark.parametrize(
+    "method", ["adapted_logits", "adapted_weights", "nearest", "active_inner_loop"]
+)
 def test_what_needs_a_built_layer(method):
     layer = MetaNeighborhoodHead(CosineDense(3), 8)
     with pytest.raises(ValueError, match=f"`{method}` needs a built layer"):
         getattr(layer, method)(ops.ones((2, 4)))
-    with pytest.raises(ValueError, match="`active_inner_loop` needs a built layer"):
-        _ = layer.active_inner_loop
 
 
 @pytest.mark.jax

@@ -7,11 +7,9 @@ import pytest
 from helpers import as_numpy, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keras import ops
 
 from nsl_keras.backend import compiled
-from nsl_keras.layers import MetaNeighborhoodHead, NeighborDictionary
-from nsl_keras.neighborhoods.inner_loop import LOSSES
+from nsl_keras.layers import MetaNeighborhoodHead
 
 needs_float64 = pytest.mark.skipif(
     not heads.IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
@@ -119,21 +117,9 @@ def test_one_step_by_hand(inner_loop):
     heads.assert_close([layer(z)], [np.array(expected)], 1e-9)
 
 
-def test_losses_by_hand():
-    values, outputs = np.array([[0.2, 0.8]]), np.array([[1.0, -1.0]])
-    tensors = [ops.convert_to_tensor(each) for each in (values, outputs)]
-    probabilities = np.exp(outputs) / np.exp(outputs).sum()
-    np.testing.assert_allclose(
-        LOSSES["classification"](*tensors), [-(values * np.log(probabilities)).sum()], 1e-5
-    )
-    np.testing.assert_allclose(LOSSES["regression"](*tensors), [0.8**2 + 1.8**2], 1e-5)
-
-
 def test_the_tape_treats_any_head():
     inputs = keras.Input((5,))
-    hidden = keras.layers.Dense(5)(inputs)
-    residual = keras.Model(inputs, keras.layers.Dense(3)(hidden + inputs))
-    layer = MetaNeighborhoodHead(residual, NeighborDictionary(4, dropout=0.0))
-    layer.build((None, 5))
+    outputs = keras.layers.Dense(3)(keras.layers.Dense(5)(inputs) + inputs)
+    layer = MetaNeighborhoodHead(keras.Model(inputs, outputs), 4)
+    assert layer(np.ones((2, 5), "float32")).shape == (2, 3)
     assert layer.active_inner_loop == "tape"
-    assert tuple(layer(np.ones((2, 5), "float32")).shape) == (2, 3)

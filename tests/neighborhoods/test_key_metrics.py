@@ -76,12 +76,3 @@ def test_a_custom_metric(tmp_path):
     again = keras.saving.load_model(tmp_path / "model.keras")
     assert again.dictionary.metric.scale == 0.5
     assert_close(again(normal(32, 4)), expected)
-
-
-def test_identifiers():
-    assert key_metrics.serialize(key_metrics.get("euclidean")) == "euclidean"
-    metric = key_metrics.Cosine()
-    assert key_metrics.get(metric) is metric
-    for wrong in ("manhattan", key_metrics.Cosine, None):
-        with pytest.raises(ValueError, match="`metric` must be one of 'cosine', 'eucl"):
-            key_metrics.get(wrong)
