@@ -10,7 +10,7 @@ on a fifth of the images, which it was not trained on, with each of the averages
 statistics that are estimated anew.
 
 Writes a file a run to --output_dir/results/moving_statistics/. Runs that are there are not
-made again; `make results` makes their table.
+made again; `python -m examples.tables` makes their table.
 """
 
 from __future__ import annotations

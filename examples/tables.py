@@ -1,6 +1,6 @@
 """Makes every table of results/README.md, README and docs from the files in results/.
 
-    python -m examples.tables          # or `make results`
+    python -m examples.tables
 
 Nothing is typed in by hand; what has no file is "not run".
 """
@@ -27,8 +27,8 @@ RESULTS = ROOT / "results"
 INTRODUCTION = """# Results
 
 Data and pictures: one JSON file a run. Each names the command and the versions that made
-it. What the runs of a folder share is in its `setting.json`. `make results` makes the
-tables below from these files.
+it. What the runs of a folder share is in its `setting.json`. The tables below are made
+from these files by `python -m examples.tables`.
 
 Every example writes below `runs/`, which git ignores. To renew a result, run the command
 beside its table with `--output_dir=.`, in place of any other. A finished run is not made
@@ -36,7 +36,7 @@ twice, so delete its file first. Commit the files that changed, and the tables:
 
     rm results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json
     python -m examples.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
-    make results
+    python -m examples.tables
 
 Most were made when the moving statistics of `layers.BatchNormalization` were averages over
 the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of

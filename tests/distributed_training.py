@@ -1,24 +1,20 @@
 """Trains each kind of model by `fit`, in a process of `test_distribution.py`.
 
-    python tests/distributed_training.py none|mirrored|multiworker [names of trainings]
+    python tests/distributed_training.py [names of trainings]
 
-The last line it prints is JSON: what each training reported, and the weights it ended with.
+On one device and on two replicas of this process; where TF_CONFIG is set, with its workers
+alone. The last line it prints is JSON: what each training reported and ended with.
 """
 
 import json
+import os
 import sys
 
 import numpy as np
 import tensorflow as tf
 
-strategies = {
-    "none": tf.distribute.get_strategy,
-    "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-    # Of this package, which is imported after the logical devices are made.
-    "multiworker": lambda: nsl_keras.distribution.multi_worker_strategy(timeout=60),
-}
-mode = sys.argv[1]
-if mode == "mirrored":
+WORKERS = "TF_CONFIG" in os.environ
+if not WORKERS:
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
@@ -30,7 +26,7 @@ import nsl_keras
 
 layers = nsl_keras.layers
 
-EXAMPLES, BATCH, EPOCHS = 80, 16, 4
+EXAMPLES, BATCH, EPOCHS = 80, 16, 2
 
 generator = np.random.default_rng(0)
 images = generator.normal(size=(EXAMPLES, 8, 8, 1)).astype("float32")
@@ -66,18 +62,12 @@ def simple():
     return nsl_keras.distribution.distribute(network(keras.layers.Conv2D(4, 3)))
 
 
-def dynamic():
+def neighborhoods():
     predictor = nsl_keras.predictors.SimilarityPredictor(
         batch_normalization={"synchronized": True}
     )
-    return nsl_keras.distribution.distribute(
-        network(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor))
-    )
-
-
-def neighborhoods():
     return nsl_keras.MetaNeighborhoodModel(
-        network(layers.NeuralSimilarityConv2D(4, 3), units=6),
+        network(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor), units=6),
         layers.CosineDense(3),
         layers.NeighborDictionary(12, dropout=0.0),
     )
@@ -88,6 +78,7 @@ def maml():
 
 
 def train(
+    strategy,
     make,
     x=images,
     y=labels,
@@ -97,7 +88,7 @@ def train(
     clip=None,
     policy="float32",
 ):
-    """Trains for 20 steps, and reports all; the last batch of an epoch may be odd."""
+    """Trains for ten steps, and reports all; the last batch of an epoch may be odd."""
     x, y = keras.tree.map_structure(lambda each: each[:examples], (x, y))
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
@@ -139,19 +130,74 @@ def train(
     }
 
 
-strategy = strategies[mode]()
-if mode != "none":
-    assert strategy.num_replicas_in_sync == 2
 # The first images make float16 gradients of the first replica overflow, once an epoch.
 bright = images.copy()
 bright[:8] *= 2000
-trainings = {
+TRAININGS = {
     # One example is left over for two replicas in training; three in validation.
-    "plain": lambda: train(plain, examples=65, validation=19, clip=0.02),
-    "dynamic": lambda: train(dynamic),
-    "neighborhoods": lambda: train(neighborhoods, examples=65),
-    "maml": lambda: train(maml, of_episodes, episodes.query_labels, rate=0.05),
-    "bfloat16": lambda: train(plain, examples=80, policy="mixed_bfloat16"),
-    "float16": lambda: train(simple, bright, examples=80, policy="mixed_float16"),
+    "plain": {"make": plain, "examples": 65, "validation": 19, "clip": 0.02},
+    "neighborhoods": {"make": neighborhoods, "examples": 65},
+    "maml": {"make": maml, "x": of_episodes, "y": episodes.query_labels, "rate": 0.05},
+    "bfloat16": {"make": plain, "examples": 80, "policy": "mixed_bfloat16"},
+    "float16": {"make": simple, "x": bright, "examples": 80, "policy": "mixed_float16"},
 }
-print(json.dumps({name: trainings[name]() for name in sys.argv[2:] or trainings}))
+
+
+def refusals(strategy):
+    """What is refused on several replicas, and what works."""
+    keras.config.set_dtype_policy("float32")
+    x, y = np.ones((4, 4)), np.ones((4, 2))
+
+    def compiled(optimizer="sgd", loss="mse", **options):
+        with strategy.scope():
+            model.compile(optimizer, loss, **options)
+
+    def error(method):
+        try:
+            method(x, y, verbose=0)
+        except ValueError as refusal:
+            return str(refusal)
+
+    with strategy.scope():
+        dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model = nsl_keras.distribution.distribute(dense)
+    reductions = []
+    for reduction in ("sum", "mean_with_sample_weight"):
+        compiled(loss=keras.losses.MeanSquaredError(reduction=reduction))
+        reductions += [error(model.fit), error(model.evaluate)]
+    compiled(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    accumulating = error(model.fit)
+    compiled(metrics=["mae"])
+    before = model.get_weights()[0]
+    model.train_on_batch(x, y)
+    moved = float(np.abs(before - model.get_weights()[0]).max())
+    model.trainable = False
+    compiled()
+    predicted = [model.predict(x[:1], verbose=0), model.predict_on_batch(x[:3])]
+    return {
+        "reductions": reductions,
+        "accumulating": accumulating,
+        "moved": moved,
+        "frozen": model.fit(x, y, verbose=0).history["loss"][0],
+        "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True)["loss"],
+        "predicted": [each.shape for each in predicted],
+    }
+
+
+def train_all(strategy, names):
+    return {name: train(strategy, **TRAININGS[name]) for name in names or TRAININGS}
+
+
+if WORKERS:
+    workers = nsl_keras.distribution.multi_worker_strategy(timeout=60)
+    assert workers.num_replicas_in_sync == 2
+    found = {"workers": train_all(workers, sys.argv[1:])}
+else:
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert mirrored.num_replicas_in_sync == 2
+    found = {
+        "one": train_all(tf.distribute.get_strategy(), sys.argv[1:]),
+        "mirrored": train_all(mirrored, sys.argv[1:]),
+        "refused": refusals(mirrored),
+    }
+print(json.dumps(found))

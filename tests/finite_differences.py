@@ -27,7 +27,7 @@ def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=(
         name = "input" if index == 0 else variables[index - 1].path
         gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
         expected, received = [], []
-        # One tells; in float32 the others are there for their scale.
+        # One is enough in float64; in float32 the largest of three sets the scale.
         for _ in range(1 if dtype == "float64" else 3):
             direction = rng.normal(size=point.shape)
             shift = ops.cast(step * direction, dtype)

@@ -269,40 +269,26 @@ def test_nothing_is_written_after_an_error(make, options, error, message, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-UNDER_JAX = """
-import sys
-import keras, numpy as np, tensorflow as tf
-import nsl_keras
-assert keras.backend.backend() == "jax"
-model = nsl_keras.MetaNeighborhoodModel(
-    None, nsl_keras.layers.CosineDense(3), dictionary=20)
-model.build((None, 4))
-served = tf.saved_model.load(str(nsl_keras.export.save_model(model, sys.argv[1])))
-x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
-x[1] = np.nan
-found = served.signatures["serving_default"](inputs=tf.constant(x))["output_0"]
-np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
-assert np.isnan(found).any(axis=1).tolist() == [False, True, False, False, False]
-nearest = served.signatures["neighbors"](inputs=tf.constant(x))["entries"]
-np.testing.assert_array_equal(nearest[2:], model.neighbors(x[2:], k=5).indices)
-for shape in [(4,), (2, 5)]:
-    try:
-        served.signatures["serving_default"](inputs=tf.zeros(shape))
-    except tf.errors.InvalidArgumentError:
-        continue
-    raise SystemExit(f"Inputs of shape {shape} were answered.")
-"""
-
-
-@pytest.mark.long
+@pytest.mark.jax
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="Others export on TensorFlow")
 def test_models_of_jax(tmp_path):
-    subprocess.run(
-        [sys.executable, "-c", UNDER_JAX, str(tmp_path)],
-        cwd=pathlib.Path(__file__).parents[1],
-        check=True,
-        timeout=200,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
+    model = nsl_keras.MetaNeighborhoodModel(
+        None, nsl_keras.layers.CosineDense(3), dictionary=20
     )
+    model.build((None, 4))
+    served = tf.saved_model.load(str(export.save_model(model, tmp_path)))
+    serve, neighbors = (served.signatures[n] for n in ("serving_default", "neighbors"))
+    x = vectors(5)
+    x[1] = np.nan
+    found = serve(inputs=tf.constant(x))["output_0"]
+    np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)
+    assert np.isnan(found).any(axis=1).tolist() == [False, True, False, False, False]
+    nearest = neighbors(inputs=tf.constant(x))["entries"]
+    np.testing.assert_array_equal(nearest[2:], model.neighbors(x[2:], k=5).indices)
+    for shape in [(4,), (2, 5)]:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            serve(inputs=tf.zeros(shape))
 
 
 #: Writes versions without end, and says before each.

@@ -32,7 +32,7 @@ def test_notebook_is_made_from_its_script(name):
     expected = [(cell.cell_type, cell.source) for cell in jupytext.read(script).cells]
     found = [(cell["cell_type"], joined(cell["source"])) for cell in notebook["cells"]]
 
-    assert found == expected, "Make the notebook anew: make notebooks"
+    assert found == expected, "Make it anew: python -m examples.documentation.notebooks"
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 
@@ -56,7 +56,7 @@ def test_notebook_stores_what_it_shows(name):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Those of other packages are not ours.
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs(name, tmp_path, monkeypatch):
+def test_notebook_runs(name, tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSL_KERAS_SHORT", "1")
     runpy.run_path(str(NOTEBOOKS / f"{name}.py"))

@@ -2,6 +2,8 @@
 
 import re
 
+import keras
+import numpy as np
 import pytest
 from helpers import ROOT
 
@@ -15,11 +17,29 @@ def test_first_lines_say_which_nsl():
 
 
 @pytest.mark.long
-def test_code_runs(tmp_path, monkeypatch):
+def test_code_runs(tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    first, *blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    names = {"__name__": "readme"}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
     assert (tmp_path / "served_model" / "1" / "saved_model.pb").exists()
+
+    # The first lines begin from a trained model.
+    names["trained_model"] = keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 1)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, activation="softmax"),
+        ]
+    )
+    exec(compile(first, "README.md", "exec"), names)
+    images = names["images"]
+    np.testing.assert_allclose(names["plain"](images), names["similar"](images), atol=1e-5)
+    assert all(
+        type(layer).__module__.startswith("keras") for layer in names["plain"].layers
+    )
 
 
 def test_links_lead_somewhere():

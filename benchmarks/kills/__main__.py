@@ -1,6 +1,6 @@
 """Kills examples, at random moments and inside each write, and lets them go on.
 
-    python -m benchmarks.kills                        # or `make kills`
+    python -m benchmarks.kills                        # about an hour on two cores
     python -m benchmarks.kills --kills=2 --example=regression
 
 Each run must then end with the weights and figures of one that nothing interrupted, to the

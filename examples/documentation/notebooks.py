@@ -1,6 +1,6 @@
 """Runs the notebooks, stores what they show, and makes pages of them.
 
-    python -m examples.documentation.notebooks               # all; or `make notebooks`
+    python -m examples.documentation.notebooks               # all: some ten minutes
     python -m examples.documentation.notebooks --only=fold   # some minutes
 
 Each is made from its script, run in a kernel of its own, and written beside it with outputs

@@ -104,6 +104,47 @@ def with_tables(text: str) -> str:
     )
 
 
+def _where() -> str:
+    """One row a kind of problem: plain network, the same with a method, and the price."""
+    digits = _bare_demo()
+    few_shot = _few_shot(examples.few_shot.methods.CLAIMS, None)
+    found = report.load(RESULTS / "no_harm", "unbiased")
+    matrix = report_tables.summary_table(comparison.compare(found))
+    linear, cnn = _cells(digits, "linear features"), _cells(digits, "CNN")
+    neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
+    static = _cells(digits, "CNN, static neural similarity")
+    plain = _cells(few_shot, "finetuning of the classifier, from zero")
+    dynamic, naive = _cells(few_shot, "dynamic NSN"), _cells(matrix, "dynamic UNS")
+    wide = _cells(few_shot, "plain network with the dynamic one's parameters")
+    slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+    return tables.markdown(
+        ["where", "plain, %", "with", "%", "difference, points", "training time"],
+        [
+            ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
+            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"],
+            ["", plain[0], "more filters, as many parameters", *wide[:2]]
+            + [f"{_seconds(wide, plain):.1f}x"],
+            ["every default, five epochs, small data: mean of 15 tasks", ""]
+            + ["dynamic similarity", "", naive[1], naive[-1]],
+            ["weak features: one linear layer, digits", linear[0]]
+            + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"],
+            ["a good network: CNN, digits", cnn[0]]
+            + ["static similarity", *static[:2], f"{static[-1]}, 1x once folded"],
+        ],
+    )
+
+
+def _seconds(cells: list[str], baseline: list[str]) -> float:
+    """How much longer the training took: its column is the last but one."""
+    return float(cells[-2]) / float(baseline[-2])
+
+
+def _cells(table: str, title: str) -> list[str]:
+    """The cells of a row of a Markdown table after its title."""
+    row = next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
 def _bare_demo() -> str:
     found = runs.RunRecords(RESULTS / "demo" / "digits").runs
     return examples.demo.table.table(found) if found else "Not run."
@@ -283,6 +324,7 @@ def _first_columns(table: str, count: int | None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "where": _where,
     "digits": _bare_demo,
     "demo": _demo,
     "few_shot": _few_shot,

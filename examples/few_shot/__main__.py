@@ -21,8 +21,8 @@ Colour images are shifted and mirrored in pretraining, unless --noaugmentation i
 
 Finished runs are kept in --output_dir/results/few_shot/, those of several --rates in a
 folder that ends in _tuned, and are not run again. An interrupted run goes on from its last
-saved state. --output_dir=. adds to the results of this repository; `make results` makes
-their tables.
+saved state. --output_dir=. adds to the results of this repository, of which
+`python -m examples.tables` makes tables.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX
 (KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once

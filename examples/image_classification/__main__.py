@@ -15,9 +15,9 @@ mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
 
 Finished runs are kept in --output_dir/results/image_classification/ and are not run again.
 An interrupted run goes on from its last saved state. --output_dir=. adds to the results of
-this repository; `make results` makes their tables. Trained models are kept in --model_dir;
---figures draws those of the first seed. With --experiment=A.9 models are told coarse
-classes only.
+this repository; `python -m examples.tables` makes their tables. Trained models are kept in
+--model_dir; --figures draws those of the first seed. With --experiment=A.9 models are told
+coarse classes only.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX
 (KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once

@@ -19,7 +19,7 @@ evaluated once, after the last step.
 
 Finished runs are kept in --output_dir/results/neural_similarity/ and are not run again. An
 interrupted run goes on from its last saved state. --output_dir=. adds to the results of
-this repository; `make results` makes their tables.
+this repository; `python -m examples.tables` makes their tables.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX
 (KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once

@@ -1,6 +1,6 @@
 """Kills exports at random moments: no reader ever sees a version that does not load.
 
-    python -m examples.serving.export_kills --output_dir=.      # or `make export-kills`
+    python -m examples.serving.export_kills --output_dir=.
 
 A process exports version after version; a reader looks at the folder all the time, and
 loads each version as soon as it is there. Writes results/serving/export_kills.json.

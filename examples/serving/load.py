@@ -1,6 +1,6 @@
 """Ten thousand requests to a server on this machine, a tenth of them malformed.
 
-    python -m examples.serving.load --output_dir=.      # or `make load`
+    python -m examples.serving.load --output_dir=.
 
 Every request must be answered: good ones with what the model predicts, malformed ones with
 status 400 or 422. Measures the server's memory in the first and the last tenth, after 1,000

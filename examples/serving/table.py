@@ -15,11 +15,12 @@ def export_kills() -> str:
     """Markdown of the killed exports."""
     path = RESULTS / "export_kills.json"
     if not path.exists():
-        return "`make export-kills`: not run."
+        return "`python -m examples.serving.export_kills`: not run."
     found = json.loads(path.read_text())
     return _filled(
         [
-            f"`make export-kills` killed {found['kills']} exporting processes,",
+            "`python -m examples.serving.export_kills` killed",
+            f"{found['kills']} exporting processes,",
             f"{found['kills_inside_a_write']} of them inside a write, while a reader",
             "loaded each version as soon as it saw it:",
             f"{found['versions_written']:,} versions,",

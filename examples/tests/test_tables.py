@@ -145,7 +145,7 @@ def test_table_of_image_classification(tmp_path):
 def test_pages_are_made_from_the_files():
     for page in tables.pages():
         text = page.read_text()
-        assert tables.with_tables(text) == text, f"make results: {page}"
+        assert tables.with_tables(text) == text, f"python -m examples.tables: {page}"
     assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
 
 

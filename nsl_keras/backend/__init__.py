@@ -44,10 +44,10 @@ import keras  # noqa: E402
 if keras.backend.backend() == "tensorflow":
     from nsl_keras.backend.replicas import *  # noqa: F403
     from nsl_keras.backend.tensorflow import *  # noqa: F403
-    from nsl_keras.backend.tensorflow import BackendTensor, gradients_of, sum_in_loop
+    from nsl_keras.backend.tensorflow import BackendTensor, sum_in_loop
 else:
     from nsl_keras.backend.jax import *  # noqa: F403
-    from nsl_keras.backend.jax import BackendTensor, gradients_of, sum_in_loop
+    from nsl_keras.backend.jax import BackendTensor, sum_in_loop
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic one.
 Tensor: TypeAlias = keras.KerasTensor | BackendTensor
@@ -64,18 +64,6 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def begin_fit_at(model: keras.Model, epoch: int) -> None:
     """Makes the `fit` that called `on_train_begin` begin at another epoch."""
     model._initial_epoch = epoch
-
-
-def gradients_of_columns(function: Callable[[Tensor], Tensor], at: Tensor) -> list[Tensor]:
-    """Returns the gradients of the sum of each column of an output."""
-
-    def gradient(column: int) -> Tensor:
-        def total(inputs: list[Tensor]) -> tuple[Tensor, None]:
-            return keras.ops.sum(function(inputs[0])[:, column]), None
-
-        return gradients_of(total, [at])[0][0]
-
-    return [gradient(column) for column in range(function(at).shape[-1])]
 
 
 def sum_over_chunks(

@@ -28,6 +28,13 @@ def gradients_of(
     return jax.grad(function, has_aux=True)(list(at))
 
 
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output."""
+    outputs, pull_back = jax.vjp(function, at)
+    columns = jax.numpy.eye(outputs.shape[-1], dtype=outputs.dtype)
+    return [pull_back(jax.numpy.broadcast_to(row, outputs.shape))[0] for row in columns]
+
+
 # Loops.
 
 

@@ -31,6 +31,14 @@ def gradients_of(
     return gradients, auxiliary
 
 
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output."""
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(at)
+        columns = tf.unstack(function(at), axis=-1)
+    return [tape.gradient(column, at) for column in columns]
+
+
 # Loops.
 
 
@@ -161,6 +169,3 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
         rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
         filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
     return keras.tree.map_structure(lambda each: each[:size], function(filled))
-
-
-# Data and devices.

@@ -110,10 +110,10 @@ class MAML(EpisodicLearner):
     (4, 2, 2)
 
     Reference:
-        Model-Agnostic Meta-Learning (Finn et al., ICML 2017); ANIL (Raghu et al., ICLR
-        2020); learned rates: Meta-SGD (Li et al., 2017), there one for each weight. Neural
-        Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7) and Appendix
-        A; no code was released for it. Eq. (7) has one step on the similarity alone, the
+        Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
+        al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), there one a weight.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7) and
+        Appendix A; no code was released. Eq. (7) has one step on the similarity alone, the
         appendix 5 on similarities and classifier, then 20 on the classifier.
     """
 
@@ -260,7 +260,7 @@ class MAML(EpisodicLearner):
             gradients, _ = gradients_of(loss_at, values)
             if self.first_order:
                 gradients = [ops.stop_gradient(each) for each in gradients]
-            values = [  # NSL Eq. (7)
+            values = [  # NSL Eq. (7); MAML Algorithm 2, lines 6 and 7.
                 value - rate * gradient if id(variable) in changed else value
                 for variable, value, rate, gradient in zip(
                     self.functional.variables, values, rates, gradients, strict=True

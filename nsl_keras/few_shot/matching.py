@@ -114,9 +114,9 @@ class MatchingNet(MetricLearner):
             support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
         scores = self.scale_down(Cosine()(queries, support))
-        # Matching Networks Eq. (1), its logarithm: what each class's images are given.
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
+        # Matching Networks Eq. (1), its logarithm: the attention on each class's images.
         return ops.logsumexp(of_class, axis=2) - total
 
     def _read(self, support: Tensor, queries: Tensor, steps: int, training: bool) -> Tensor:

@@ -80,8 +80,8 @@ class NeighborhoodLearner(MetricLearner):
     [[2, 0, 1]]
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (1), (3)
-        and (5). The paper learns its dictionary and does not treat few-shot episodes: the
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (3) and
+        (5). The paper learns its dictionary and does not treat few-shot episodes: the
         support set as dictionary, and the heads' starts, are this package's.
     """
 

@@ -91,7 +91,7 @@ class ProtoNet(MetricLearner):
 
     Reference:
         Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
-        2.2, Eq. (1) and (2), Algorithm 1: Euclidean, without a temperature. A learned
+        2.2, Eq. (1) and (2): Euclidean, without a temperature. A learned
         scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018). The authors'
         code has the statistics of `"moving"`.
     """

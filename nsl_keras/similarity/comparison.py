@@ -13,7 +13,7 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.kernels import TOO_SMALL, FloatKernel
+from nsl_keras.similarity.kernels import FloatKernel
 
 #: The arguments of a `Comparison` that layers with one kernel have too.
 ARGUMENTS = (
@@ -25,7 +25,7 @@ ARGUMENTS = (
     "learn_shape",
     "shape_threshold",
 )
-#: The attributes of a convolution that a network for its positions needs.
+#: The attributes of a convolution that its predictor network needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
@@ -38,7 +38,8 @@ class Comparison(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
 
     A layer of this package holds one for each of its kernels. It has no `call`: the layer
-    takes from it the equivalent kernel of a static `M`, or the parameters of a dynamic one.
+    takes from it the equivalent kernel of a static `M`, the parameters of a dynamic one, or
+    the product `D M v` with vectors. Without a learned shape `D` is the identity.
 
     Args:
         block_size: int or `None`, for kernels that meet vectors: the number of features in
@@ -102,6 +103,7 @@ class Comparison(keras.layers.Layer):
         kernel_regularizer: Any,
         width: int,
         geometry: dict[str, Any] | None = None,
+        depthwise: bool = False,
     ) -> None:
         """Builds the `M` of a kernel.
 
@@ -111,6 +113,7 @@ class Comparison(keras.layers.Layer):
             kernel_regularizer: Regularizer of the kernel.
             width: The number of outputs of the plain layer at a position.
             geometry: The attributes of a convolution; `None` for vectors.
+            depthwise: bool, whether a convolution is depthwise.
         """
         channel_axis = -1
         if geometry is None:
@@ -130,8 +133,7 @@ class Comparison(keras.layers.Layer):
         self._channel_axis = channel_axis
         self.taps = math.prod(self.kernel_size)
         shared = self.similarity.shared_by_channels
-        is_depthwise = kernel_shape[-1] != width
-        if not shared and (is_depthwise or geometry is None):
+        if not shared and (depthwise or geometry is None):
             raise ValueError(
                 "`similarity` must be shared by all channels, outside of full "
                 f"convolutions. Received: similarity={type(self.similarity).__name__!r}"
@@ -178,7 +180,7 @@ class Comparison(keras.layers.Layer):
     def _build_network(self, place: predictors.Place, input_shape: Any) -> None:
         if isinstance(self.predictor, predictors.NETWORK_MAKERS):
             self.network = self.predictor.network(place)
-        else:  # A layer of the caller's own.
+        else:  # A custom layer.
             self.network = self.predictor
         shape = place.input_shape if self._on_vectors else input_shape
         if not self.network.built:
@@ -331,13 +333,11 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
 class NeuralSimilarity(FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
-    A subclass names the Keras layer as `plain`, and has two products:
-    `plain_product(inputs, kernel)`, that layer's with any kernel, and
+    A subclass names the Keras layer as `plain`, and has
     `dynamic_product(inputs, kernel, training)`, with an `M` that is predicted.
     """
 
     plain: type[keras.layers.Layer]
-    plain_product: Any
     dynamic_product: Any
     similarity: matrices.Similarity
     predictor: Any
@@ -382,34 +382,23 @@ class NeuralSimilarity(FloatKernel):
         geometry = None
         if hasattr(self, "kernel_size"):
             geometry = {name: getattr(self, name) for name in _GEOMETRY}
-        kernel = self.kernel
+        kernel, depthwise = self.kernel, isinstance(self, keras.layers.DepthwiseConv2D)
         self.comparison.build(
-            tuple(input_shape), kernel.shape, kernel.regularizer, width, geometry
+            tuple(input_shape), kernel.shape, kernel.regularizer, width, geometry, depthwise
         )
         rewiring.pass_on_frozen(self)
         if not self._kernel_trainable:
             self._apply_kernel_trainable()
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        # Of inputs that are too small TensorFlow's convolution returns uninitialized memory
-        # (2.21, on a CPU). Keras raises; older versions let zero positions pass.
-        shape = tuple(inputs.shape)
-        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
-            raise ValueError(TOO_SMALL.format(self.kernel_size, shape))
-        inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
+        inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.comparison.network is None:
             kernel = self.comparison.equivalent_kernel(kernel)
             outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         else:
             outputs = self.dynamic_product(inputs, kernel, training)
-        if self.bias is not None:
-            bias_shape = [1] * len(outputs.shape)
-            bias_shape[self.channel_axis] = -1
-            # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
-            # the bias along the width where that equals the number of filters (Keras 3.15).
-            outputs = outputs + ops.reshape(ops.cast(self.bias, outputs.dtype), bias_shape)
-        return outputs if self.activation is None else self.activation(outputs)
+        return self.finished(outputs)
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M` that a dynamic layer predicts at each position of its output.
@@ -419,7 +408,7 @@ class NeuralSimilarity(FloatKernel):
 
         Returns:
             Tensor of shape `(batch, *positions, T, T)`; each size of `positions` is 1 with
-            a pooled predictor. The learned shape of the kernel is not part of it.
+            a pooled predictor. `D` is not part of it.
 
         Raises:
             ValueError: If the layer is static, or not built yet.
@@ -431,7 +420,7 @@ class NeuralSimilarity(FloatKernel):
                 "Received: predictor=None"
             )
         validation.built(self, "predicted_matrices")
-        inputs = ops.cast(inputs, self.compute_dtype)
+        inputs = self.prepared(inputs)
         shape = list(self.compute_output_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         parameters = self.comparison.parameters(inputs, positions=shape[1:])
@@ -439,7 +428,7 @@ class NeuralSimilarity(FloatKernel):
 
     @property
     def similarity_matrix(self) -> Tensor:
-        """The static `M`, without the kernel's shape: `(T, T)`, or `(c T, c T)` if full.
+        """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
 
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
@@ -457,7 +446,7 @@ class NeuralSimilarity(FloatKernel):
 
     @property
     def equivalent_kernel(self) -> Tensor:
-        """The kernel `W^[u,c,o] = sum_t W[t,c,o] M[t,u]`, in the shape of `kernel`.
+        """The kernel `M^T D W`, in the shape of `kernel`; without a learned shape `M^T W`.
 
         Raises:
             ValueError: If the layer is dynamic, or not built yet.

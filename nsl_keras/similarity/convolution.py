@@ -17,7 +17,6 @@ from keras import ops
 
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.comparison import NeuralSimilarity
-from nsl_keras.similarity.kernels import causal_convolution
 
 
 def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
@@ -44,9 +43,8 @@ def dynamic_convolution(
     compared = compared_windows(layer, inputs, training)
     kernel = ops.reshape(layer.comparison.shaped(kernel), (-1, kernel.shape[-1]))
     weights = ops.split(ops.cast(kernel, inputs.dtype), len(compared))
-    # NSL Eq. (3): `W^T` of `M(p) x_p`.
     outputs = sum(
-        ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)
+        ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
         for part, weight in zip(compared, weights, strict=True)
     )
     shape = (*ops.shape(compared[0])[:-1], kernel.shape[-1])
@@ -75,7 +73,8 @@ def windows(
         lengths.append(length)
         extents.append(extent)
         paddings.append([before, maximum(extent - before - size, 0)])
-    # Every s-th pixel: one of the s phases of an axis, each at the step of the positions.
+    # Split each axis into s phases (every s-th pixel), so that a tap is a plain slice of
+    # one phase.
     phases: dict[tuple[int, ...], Tensor]
     phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
     for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
@@ -133,16 +132,16 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
             the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters, which it
-            draws to zero, not to the identity; `"l1"` makes them sparse.
+        similarity_regularizer: Regularizer of the static similarity's parameters. It pulls
+            the parameters toward zero, not toward the identity; `"l1"` makes them sparse.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms, or
             fewer positions; a `SharedSimilarityPredictor`; or a layer that maps the input
             to the parameters of `M`, at every output position or one set per example.
             Not with `groups` above 1.
-        learn_shape: bool, whether to learn which taps the kernel has: `M = D R`, with a
-            Boolean diagonal `D`, `learned_shape`, and `R` of the given similarity.
+        learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
+            place of `M`, with a Boolean diagonal `D`, `learned_shape`.
         shape_threshold: float in [0, 1). A tap lives while its real-valued parameter,
             which starts at 1, exceeds it.
         kernel_trainable: bool, whether to train kernel and bias besides the similarity.
@@ -184,13 +183,12 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
         (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); kernel shape, Section
-        3.5, Eqs. (4) and (5). `W^T M x` is the order of the paper and of the authors'
-        code. As in that code, and unlike the paper's Appendix A, the unconstrained dynamic
-        similarity adds the identity.
+        3.5, Eqs. (4) and (5), whose `R` is `M` here. `W^T M x` is the order of the paper
+        and of the authors' code. As in that code, and unlike the paper's Appendix A, the
+        unconstrained dynamic similarity adds the identity.
     """
 
     plain = keras.layers.Conv2D
-    plain_product = keras.layers.Conv2D.convolution_op
     dynamic_product = dynamic_convolution
 
 
@@ -230,7 +228,6 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     """
 
     plain = keras.layers.Conv1D
-    plain_product = causal_convolution
     dynamic_product = dynamic_convolution
 
 
@@ -269,7 +266,6 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """
 
     plain = keras.layers.Conv3D
-    plain_product = keras.layers.Conv3D.convolution_op
     dynamic_product = dynamic_convolution
 
 
@@ -331,17 +327,16 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     ) -> Tensor:
         *_, channels, multiplier = kernel.shape
         compared = compared_windows(self, inputs, training)
-        # NSL Eq. (3), the channels apart.
         rows = [
             row
             for part in compared
             for row in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
         weights = ops.cast(self.comparison.shaped(kernel), rows[0].dtype)
-        outputs = [
-            sum(row * weights[tap, :, number] for tap, row in enumerate(rows))
-            for number in range(multiplier)
-        ]
+        outputs = []
+        for each in ops.unstack(weights, multiplier, axis=-1):
+            products = zip(rows, ops.unstack(each, len(rows)), strict=True)
+            outputs.append(sum(row * weight for row, weight in products))  # NSL Eq. (3)
         # The channels in the order of Keras: `c * multiplier + m`.
         shape = (*ops.shape(rows[0])[:-1], channels * multiplier)
         outputs = ops.reshape(ops.stack(outputs, axis=-1), shape)

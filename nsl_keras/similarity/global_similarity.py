@@ -187,9 +187,9 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def _compare(self, inputs: Tensor) -> Tensor:
         """Returns `M_G X`, of the shape of `X`: `(batch, height, width, channels)`."""
         if self.similarity == "predicted_mask":
-            # NSL Eq. (10), with a diagonal M_G(X) = I + diag(P(X))
             prediction = self.mask_output(ops.relu(self.mask_hidden(inputs)))
-            return inputs * ops.cast(1 + at_least_float32(prediction), inputs.dtype)
+            mask = ops.cast(1 + at_least_float32(prediction), inputs.dtype)
+            return mask * inputs  # NSL Eq. (10), M_G(X) = I + diag(P(X))
         shape = ops.shape(inputs)
         features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
         if self.similarity == "diagonal":
@@ -211,7 +211,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             scores = ops.matmul(query, ops.swapaxes(key, 1, 2))
             weights = ops.cast(ops.softmax(at_least_float32(scores)), features.dtype)
             attended = ops.matmul(weights, self.value(features))
-            compared = ops.cast(self.gamma, features.dtype) * attended + features
+            gamma = ops.cast(self.gamma, features.dtype)
+            compared = gamma * attended + features  # NSL Eq. (10)
         return ops.reshape(compared, shape)
 
     def compute_output_shape(

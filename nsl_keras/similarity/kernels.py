@@ -10,12 +10,6 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
 
-#: Keras's error for inputs that are smaller than the kernel.
-TOO_SMALL = (
-    "Computed output size would be zero or negative: the kernel must fit into the input. "
-    "Received: kernel_size={}, input_shape={}"
-)
-
 
 class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
@@ -49,24 +43,50 @@ class FloatKernel(keras.layers.Layer):
             f"{self.dtype_policy}"
         )
 
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Returns inputs in the compute dtype, integers too, if the kernel fits in them."""
+        # Of inputs that are too small TensorFlow's convolution returns uninitialized memory
+        # (2.21, on a CPU). Keras raises; older versions let zero positions pass.
+        shape = tuple(inputs.shape)
+        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
+            raise ValueError(
+                "Computed output size would be zero or negative: the kernel must fit into "
+                f"the input. Received: kernel_size={self.kernel_size}, input_shape={shape}"
+            )
+        return ops.cast(inputs, self.compute_dtype)
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        """Returns the product of the Keras layer with any kernel: here a convolution."""
+        padding = self.padding
+        if padding == "causal":  # `Conv1D.convolution_op` leaves out the zeros.
+            zeros = [[0, 0], [0, 0], [0, 0]]
+            axis = 2 if self.channel_axis == 1 else 1
+            zeros[axis][0] = (self.kernel_size[0] - 1) * self.dilation_rate[0]
+            inputs, padding = ops.pad(inputs, zeros), "valid"
+        return ops.conv(
+            inputs,
+            kernel,
+            strides=self.strides,
+            padding=padding,
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+    def finished(self, outputs: Tensor) -> Tensor:
+        """Returns the outputs with bias and activation."""
+        if self.bias is not None:
+            # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
+            # the bias along the width where that equals the number of filters (Keras 3.15).
+            outputs = outputs + self.along_channels(self.bias, outputs)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def along_channels(self, vector: Tensor, outputs: Tensor) -> Tensor:
+        """Returns a number for each filter, in a shape that broadcasts to the outputs."""
+        shape = [1] * len(outputs.shape)
+        shape[self.channel_axis] = -1
+        return ops.reshape(ops.cast(vector, outputs.dtype), shape)
+
     # Keras calls these in `build` for `lora_rank` and `dora_rank`.
     enable_lora = enable_dora = _refuse
     # Keras's error, at which `Model.quantize` passes over a layer.
     quantize = keras.layers.Layer.quantize
-
-
-def causal_convolution(layer: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
-    """Returns `Conv1D.convolution_op`, which leaves out the padding of causal layers."""
-    if layer.padding == "causal":
-        padding = [[0, 0], [0, 0], [0, 0]]
-        before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
-        padding[1 if layer.data_format == "channels_last" else 2][0] = before
-        inputs = ops.pad(inputs, padding)
-    return ops.conv(
-        inputs,
-        kernel,
-        strides=layer.strides,
-        padding="valid" if layer.padding == "causal" else layer.padding,
-        data_format=layer.data_format,
-        dilation_rate=layer.dilation_rate,
-    )

@@ -82,7 +82,7 @@ class Place:
 
 
 class Parts:
-    """The layers that a kind of predictor is made of, for the place where it stands.
+    """The layers that a kind of predictor is made of, for one place.
 
     Attributes:
         place: The layer whose `M` is predicted, a `Place`.
@@ -92,9 +92,9 @@ class Parts:
     def __init__(self, predictor: SimilarityPredictor, place: Place) -> None:
         self.place = place
         self._predictor = predictor
-        most = 64 if place.is_diagonal else 128  # The authors' widths.
-        least = min(max(place.plain_width // 2, LEAST_WIDTH), most)
-        default = most if predictor.start == "published" else least
+        published = 64 if place.is_diagonal else 128
+        half = min(max(place.plain_width // 2, LEAST_WIDTH), published)
+        default = published if predictor.start == "published" else half
         self.width = predictor.width or default
 
     def hidden(
@@ -412,8 +412,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
     CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same number of taps; what the recipe leaves open, as the width, follows the layer
-    that is built first.
+    the same number of taps; anything the recipe leaves open, such as the width, is taken
+    from the first layer built.
 
     A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
     by one, gives each of them its own predictor.
@@ -543,7 +543,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         }
 
 
-#: Predictors that make a network for each layer; others are layers of the caller's own.
+#: Predictors that make a network for each layer; others are custom layers.
 NETWORK_MAKERS = (SimilarityPredictor, SharedSimilarityPredictor)
 
 

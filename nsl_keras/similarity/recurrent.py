@@ -106,7 +106,7 @@ class SimilarityCell(keras.layers.Layer):
         ]
 
     def fold(self) -> keras.layers.Layer:
-        """Returns a new cell of Keras's own that computes the same.
+        """Returns a new Keras cell that computes the same.
 
         This cell does not change, and the two share no weights. To use it in a model, wrap
         it in `keras.layers.RNN`.

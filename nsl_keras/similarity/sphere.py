@@ -14,7 +14,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.kernels import TOO_SMALL, FloatKernel, causal_convolution
+from nsl_keras.similarity.kernels import FloatKernel
 
 #: Added under each root, as the authors' code has it.
 NORM_EPSILON = 1e-4
@@ -49,19 +49,14 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
         return ops.tanh(ops.arcsin(cosine) / (2 * SIGMOID_CURVATURE)) / math.tanh(
             math.pi / (4 * SIGMOID_CURVATURE)
         )
-    k = ops.abs(ops.cast(curvature, cosine.dtype)) + SMALLEST_CURVATURE
+    k = ops.abs(curvature) + SMALLEST_CURVATURE
     return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(math.pi / (4 * k))
 
 
 class Sphere(FloatKernel):
-    """Mixin in front of a Keras layer: its products, divided by the norms.
+    """Mixin in front of a Keras layer: its products, divided by the norms."""
 
-    A subclass has `plain_product(inputs, kernel)`, that of the Keras layer.
-    """
-
-    plain_product: Any
     kernel: Any
-    bias: Any
 
     # Keras's convolutions and dense layers save and load the kernel and the bias alone.
     save_own_variables = keras.layers.Layer.save_own_variables
@@ -97,10 +92,7 @@ class Sphere(FloatKernel):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        shape = tuple(inputs.shape)
-        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
-            raise ValueError(TOO_SMALL.format(self.kernel_size, shape))
-        inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
+        inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # Before the product, which half precision might not hold.
@@ -109,19 +101,12 @@ class Sphere(FloatKernel):
         outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
         if self.normalize in ("both", "input"):
             outputs = outputs / self.input_norms(inputs)
-        per_filter = [1] * len(outputs.shape)
-        per_filter[self.channel_axis] = -1
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
-                curvature = ops.reshape(curvature, per_filter)
+                curvature = self.along_channels(curvature, outputs)
             outputs = respond(outputs, self.response, curvature)
-        outputs = ops.cast(outputs, self.compute_dtype)
-        if self.bias is not None:
-            # Not `ops.add`, which goes wrong with channels first (see `NeuralSimilarity`).
-            bias = ops.cast(self.bias, outputs.dtype)
-            outputs = outputs + ops.reshape(bias, per_filter)
-        return outputs if self.activation is None else self.activation(outputs)
+        return self.finished(ops.cast(outputs, self.compute_dtype))
 
     def input_norms(self, inputs: Tensor) -> Tensor:
         """Returns the norm of the input under the kernel, for each entry of the product."""
@@ -158,8 +143,6 @@ class SphereConvolution(Sphere):
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
-
-    plain_product = causal_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -215,14 +198,10 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         Appendix B.2. The responses follow the authors' code.
     """
 
-    plain_product = keras.layers.Conv2D.convolution_op
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
     """Private: the 3D twin of `SphereConv2D`, for predictors."""
-
-    plain_product = keras.layers.Conv3D.convolution_op
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

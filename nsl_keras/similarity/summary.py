@@ -97,7 +97,7 @@ def summary(model: keras.Model) -> ModelSummary:
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
-            such a backbone.
+            one as its backbone.
 
     Returns:
         A `ModelSummary`, with the figures as attributes. Multiply-adds that depend on an

@@ -1,4 +1,8 @@
-"""Batch norms whose moving statistics are unbiased, and that can normalize by episode."""
+"""Batch norms without initialization bias, which can normalize by batch in inference too.
+
+Users have them as `nsl_keras.layers.BatchNormalization`, and convert Keras's by
+`nsl_keras.few_shot.convert_batch_norms`; the learners of `few_shot` normalize by episode.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +69,12 @@ def normalizing_by_batch(
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """Batch norm whose moving statistics are unbiased from the first training step on.
+    """Batch norm whose moving statistics have no initialization bias.
 
     Keras's moving statistics start at mean 0 and variance 1. After `t` steps they still
-    hold a share `momentum^t` of that start: a third after 100 steps with a momentum of
-    0.99, and inference is far below training for as long. Here the statistics `s_t` of a
-    batch of `n_t` examples, after `N` earlier examples, enter by
+    hold a share `momentum^t` of that start, the initialization bias: a third after 100
+    steps with a momentum of 0.99, and inference is far below training for as long. Here
+    the statistics `s_t` of a batch of `n_t` examples, after `N` earlier examples, enter by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
@@ -159,7 +163,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
         # Keras moves the statistics by `1 - momentum` towards those of the batch. From
-        # zero that gives them exactly; from 1 a small variance would be rounded away.
+        # zero, a division gives them back; from 1 a small variance would be rounded away.
         state = [(each, ops.convert_to_tensor(each)) for each in self.variables]
         moving = (self.moving_mean, self.moving_variance)
         state += [(each, ops.zeros_like(ops.convert_to_tensor(each))) for each in moving]
@@ -295,6 +299,7 @@ def move_statistics(
         window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))
         some = count > 0
         total = ops.cast(ops.where(some, count + window, 1.0), dtype)
+        # No initialization bias: the rate of the first examples is 1.
         rate = ops.maximum(rate, ops.cast(count, dtype) / total)
         layer.seen_examples.assign(seen + count)
     for stored, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):

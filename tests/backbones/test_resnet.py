@@ -58,14 +58,7 @@ def test_authors_numbers_at_depth_29(dtype):
     check_authors_numbers(29, "None", dtype)
 
 
-@pytest.mark.parametrize(
-    ("depth", "modulate"),
-    [
-        (29, "all"),
-        (56, "None"),
-        (56, "all"),
-    ],
-)
+@pytest.mark.parametrize(("depth", "modulate"), [(29, "all"), (56, "None"), (56, "all")])
 @pytest.mark.long
 def test_authors_numbers(depth, modulate):
     # In float32 an activation next to zero may change its sign, and with it the gradients

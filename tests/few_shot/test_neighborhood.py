@@ -4,14 +4,10 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from keras import ops
+from layer_harness import as_numpy
 
 from nsl_keras import few_shot
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
-
-
-def as_numpy(tensor):
-    return ops.convert_to_numpy(tensor)
 
 
 def unit(vectors):
@@ -29,12 +25,7 @@ def attention(support, queries, metric, temperature):
 
 @pytest.mark.parametrize(
     ("head", "steps", "inner_loop"),
-    [
-        ("cosine", 1, "dual"),
-        ("cosine", 3, "dual"),
-        ("dense", 1, "dual"),
-        ("dense", 3, "tape"),
-    ],
+    [("cosine", 1, "dual"), ("cosine", 3, "dual"), ("dense", 3, "tape")],
 )
 def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop):
     """Episode by episode, with a layer that keeps the support set in its weights."""
@@ -82,14 +73,8 @@ def test_rate_zero_is_the_nearest_centroid():
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_a_head_of_a_bias_alone_is_a_weighted_vote(metric):
     inputs, _ = data.episodes()
-    model = few_shot.NeighborhoodLearner(
-        data.identity(),
-        data.WAYS,
-        "dense",
-        metric=metric,
-        temperature=0.7,
-        learning_rate_form="diagonal",
-    )
+    options = {"metric": metric, "temperature": 0.7, "learning_rate_form": "diagonal"}
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
     model(inputs)
     of_kernel, of_bias = model.rate.raw_rates
     of_kernel.assign(np.zeros(of_kernel.shape))
@@ -102,37 +87,17 @@ def test_a_head_of_a_bias_alone_is_a_weighted_vote(metric):
 
 
 def test_one_step_of_a_dense_head_is_attention():
-    """The formula of the docstring."""
+    """The formula of the docstring, at a fixed rate, which is no weight."""
     inputs, _ = data.episodes()
-    model = few_shot.NeighborhoodLearner(
-        data.identity(), data.WAYS, "dense", inner_learning_rate=0.4
-    )
+    options = {"learning_rate_form": "fixed", "inner_learning_rate": 0.4}
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
     found = as_numpy(model(inputs))
+    assert not model.weights
     for support, labels, queries, own in zip(*inputs, found, strict=True):
         weights = attention(support, queries, "cosine", 0.2)
         factors = weights * 0.4 * (queries @ support.T + 1)
         expected = factors @ (np.eye(data.WAYS)[labels] - 1 / data.WAYS)
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_rate_and_scale_are_trained():
-    inputs, labels = data.episodes(batch=4)
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS)
-    model.compile(keras.optimizers.SGD(0.1), data.cross_entropy(), jit_compile=False)
-    model(inputs)
-    before = {v.path: float(v.value) for v in model.trainable_variables}
-    assert len(before) == 2
-    model.fit(inputs, labels, verbose=0)
-    for variable in model.trainable_variables:
-        assert abs(float(variable.value) - before[variable.path]) > 1e-6, variable.path
-
-
-def test_a_fixed_rate_is_no_weight():
-    inputs, _ = data.episodes()
-    options = {"learning_rate_form": "fixed", "inner_learning_rate": 0.3}
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
-    model(inputs)
-    assert not model.weights
 
 
 def test_the_number_of_support_images_must_be_known():

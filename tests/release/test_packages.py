@@ -15,8 +15,9 @@ def test_oldest_versions_are_those_of_the_metadata():
         *PROJECT["dependencies"],
         *(
             requirement
-            for extra in ("tensorflow-cpu", "jax", "visualize", "examples")
+            for extra in ("tensorflow-cpu", "jax", "visualize", "demo", "examples")
             for requirement in PROJECT["optional-dependencies"][extra]
+            if not requirement.startswith("nsl_keras[")
         ),
     ]
     lines = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()

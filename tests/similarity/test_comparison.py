@@ -17,29 +17,12 @@ from similarity_layers import (
     values,
 )
 
-from nsl_keras import similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
 
 RNG = np.random.default_rng(6)
-each_layer = pytest.mark.parametrize("name", FAMILY)
 one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
 # A layer whose similarity is learned, and one whose similarity is predicted.
 each_predictor = pytest.mark.parametrize("predictor", [None, "sphere"])
-
-
-# M, and what is computed from it.
-
-
-@each_layer
-def test_similarity_matrix_and_equivalent_kernel(name):
-    member = FAMILY[name]
-    for similarity in ("diagonal", "symmetric", "positive_semidefinite", "sparse_of_3"):
-        layer = member.make_built(similarity=SIMILARITIES[similarity])
-        assert_close(layer.similarity_matrix, static_matrix(layer), 1e-5)
-        kernel = ops.convert_to_numpy(layer.kernel).astype("float64")
-        flat = kernel.reshape(layer.comparison.taps, *kernel.shape[-2:])
-        expected = np.einsum("tco,tu->uco", flat, static_matrix(layer))
-        assert_close(layer.equivalent_kernel, expected.reshape(kernel.shape), 1e-5)
 
 
 @pytest.mark.parametrize("what", ["fold", "equivalent_kernel", "similarity_matrix"])
@@ -58,7 +41,7 @@ def test_errors_of_what_needs_a_static_built_layer(what):
 
 @pytest.mark.parametrize(
     ("similarity", "jit_compile"),
-    [("diagonal", False), ("sparse_of_3", False), ("positive_semidefinite", True)],
+    [("sparse_of_3", False), ("positive_semidefinite", True)],
 )
 def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     """`fit` builds what is not built while it traces its step."""
@@ -66,7 +49,7 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     inputs = RNG.normal(size=(4, 6, 5, 2)).astype("float32")
     model = keras.Sequential([layer])
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=jit_compile)
-    history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=3, verbose=0).history
+    history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     identity = identity_parameters(layer.similarity, layer.similarity_matrix.shape[0])
     parameters = ops.convert_to_numpy(layer.comparison.similarity_parameters)
@@ -80,11 +63,9 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["conv1d", "conv2d"])
-def test_similarity_initializer_is_the_matrix(name, dtype):
-    member = FAMILY[name]
-    taps = 2**member.rank
-    matrix = RNG.normal(size=(taps, taps))
+def test_similarity_initializer_is_the_matrix(dtype):
+    member = FAMILY["conv2d"]
+    matrix = RNG.normal(size=(4, 4))
     matrix = matrix @ matrix.T
     for similarity in ("unconstrained", "symmetric", "positive_semidefinite", "diagonal"):
         layer = member.make(
@@ -99,28 +80,21 @@ def test_similarity_initializer_is_the_matrix(name, dtype):
 
 
 def test_similarity_initializer_by_name_and_as_a_function():
-    layer = NeuralSimilarityConv2D(
-        6, 3, similarity="unconstrained", similarity_initializer="orthogonal"
-    )
+    def authors(shape, dtype):  # Only the taps on the kernel's own diagonal are live.
+        return ops.diag(ops.reshape(ops.eye(3, dtype=dtype), (-1,)))
+
+    options = {"similarity": "unconstrained", "similarity_initializer": "orthogonal"}
+    layer = NeuralSimilarityConv2D(6, 3, **options)
     layer.build((None, 9, 8, 4))
     matrix = ops.convert_to_numpy(layer.comparison.similarity_parameters)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(9), atol=1e-5)
-    # The authors' start: only the taps on the kernel's own diagonal are live.
-    layer = NeuralSimilarityConv2D(
-        6,
-        3,
-        similarity_initializer=lambda shape, dtype: ops.diag(
-            ops.reshape(ops.eye(3, dtype=dtype), (-1,))
-        ),
-    )
+    layer = NeuralSimilarityConv2D(6, 3, similarity_initializer=authors)
     layer.build((None, 9, 8, 4))
     assert_equal(layer.comparison.similarity_parameters, np.eye(3).reshape(-1))
 
 
-@each_layer
-def test_regularizers_add_losses(name):
-    argument = "depthwise" if FAMILY[name].depthwise else "kernel"
-    layer = FAMILY[name].make_built(
+def test_regularizer_and_constraint():
+    layer = FAMILY["conv2d"].make_built(
         similarity="positive_semidefinite",
         similarity_regularizer=keras.regularizers.L1(0.3),
         similarity_constraint="non_neg",
@@ -130,14 +104,6 @@ def test_regularizers_add_losses(name):
     parameters = ops.convert_to_numpy(layer.comparison.similarity_parameters)
     (loss,) = layer.losses
     assert_close(loss, 0.3 * np.abs(parameters).sum(), 1e-5)
-    # The kernel's regularizer is that of a predictor given by name too.
-    layer = FAMILY[name].make_built(
-        kernel_size=2, predictor="sphere", **{f"{argument}_regularizer": "l2"}
-    )
-    kernels = [v for v in layer.trainable_variables if v.name == "kernel"]
-    assert len(kernels) == 3
-    expected = sum(0.01 * np.sum(kernel**2) for kernel in values(kernels))
-    assert_close(sum(layer.losses), expected, 1e-5)
 
 
 # A frozen kernel.
@@ -145,15 +111,6 @@ def test_regularizers_add_losses(name):
 
 def trained_names(layer):
     return [variable.name for variable in layer.trainable_variables]
-
-
-@each_layer
-def test_frozen_kernel_of_a_dynamic_layer_leaves_the_predictor_to_train(name):
-    layer = FAMILY[name].make_built(
-        kernel_size=2, predictor="sphere", kernel_trainable=False
-    )
-    names = [variable.path.split("/", 1)[1] for variable in layer.trainable_variables]
-    assert names and all(path.startswith("comparison/predictor/") for path in names)
 
 
 @pytest.mark.parametrize("when", ["construction", "before_build", "after_build"])
@@ -204,6 +161,8 @@ def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_
     loaded = keras.saving.load_model(tmp_path / "frozen.keras")
     again = loaded.layers[0]
     assert again.kernel_trainable is False
+    trained = again.trainable_variables
+    assert trained and all("/comparison/" in variable.path for variable in trained)
     assert trained_names(again) == trained_names(layer)
     for old, new in zip(values(layer.weights), values(again.weights), strict=True):
         np.testing.assert_array_equal(new, old)
@@ -214,7 +173,7 @@ def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_
         assert len(layer.fold().trainable_variables) == 2
 
 
-# The kernel's shape learned with the similarity: `M = D R`, Eqs. (4) and (5).
+# The kernel's shape learned with the similarity: `D M`, Eqs. (4) and (5).
 
 
 def make_shaped(name, predictor=None, dtype="float32", **options):
@@ -269,7 +228,7 @@ def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
     outputs = layer(member.tensor(dtype))
     assert_close(outputs, member.expected(layer, masked), TOLERANCES[dtype])
     assert_close(layer.fold()(member.tensor(dtype)), outputs, TOLERANCES[dtype])
-    # `R` itself is not masked, and the tap can come back.
+    # `M` itself is not masked, and the tap can come back.
     assert_close(layer.similarity_matrix, matrix, 1e-6)
     drop(layer)
     assert_equal(layer.equivalent_kernel, whole)
@@ -347,28 +306,12 @@ def test_training_drops_a_tap_and_takes_it_back():
 
 
 def test_errors_of_the_learned_shape():
-    member = FAMILY["conv2d"]
     for options, message in (
         ({}, r"`learned_shape` needs `learn_shape=True`"),
         ({"learn_shape": True}, r"`learned_shape` needs a built"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            member.make(kernel_size=2, **options).learned_shape  # noqa: B018
-    for options, message in (
         ({"shape_threshold": 1.0}, r"`shape_threshold` must be a number in"),
         ({"learn_shape": "yes"}, r"`learn_shape` must be True or False"),
         ({"kernel_trainable": 1}, r"`kernel_trainable` must be True or False"),
     ):
         with pytest.raises(ValueError, match=message):
-            member.make(kernel_size=2, **options)
-
-
-def test_reference_matrices_of_the_tests():
-    """What the tests compare with, on entries that one can read off."""
-    cholesky = to_matrix(SIMILARITIES["positive_semidefinite"], np.array([2.0, 3, 4]))
-    np.testing.assert_array_equal(cholesky, [[4, 6], [6, 25]])
-    matrix = np.array([[1.0, -5], [2, 3]])
-    sparse = to_matrix(similarities.Sparse(2), matrix)
-    np.testing.assert_array_equal(sparse, [[0, -5], [0, 3]])
-    symmetric = to_matrix(SIMILARITIES["symmetric"], matrix)
-    np.testing.assert_array_equal(symmetric, [[1, -1.5], [-1.5, 3]])
+            FAMILY["conv2d"].make(kernel_size=2, **options).learned_shape  # noqa: B018

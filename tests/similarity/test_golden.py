@@ -15,15 +15,12 @@ MOMENTUM = float(np.float32(0.999))
 
 def block(golden, dtype, predictor=None):
     """The authors' unit: neural similarity convolution, batch norm, ReLU."""
-    kind = "diagonal" if "dns" in golden.meta["kind"] else "unconstrained"
-    if golden.meta["kind"] == "fspherenet":
-        kind = "diagonal"
+    unconstrained = "uns" in golden.meta["kind"]
     layer = nsl_keras.layers.NeuralSimilarityConv2D(
-        golden["w.W"].shape[-1],
-        3,
+        *(golden["w.W"].shape[-1], 3),
         padding="same",
         use_bias=False,
-        similarity=kind,
+        similarity="unconstrained" if unconstrained else "diagonal",
         predictor=predictor,
         dtype=dtype,
     )
@@ -87,11 +84,7 @@ def check_moving_statistics(golden, dtype, normalizations):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name",
-    [
-        "nsl_static_dns_layer",
-        "nsl_static_dns_layer_initmask",
-        "nsl_static_uns_layer",
-    ],
+    ["nsl_static_dns_layer", "nsl_static_dns_layer_initmask", "nsl_static_uns_layer"],
 )
 def test_static_layer(name, dtype):
     golden = Golden(name)
@@ -146,13 +139,9 @@ def test_dynamic_layer(name, kind, similarity, dtype):
     for mode, training in (("infer", False), ("train", True)):
         with keras.StatelessScope():
             prediction = network(x, training=training)
-            positions = prediction.shape[:-1]
-            matrix = ops.reshape(prediction, (*positions, *identity.shape))
-            matrix = matrix + ops.cast(identity, dtype)
-            if training:
-                golden.check("out64.pre_bn_train", layer(x, training=True), dtype)
-            else:
-                golden.check("out64.pre_bn_infer", layer(x, training=False), dtype)
+            shape = (*prediction.shape[:-1], *identity.shape)
+            matrix = ops.reshape(prediction, shape) + ops.cast(identity, dtype)
+            golden.check(f"out64.pre_bn_{mode}", layer(x, training=training), dtype)
         expected = golden[f"out64.mask_{mode}"].shape
         golden.check(f"out64.mask_{mode}", ops.reshape(matrix, expected), dtype)
     check_outputs_and_gradients(golden, dtype, model, layer, variables)

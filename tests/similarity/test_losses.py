@@ -69,17 +69,11 @@ def test_label_outside_makes_its_loss_nan(label):
     assert np.isnan(ops.convert_to_numpy(losses)).tolist() == [False, True, False]
 
 
-def test_training_and_files(tmp_path):
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
+def test_config():
     loss = SmoothedCrossentropy(0.1, 1e-3)
-    model.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=True)
-    inputs, labels = np.eye(3, dtype="float32"), np.array([2, 0, 1])
-    history = model.fit(inputs, labels, epochs=10, verbose=0).history
-    assert history["loss"][-1] < history["loss"][0] / 2
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(again.loss, SmoothedCrossentropy)
-    assert again.loss.get_config() == loss.get_config()
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert isinstance(again, SmoothedCrossentropy)
+    assert again.get_config() == loss.get_config()
 
 
 def call(labels, logits):

@@ -25,15 +25,10 @@ MASK = np.array([[1] * 4, [1, 1, 0, 0], [0, 1, 0, 1], [0] * 4, [1, 0, 0, 1]], bo
 
 #: Cells by name: ours, Keras's, and the arguments that make the variant.
 CELLS = {
-    "simple_rnn": (
-        layers.NeuralSimilaritySimpleRNNCell,
-        keras.layers.SimpleRNNCell,
-        {},
-    ),
+    "simple_rnn": (layers.NeuralSimilaritySimpleRNNCell, keras.layers.SimpleRNNCell, {}),
     "gru": (layers.NeuralSimilarityGRUCell, keras.layers.GRUCell, {}),
     "gru_reset_before": (
-        layers.NeuralSimilarityGRUCell,
-        keras.layers.GRUCell,
+        *(layers.NeuralSimilarityGRUCell, keras.layers.GRUCell),
         {"reset_after": False},
     ),
     "lstm": (layers.NeuralSimilarityLSTMCell, keras.layers.LSTMCell, {}),
@@ -229,15 +224,14 @@ def test_arguments_reach_both_similarities():
     ("name", "form"),
     [
         *((name, "predicted_blocks") for name in CELLS),
-        ("gru_reset_before", "predicted_from_the_state"),
         ("lstm", "blocks"),
     ],
 )
 def test_gradients(name, form):
-    layer = keras.layers.RNN(
-        built(name, dtype="float64", **FORMS[form]), dtype="float64", return_sequences=True
-    )
-    check_gradients(layer, sequences("float64")[:, :3], "float64", 1e-6, 1e-5)
+    cell = built(name, dtype="float64", **FORMS[form])
+    # A loop of TensorFlow takes longer to trace than all the steps.
+    layer = keras.layers.RNN(cell, dtype="float64", return_sequences=True, unroll=True)
+    check_gradients(layer, sequences("float64")[:2, :2], "float64", 1e-6, 1e-5)
 
 
 # Folding.
@@ -278,34 +272,19 @@ def test_fold(name, form):
     ("options", "message"),
     [
         ({"similarity": None}, "`similarity` and `recurrent_similarity` must not both"),
-        ({"block_size": 0}, "`block_size`"),
-        ({"predictor": "tree"}, "`predictor` must be None, one of"),
         ({"predictor": "cnn", "similarity_regularizer": "l1"}, "must be left out with a"),
-        ({"predictor": "cnn", "similarity": "sparse"}, "static and takes no predictor"),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        layers.NeuralSimilarityGRUCell(**{"units": UNITS, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "shape", "message"),
-    [
-        ({"similarity": "full"}, (None, 6), "`similarity` must be shared"),
-        ({"block_size": 4}, (None, 6), "`block_size` must divide .*4, 6 features"),
-        ({"recurrent_block_size": 3}, (None, 6), "`block_size` must divide .*3, 4 feat"),
+        ({"similarity": "full"}, "`similarity` must be shared"),
+        ({"block_size": 4}, "`block_size` must divide .*4, 6 features"),
+        ({"recurrent_block_size": 3}, "`block_size` must divide .*3, 4 feat"),
         (
             {"predictor": keras.layers.Dense(5), "recurrent_predictor": None},
-            (None, 6),
             r"`predictor` must return the 6 parameters .*\(None, 5\)",
         ),
     ],
 )
-def test_bad_inputs(options, shape, message):
-    cell = made("gru", **options)
+def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        cell.build(shape)
+        made("gru", **options).build((None, FEATURES))
 
 
 def test_errors_of_fold():

@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import run_under_jax
+from helpers import IS_TENSORFLOW
 from keras import ops
 
 import nsl_keras
@@ -49,7 +49,9 @@ def dense_model():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
     model.add(nsl_keras.layers.CosineDense(3))  # One of its weights is a number.
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=True)
+    model.compile(
+        keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=IS_TENSORFLOW
+    )
     return model
 
 
@@ -82,6 +84,7 @@ def states(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.jax
 def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     whole = dense_model()
     history, stopping = fit(whole, tmp_path / "whole")
@@ -110,6 +113,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     assert again.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
 
+@pytest.mark.jax
 def test_a_training_that_stopped_stays_stopped(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -217,6 +221,7 @@ def test_a_state_of_another_model(tmp_path):
         fit(model, tmp_path)
 
 
+@pytest.mark.jax
 def test_other_dtypes(tmp_path):
     """Seeds of 32 bits, weights in bfloat16."""
     models = []
@@ -224,7 +229,7 @@ def test_other_dtypes(tmp_path):
         keras.utils.set_random_seed(len(models))
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4)])
         model.add(keras.layers.Dense(3, dtype="bfloat16"))
-        model.compile("adam", "mse", run_eagerly=True)
+        model.compile("adam", "mse", run_eagerly=IS_TENSORFLOW)
         backup = TrainingBackup(tmp_path, delete_at_end=False)
         model.fit(X, X[:, :3], epochs=1, callbacks=[backup], verbose=0)
         models.append(model)
@@ -263,7 +268,7 @@ def test_no_room(tmp_path, monkeypatch):
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras builds it in `fit`")
 def test_a_model_that_is_not_built(tmp_path):
     model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile("adam", "mse", run_eagerly=True)
+    model.compile("adam", "mse", run_eagerly=IS_TENSORFLOW)
     backup = TrainingBackup(tmp_path / "states")
     with pytest.raises(ValueError, match=r"needs a built model.*Received: unbuilt"):
         model.fit(X, X[:, :3], callbacks=[backup], verbose=0)
@@ -316,6 +321,7 @@ def neighborhoods():
     return model
 
 
+@pytest.mark.jax
 @pytest.mark.long
 def test_meta_neighborhoods(tmp_path):
     (whole, history), (model, resumed) = killed_and_whole(neighborhoods, tmp_path)
@@ -325,7 +331,7 @@ def test_meta_neighborhoods(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["MAML", "ProtoNet"])
+@pytest.mark.parametrize("name", ["MAML", pytest.param("ProtoNet", marks=pytest.mark.jax)])
 def test_few_shot_learners(tmp_path, name):
     def make():
         keras.utils.set_random_seed(3)
@@ -335,7 +341,7 @@ def test_few_shot_learners(tmp_path, name):
         ways = {"ways": 3} if name == "ProtoNet" else {}
         learner = getattr(nsl_keras.few_shot, name)(network, **ways)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        learner.compile("adam", loss, run_eagerly=name == "ProtoNet")
+        learner.compile("adam", loss, run_eagerly=IS_TENSORFLOW and name == "ProtoNet")
         return learner
 
     def episodes():
@@ -370,24 +376,3 @@ def test_shuffled_data_sets(tmp_path):
                 assert killed_at == 2
         models.append(model)
     assert_same(*models)
-
-
-UNDER_JAX = """
-import pathlib, sys
-sys.path += ["tests", "tests/training"]
-import test_backup as tests
-folder = pathlib.Path(sys.argv[1])
-tests.test_a_killed_training_ends_as_an_uninterrupted_one(folder / "plain")
-tests.test_a_training_that_stopped_stays_stopped(folder / "stopped")
-tests.test_other_dtypes(folder / "dtypes")
-tests.test_meta_neighborhoods(folder / "neighborhoods")
-tests.test_few_shot_learners(folder, "ProtoNet")
-"""
-
-
-@pytest.mark.long
-def test_under_jax(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(UNDER_JAX)
-    (tmp_path / "neighborhoods").mkdir()
-    run_under_jax(script, str(tmp_path))

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from nsl_keras.distribution import DistributedModel, distribute
 TESTS = pathlib.Path(__file__).parents[1]
 TRAINING = str(TESTS / "distributed_training.py")
 
-#: Seconds for six trainings, about one minute of a core of a quiet machine.
+#: Seconds for the trainings of one process, far less on a quiet machine.
 LONGEST = 600
 
 
@@ -105,36 +104,36 @@ def differences(first, second):
     }
 
 
-#: In these, each of the 20 steps rounds; and an accuracy is of 16 images.
+#: In these, each step rounds; and an accuracy is of 16 images.
 ROUGH = {"losses": 0.01, "weights": 0.01, "predictions": 0.05, "metrics": 0.13}
 FINE = {"losses": 1e-5, "weights": 1e-5, "predictions": 1e-4, "metrics": 1e-5}
 
 
 HALF_PRECISION = ("bfloat16", "float16")
-FULL_PRECISION = ("plain", "dynamic", "neighborhoods", "maml")
+EPOCHS = 2  # Of five steps.
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3 * LONGEST)
+@pytest.mark.timeout(2 * LONGEST)
 def test_replicas_and_workers_equal_one_device():
-    (one,) = last_lines([start(TRAINING, "none")], LONGEST)
-    assert set(one) == {*FULL_PRECISION, *HALF_PRECISION}
-    (mirrored,) = last_lines([start(TRAINING, "mirrored")], LONGEST)
+    (found,) = last_lines([start(TRAINING)], LONGEST)
+    one, mirrored = found["one"], found["mirrored"]
+    assert set(one) == {"plain", "neighborhoods", "maml", *HALF_PRECISION}
     assert_equal(one, mirrored, one)
     # Overflows in one replica have halved the scale on all, once an epoch.
-    assert one["float16"]["scale"] == 2**15 / 2**4
+    assert one["float16"]["scale"] == 2**15 / 2**EPOCHS
     assert mirrored["float16"]["scale"] == one["float16"]["scale"]
-    for worker in last_lines(
-        start_workers(TRAINING, "multiworker", *FULL_PRECISION), LONGEST
-    ):
-        assert_equal(one, worker, FULL_PRECISION)
+    check_refusals(found["refused"])
+    names = ("plain", "neighborhoods")
+    for worker in last_lines(start_workers(TRAINING, *names), LONGEST):
+        assert_equal(one, worker["workers"], names)
 
 
 def assert_equal(one, several, names):
     """Asserts that trainings on several replicas are those on one device."""
     assert set(several) == set(names)
     for name in names:
-        assert len(one[name]["losses"]) == 20
+        assert len(one[name]["losses"]) == 5 * EPOCHS
         assert set(one[name]["history"]) == set(several[name]["history"])
         assert len(one[name]["weights"]) == len(several[name]["weights"])
         found = differences(one[name], several[name])
@@ -143,99 +142,16 @@ def assert_equal(one, several, names):
             assert difference < allowed[part], (name, found)
 
 
-REFUSED = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-(cpu,) = tf.config.list_physical_devices("CPU")
-devices = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(cpu, devices)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-import keras, nsl_keras
-with strategy.scope():
-    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    model = nsl_keras.distribution.distribute(network)
-x, y = np.ones((4, 4)), np.ones((4, 2))
-found = []
-for reduction in ("sum", "mean_with_sample_weight"):
-    with strategy.scope():
-        model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
-    for method in (model.fit, model.evaluate):
-        try:
-            method(x, y, verbose=0)
-        except ValueError as error:
-            found.append(str(error))
-with strategy.scope():
-    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
-try:
-    model.fit(x, y, verbose=0)
-except ValueError as error:
-    accumulating = str(error)
-before = model.get_weights()
-with strategy.scope():
-    model.compile("sgd", "mse", metrics=["mae"])
-model.train_on_batch(x, y)
-moved = float(np.abs(before[0] - model.get_weights()[0]).max())
-model.trainable = False
-with strategy.scope():
-    model.compile("sgd", "mse")
-print(json.dumps({
-    "errors": found,
-    "accumulating": accumulating,
-    "moved": moved,
-    "frozen": model.fit(x, y, verbose=0).history["loss"][0],
-    "on_batch": model.test_on_batch(x[:1], y[:1], return_dict=True),
-    "predicted": [
-        model.predict(x[:1], verbose=0).shape, model.predict_on_batch(x[:3]).shape],
-}))
-"""
-
-
-@pytest.mark.long
-def test_what_does_not_add_up_over_replicas_is_refused():
-    (found,) = last_lines([start("-c", REFUSED)])
-    assert len(found["errors"]) == 4
-    for error in found["errors"]:
+def check_refusals(found):
+    """What does not add up over replicas is refused, and what does works."""
+    assert len(found["reductions"]) == 4
+    for error in found["reductions"]:
         assert error.startswith("`loss` must be the mean over the examples on several")
     assert "`gradient_accumulation_steps` must be None" in found["accumulating"]
     assert found["moved"] > 0
     assert found["frozen"] > 0  # With nothing left to train, `fit` goes on.
-    assert found["on_batch"]["loss"] > 0
+    assert found["on_batch"] > 0
     assert found["predicted"] == [[1, 2], [3, 2]]
-
-
-STOCK = """
-import json
-import numpy as np
-import tensorflow as tf
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-import keras
-from nsl_keras.backend.replicas import ReplicatedSteps
-
-class WithStockBuild(ReplicatedSteps):
-    _maybe_symbolic_build = keras.Model._maybe_symbolic_build
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-    def call(self, x):
-        return self.dense(x)
-
-with strategy.scope():
-    model = WithStockBuild()
-    model.compile("sgd", "mse")
-try:
-    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
-    print(json.dumps("it works"))
-except ValueError as error:
-    print(json.dumps(str(error)))
-"""
-
-
-@pytest.mark.long
-def test_keras_still_builds_on_a_reduced_batch():
-    """Where this fails, `_maybe_symbolic_build` of backend/replicas.py can go."""
-    for message in last_lines(start_workers("-c", STOCK)):
-        assert "PerReplica" in message
 
 
 KILLED = """
@@ -381,6 +297,9 @@ def test_distribute_refuses():
         DistributedModel(keras.layers.Dense(2))
 
 
+DEVICES = "--xla_force_host_platform_device_count=2"
+
+
 @pytest.mark.long
 def test_jax_devices():
     pytest.importorskip("jax")
@@ -390,104 +309,16 @@ def test_jax_devices():
                 str(TESTS / "jax_distribution.py"),
                 KERAS_BACKEND="jax",
                 JAX_PLATFORMS="cpu",
-                XLA_FLAGS="--xla_force_host_platform_device_count=2",
+                XLA_FLAGS=f"{os.environ['XLA_FLAGS']} {DEVICES}",
             )
         ]
     )
-    # Batches in parts: 20 steps of SGD.
+    # Batches in parts.
     assert found["small"]["difference"] < 1e-5
-    # A million entries, half of them on each device: keys of 16 floats, values of 8.
+    # Half of the entries on each device: keys of 16 floats, values of 8.
     assert found["large"]["difference"] < 1e-5
     assert found["large"]["bytes"] == {
-        "keys": [4 * 16 * 500_000] * 2,
-        "value_logits": [4 * 8 * 500_000] * 2,
+        "keys": [4 * 16 * 50_000] * 2,
+        "value_logits": [4 * 8 * 50_000] * 2,
     }
-
-
-def test_manifest_of_kubernetes():
-    yaml = pytest.importorskip("yaml")
-    manifest = TESTS.parent / "examples" / "distributed" / "kubernetes.yaml"
-    service, job = yaml.safe_load_all(manifest.read_text())
-    spec = job["spec"]["template"]["spec"]
-    assert spec["subdomain"] == service["metadata"]["name"]
-    (command,) = spec["containers"][0]["args"]
-    export, _ = command.split("exec ")
-    shown = subprocess.run(
-        ["/bin/sh", "-c", export + 'echo "$TF_CONFIG"'],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"JOB_COMPLETION_INDEX": "2"},
-    )
-    config = json.loads(shown.stdout)
-    workers, own = config["cluster"]["worker"], config["task"]["index"]
-    assert len(workers) == job["spec"]["completions"]
-    name = f"{job['metadata']['name']}-2.{service['metadata']['name']}"
-    assert workers[own] == f"{name}:12345"
-
-
-#: Equal to `train` on one device: in a process of its own, for its random numbers.
-ONE_DEVICE = """
-import sys
-from examples.distributed import ray_train
-ray_train.train({"epochs": 1, "batch_size": 64, "weights": sys.argv[1]})
-print("{}")
-"""
-
-
-@pytest.mark.long
-def test_ray_workers_equal_one_device(tmp_path):
-    pytest.importorskip("ray.train")
-    h5py = pytest.importorskip("h5py")
-    last_lines([start("-c", ONE_DEVICE, str(tmp_path / "one.weights.h5"))])
-    command = ("-m", "examples.distributed.ray_train", "--epochs=1")
-    with start(*command, f"--storage={tmp_path}") as process:
-        output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors[-3000:]
-    (written,) = [
-        line.removeprefix("Wrote ")
-        for line in output.splitlines()
-        if line.startswith("Wrote ")
-    ]
-    compared = []
-
-    def compare(name, one):
-        if isinstance(one, h5py.Dataset) and one.dtype.kind == "f":
-            compared.append(name)
-            np.testing.assert_allclose(two[name], one, atol=1e-5)
-
-    with h5py.File(tmp_path / "one.weights.h5") as first, h5py.File(written) as two:
-        first.visititems(compare)
-    assert len(compared) > 5
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", ["one machine", "several machines", "jax"])
-def test_code_of_the_page_runs(case, tmp_path):
-    page = (TESTS.parent / "docs" / "guides" / "devices.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 4
-    code = "\n".join(blocks[2:] if case == "jax" else blocks[:2])
-    environment = {}
-    if case == "several machines":
-        code, count = re.subn(
-            r"^strategy = tf.*\n#.*\n# (strategy = .*)$", r"\1", code, flags=re.M
-        )
-        assert count == 1
-        environment["TF_CONFIG"] = tf_config(free_ports(1), 0)
-    there = f"import os; os.chdir({str(tmp_path)!r})\n"
-    with start(
-        "-c",
-        there + code,
-        PYTHONWARNINGS="error::UserWarning",
-        KERAS_BACKEND="jax" if case == "jax" else "tensorflow",
-        JAX_PLATFORMS="cpu",
-        XLA_FLAGS="--xla_force_host_platform_device_count=2",
-        **environment,
-    ) as process:
-        output, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors[-3000:]
-    if case == "jax":
-        assert "P('model', None)" in output
-    else:
-        assert (tmp_path / "network.keras").exists()
+    assert "P('model', None)" in found["page"]

@@ -1,4 +1,4 @@
-"""Batch norms by the statistics of a batch, and their unbiased moving statistics."""
+"""Batch norms by the statistics of a batch, and their moving statistics."""
 
 import inspect
 
@@ -162,7 +162,7 @@ def test_conversion_of_a_model():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-# Unbiased moving statistics.
+# Moving statistics without initialization bias.
 
 
 def batches(count, shape=(16, 3), seed=0):

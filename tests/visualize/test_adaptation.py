@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 from pictures import attention_of, drawn, small_model, written
 
-import nsl_keras
 from nsl_keras import visualize
 
 RNG = np.random.default_rng(9)
@@ -98,31 +97,3 @@ def test_images_and_the_most_probable_of_many_classes():
     probabilities = np.max([softmax(each) for each in outputs_of(model, images[5])], axis=0)
     shown = {int(label.get_text()) for label in matrix.get_xticklabels()}
     assert shown == set(np.argsort(-probabilities)[:12].tolist())
-
-
-def test_an_example_of_several_inputs():
-    image, more = keras.Input((4, 4, 1), name="image"), keras.Input((2,), name="more")
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(image), more])
-    model = nsl_keras.MetaNeighborhoodModel(
-        keras.Model({"image": image, "more": more}, joined), keras.layers.Dense(3), 9
-    )
-    model.build({"image": (None, 4, 4, 1), "more": (None, 2)})
-    example = {"image": RNG.random((4, 4, 1)), "more": np.array([0.5, 1.0])}
-    figure = visualize.plot_adaptation(model, example, k=3)
-    titled = {axis.get_title(): axis for axis in figure.axes}
-    expected = example["image"][..., 0]
-    np.testing.assert_allclose(drawn(titled["example"]), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 13}, r"`k` must be at most `num_neighbors`.*k=13"),
-        ({"k": 0}, r"`k` must be a positive integer"),
-        ({"class_names": "ab"}, r"`class_names` must hold 3 names"),
-    ],
-    ids=str,
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        visualize.plot_adaptation(small_model(keras.layers.Dense(3)), X[0], **options)

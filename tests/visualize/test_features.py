@@ -62,19 +62,14 @@ def test_principal_plane(metric, tmp_path):
 def test_colours_and_shapes_are_classes():
     model = small_model(keras.layers.Dense(3))
     values = np.tile([0.9, 0.05, 0.05], (12, 1))
-    values[:4] = [0.3, 0.4, 0.3]
+    values[:4] = [0.3, 0.4, 0.3]  # Undecided, of class 1.
     model.dictionary.assign(values=values)
-    (axis,) = visualize.plot_feature_map(model, X, Y).axes
-    colors = [to_rgba(drawn.get_facecolors()[0])[:3] for drawn in axis.collections[:3]]
-    shapes = {len(drawn.get_paths()[0].vertices) for drawn in axis.collections[:3]}
-    assert len(set(colors)) == 3 and len(shapes) == 3
-    # Eight decided entries of class 0, four undecided ones of class 1.
-    _, undecided, decided = places_of(axis)
-    assert [len(each) for each in undecided] == [0, 4, 0]
-    assert [len(each) for each in decided] == [8, 0, 0]
-    assert to_rgba(axis.collections[4].get_facecolors()[0])[:3] == colors[0]
-    assert to_rgba(axis.collections[6].get_facecolors()[0])[:3] == (1, 1, 1)
-    assert to_rgba(axis.collections[6].get_edgecolors()[0])[:3] == colors[1]
+    drawn = visualize.plot_feature_map(model, X, Y).axes[0].collections
+    colors = [to_rgba(each.get_facecolors()[0])[:3] for each in drawn[:3]]
+    assert len(set(colors)) == 3
+    assert len({len(each.get_paths()[0].vertices) for each in drawn[:3]}) == 3
+    assert to_rgba(drawn[4].get_facecolors()[0])[:3] == colors[0]
+    assert to_rgba(drawn[6].get_edgecolors()[0])[:3] == colors[1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
@@ -134,21 +129,3 @@ def test_rounding_turns_no_prototype():
     figure = visualize.plot_prototype_cosines(model, X, Y)
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert texts[2] == "unchanged: 100.0 %"
-
-
-def deep_head():
-    return keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
-
-
-@pytest.mark.parametrize(
-    ("plot", "head", "examples", "options", "message"),
-    [
-        ("feature_map", None, 40, {"method": "umap"}, "`method` must be one of.*'umap'"),
-        ("feature_map", None, 1, {}, r"`x` must have at least two examples.*\(1, 5\)"),
-        ("prototype_cosines", deep_head, 40, {}, "CosineDense or Dense layer.*Sequential"),
-    ],
-)
-def test_errors(plot, head, examples, options, message):
-    model = small_model(head() if head else keras.layers.Dense(3))
-    with pytest.raises(ValueError, match=message):
-        getattr(visualize, f"plot_{plot}")(model, X[:examples], Y[:examples], **options)

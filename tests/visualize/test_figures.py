@@ -1,18 +1,20 @@
-"""What all figures share: how they are shown and saved, images, matrices."""
+"""What all figures share: images, matrices, data of any form, and errors."""
 
 import sys
 
-import matplotlib.pyplot as plt
+import keras
 import numpy as np
 import pytest
-from pictures import drawn
+from pictures import drawn, small_model
 
-from nsl_keras.visualize import figures
+import nsl_keras
+from nsl_keras import visualize
+from nsl_keras.visualize import figures, reading
 
-
-def test_figures_belong_to_pyplot():
-    figure = figures.new_figure(2, 1)
-    assert plt.figure(figure.number) is figure
+RNG = np.random.default_rng(9)
+IMAGES = RNG.random((20, 4, 4, 1)).astype("float32")
+LABELS = np.arange(20) % 3
+X = RNG.normal(size=(20, 6)).astype("float32")
 
 
 def test_error_without_matplotlib(monkeypatch):
@@ -52,17 +54,123 @@ def test_values_that_are_black_and_white(stacks, values):
 
 
 @pytest.mark.parametrize(
-    ("scale", "sign", "texts"),
-    [
-        (0.5, "", ["0.00", "-0.25"]),
-        (0.004, "", ["0.0000", "-0.2513"]),
-        (30, "+", ["+0.00", "-0.25"]),
-    ],
+    ("scale", "texts"), [(0.5, ["+0.00", "-0.25"]), (0.004, ["+0.0000", "-0.2513"])]
 )
-def test_numbers_of_a_matrix(scale, sign, texts):
+def test_numbers_of_a_matrix(scale, texts):
     axis = figures.new_figure(2, 1).subplots()
     numbers = np.array([[-1e-9, -0.25131]])
-    image = figures.draw_matrix(axis, 2 * numbers, scale, numbers, sign)
+    image = figures.draw_matrix(axis, 2 * numbers, scale, numbers, "+")
     assert [text.get_text() for text in axis.texts] == texts
     assert image.get_clim() == (-scale, scale)
     np.testing.assert_array_equal(drawn(axis), 2 * numbers)
+
+
+def test_images_among_several_inputs():
+    inputs = {"vector": X, "image": IMAGES}
+    assert reading.images_in(inputs) is IMAGES
+    assert reading.images_in([X]) is None
+    keras.config.set_image_data_format("channels_first")
+    try:
+        found = reading.images_in(np.moveaxis(IMAGES, -1, 1))
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    np.testing.assert_array_equal(found, IMAGES)
+
+
+@pytest.mark.parametrize("y", [[2, 0, 1], [[2], [0], [1]], np.eye(3)[[2, 0, 1]]], ids=str)
+def test_class_numbers(y):
+    found = reading.class_numbers(np.asarray(y), X[:3], 3)
+    np.testing.assert_array_equal(found, [2, 0, 1])
+
+
+def test_all_pictures_of_images_take_data_sets():
+    model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
+
+    def batches():
+        return iter([(IMAGES[:13], LABELS[:13]), (IMAGES[13:], LABELS[13:])])
+
+    pictures = [
+        (visualize.plot_learned_neighbors, [IMAGES], [batches()]),
+        (visualize.plot_feature_map, [IMAGES, LABELS], [batches()]),
+        (visualize.plot_prototype_cosines, [IMAGES, LABELS], [batches()]),
+        (
+            visualize.plot_subcategories,
+            [IMAGES, LABELS] * 2,
+            [batches(), None, batches(), None],
+        ),
+    ]
+    for plot, arrays, data_sets in pictures:
+        one, other = plot(model, *arrays), plot(model, *data_sets)
+        for first, second in zip(one.axes, other.axes, strict=True):
+            assert first.get_xlabel() == second.get_xlabel()
+            assert first.get_ylabel() == second.get_ylabel()
+
+
+# Errors.
+
+
+def picture(name, *data, model=None, head=None, **options):
+    """A call that draws, later."""
+
+    def draw():
+        shape = np.shape(data[0])[1:] if data else ()
+        last = head or keras.layers.Dense(3)
+        of = model() if model else small_model(last, shape=shape or (6,))
+        return getattr(visualize, f"plot_{name}")(of, *data, **options)
+
+    return draw
+
+
+def plain_model():
+    return keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Conv2D(2, 3)])
+
+
+def dynamic_model():
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor="sphere", name="seen")
+    return keras.Sequential([keras.Input((4, 4, 1)), layer])
+
+
+FOUND = (IMAGES, LABELS, IMAGES[:5], LABELS[:5])
+DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: reading.require_classifier(small_model(DEEP, "regression")),
+            "`model` must be a classifier.*'regression'",
+        ),
+        (lambda: reading.require_images(X, "images"), r"`images` must hold images.*20, 6"),
+        (lambda: reading.class_numbers(None, X, 3), "`y` must be given, or come with the"),
+        (lambda: reading.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
+        (picture("adaptation", X[0], k=13), "`k` must be at most `num_neighbors`.*k=13"),
+        (picture("feature_map", X, LABELS, method="umap"), "`method` must be.*'umap'"),
+        (picture("feature_map", X[:1], LABELS[:1]), r"at least two examples.*\(1, 5\)"),
+        (
+            picture("prototype_cosines", X, LABELS, head=DEEP),
+            "CosineDense or Dense layer.*Sequential",
+        ),
+        (picture("similarities", model=plain_model), "`model` must have static .*without"),
+        (
+            picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
+            "`layer` must be .*: 'seen'.*layer='other'",
+        ),
+        (
+            picture("dynamic_similarity", IMAGES[0], model=plain_model),
+            "there are none. Received: layer=None",
+        ),
+        (picture("subcategories", *FOUND, nearest=21), "`nearest` must be at most 20"),
+        (
+            picture("subcategories", IMAGES, LABELS[:3], *FOUND[2:]),
+            "`labels` must hold one label for each of the 20",
+        ),
+        (
+            picture("subcategories", *FOUND, class_names=["one"]),
+            "`labels` must hold classes 0 to 0",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,4 +1,4 @@
-"""Static similarities and kernel shapes: the numbers drawn, and their titles."""
+"""Static similarities, kernel shapes, and what a dynamic layer predicts for one image."""
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ import nsl_keras
 from nsl_keras import visualize
 
 RNG = np.random.default_rng(3)
+IMAGE = RNG.random((8, 9, 1)).astype("float32")
 
 
 def convolution(similarity="diagonal", filters=4, kernel_size=(2, 3), **options):
@@ -18,8 +19,8 @@ def convolution(similarity="diagonal", filters=4, kernel_size=(2, 3), **options)
     )
 
 
-def model_of(*layers):
-    model = keras.Sequential([keras.Input((6, 5, 3)), *layers])
+def model_of(*layers, shape=(6, 5, 3)):
+    model = keras.Sequential([keras.Input(shape), *layers])
     for variable in model.trainable_variables:
         variable.assign(variable + RNG.normal(scale=0.2, size=variable.shape))
     return model
@@ -97,24 +98,59 @@ def test_nested_models_and_backbones():
         assert [title.splitlines()[-2] for title in titles] == ["top", "deep"]
 
 
-def test_recurrent_cells_have_different_titles():
-    cells = [nsl_keras.layers.NeuralSimilarityGRUCell(4) for _ in range(2)]
-    layer = keras.layers.Bidirectional(keras.layers.RNN(cells), name="both")
-    model = keras.Sequential([keras.Input((5, 3)), layer])
-    titles = list(panels_of(visualize.plot_similarities(model)))
-    assert len(titles) == 8
-    assert all(title.startswith("both\n") for title in titles)
+# Dynamic similarities.
+
+
+def dynamic(kernel_size=3, similarity="diagonal", predictor="sphere", **options):
+    return nsl_keras.layers.NeuralSimilarityConv2D(
+        4, kernel_size, similarity=similarity, predictor=predictor, **options
+    )
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: model_of(keras.layers.Conv2D(4, 3)), "`model` must have static .*without"),
-        (lambda: model_of(convolution(predictor="sphere")), "`model` must have static"),
-        (lambda: keras.Sequential([convolution()]), "`similarity_matrix` needs a built"),
-    ],
-    ids=["plain", "dynamic", "unbuilt"],
+    ("kernel_size", "similarity", "title"),
+    [(3, "diagonal", "mask"), ((1, 3), "unconstrained", "M"), (3, "symmetric", "M")],
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        visualize.plot_similarities(make())
+def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tmp_path):
+    layer = dynamic(kernel_size, similarity, name="seen", strides=2, padding="same")
+    model = model_of(keras.layers.Conv2D(3, 3, padding="same"), layer, shape=IMAGE.shape)
+    figure = visualize.plot_dynamic_similarity(model, IMAGE)
+    figure.savefig(tmp_path / "figure.png")
+    predicted = layer.predicted_matrices(model.layers[0](IMAGE[None]))
+    matrices = keras.ops.convert_to_numpy(predicted)[0]
+    taps = matrices.shape[-1]
+    differences = matrices - np.eye(taps)
+    image, distances, *rest = (axis for axis in figure.axes if axis.images)
+    np.testing.assert_allclose(drawn(image), IMAGE[..., 0])
+    expected = np.sqrt((differences**2).mean(axis=(-2, -1)))
+    np.testing.assert_allclose(drawn(distances), expected, atol=1e-5)
+    for tap in range(taps):
+        expected_map = differences[..., tap, tap]
+        np.testing.assert_allclose(drawn(rest[tap]), expected_map, atol=1e-5)
+    place = np.unravel_index(expected.argmax(), expected.shape)
+    furthest = differences[place]
+    if title == "mask":
+        furthest = furthest.diagonal().reshape(layer.kernel_size)
+    np.testing.assert_allclose(drawn(rest[taps]), furthest, atol=1e-5)
+    if taps < 9 or title == "mask":
+        numbers = furthest + (1 if title == "mask" else np.eye(taps))
+        np.testing.assert_allclose(written(rest[taps]), numbers.ravel(), atol=0.006)
+    assert rest[taps].get_title() == f"{title} at the cross"
+    assert figure.get_suptitle() == "seen for one image"
+
+
+def test_a_layer_by_name_in_a_backbone():
+    layers = dynamic(name="first"), dynamic(name="second"), keras.layers.Flatten()
+    backbone = model_of(*layers, shape=IMAGE.shape)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
+    for name, asked in (("second", "second"), ("first", None)):
+        figure = visualize.plot_dynamic_similarity(model, IMAGE, asked)
+        assert figure.get_suptitle() == f"{name} for one image"
+
+
+def test_one_matrix_for_the_whole_image():
+    pooled = nsl_keras.predictors.SimilarityPredictor(pooled=True)
+    model = model_of(dynamic(predictor=pooled), shape=IMAGE.shape)
+    figure = visualize.plot_dynamic_similarity(model, IMAGE)
+    shapes = [drawn(axis).shape for axis in figure.axes if axis.images]
+    assert shapes == [(8, 9)] + [(1, 1)] * 10 + [(3, 3)]
