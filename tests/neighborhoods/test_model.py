@@ -151,13 +151,13 @@ class Range(keras.metrics.Metric):
         return {"total": 1.0 * self.sum, "negative": -1.0 * self.sum}
 
 
-@pytest.mark.parametrize("run_eagerly", [True, False])
-def test_metrics_before_adaptation(run_eagerly):
+def test_metrics_before_adaptation():
+    """In graphs: the tests below run without."""
     model = make_model(inner_learning_rate=5.0)
     top = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
     loss = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="xent")
     metrics = {"metrics": ["accuracy", top], "weighted_metrics": [loss]}
-    compiled(model, **metrics, run_eagerly=run_eagerly)
+    compiled(model, **metrics, run_eagerly=False, jit_compile=False)
     for _ in range(2):  # The second evaluation begins with fresh states.
         found = evaluated(model, sample_weight=WEIGHTS, batch_size=10)
     names = ("accuracy", "top2", "xent")
@@ -223,9 +223,8 @@ def test_inputs_are_not_rounded():
     np.testing.assert_allclose(model.predict(x, verbose=0), model(x), rtol=1e-3)
 
 
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
-def test_frozen_models_adapt_and_do_not_train(inner_loop):
-    model = make_model(inner_loop=inner_loop)
+def test_frozen_models_adapt_and_do_not_train():
+    model = make_model(inner_loop="tape")
     expected = model(X)
     model.trainable = False
     compiled(model, metrics=["accuracy"])
@@ -427,8 +426,8 @@ def test_neighbors_and_starts_of_data_sets():
 def test_a_regression_learns():
     dictionary = NeighborDictionary(20, metric="euclidean", temperature=1.0, seed=0)
     model = make_regression(dictionary=dictionary, inner_learning_rate=0.1)
-    model.compile(keras.optimizers.Adam(0.04), "huber", metrics=["mae"], jit_compile=False)
-    history = model.fit(X, TARGETS, epochs=12, batch_size=16, verbose=0).history
+    compiled(model, "huber", keras.optimizers.Adam(0.1), metrics=["mae"])
+    history = model.fit(X, TARGETS, epochs=10, batch_size=48, verbose=0).history
     assert set(history) == {"loss", "mae", "unadapted_mae"}
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     found = evaluated(model, TARGETS)
