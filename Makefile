@@ -28,14 +28,14 @@ DATA := $(NSL_KERAS_DATA_DIR)
 setup: $(DEV)
 
 demo: $(RUNTIME)
-	$(PY) -m examples.demo --dataset=digits
+	$(PY) -m experiments.demo --dataset=digits
 
 test: $(TEST)
 	$(PY) $(PYTEST) -m "not long"
 
 # The examples and their tables, notebooks, documentation, other processes and devices, JAX.
 test-long: $(DEV)
-	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PY) $(PYTEST) examples/tests
+	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PY) $(PYTEST) examples/tests experiments/tests
 	$(PY) $(PYTEST) -m long
 	KERAS_BACKEND=jax $(PY) $(PYTEST) -m jax
 
@@ -54,11 +54,11 @@ lint: $(TEST)
 
 # The documentation, at http://localhost:8000 until it is interrupted.
 docs: $(DEV)
-	$(PY) -m examples.documentation
+	$(PY) -m tools.documentation
 	$(PY) -m zensical serve
 
 bench: $(RUNTIME)
-	$(PY) -m benchmarks.run
+	$(PY) -m experiments.speed
 
 # Wheel and source distribution, each tried in an empty environment of each interpreter.
 PYTHONS ?= $(PYTHON)

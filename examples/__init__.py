@@ -1,1 +1,0 @@
-"""Examples, one folder a task: `python -m examples.demo`, `examples.few_shot`, ..."""

@@ -13,7 +13,7 @@ from helpers import ROOT, run_python
 from test_public_interface import PUBLIC
 
 import nsl_keras
-from examples.documentation import interface
+from tools.documentation import interface
 
 DOCS = ROOT / "docs"
 GENERATED = ("api", "notebooks", "results")
@@ -103,7 +103,7 @@ def test_names_on_the_page_exist(page):
 
 @pytest.mark.long
 def test_docstrings_become_markdown():
-    from examples.documentation import docstrings  # It needs the site's tools.
+    from tools.documentation import docstrings  # It needs the site's tools.
 
     text = """Adds.
 
@@ -178,7 +178,7 @@ def test_site_builds_without_a_warning(tmp_path):
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns(*GENERATED))
 
-    run_python("-m", "examples.documentation", f"--folder={tmp_path / 'docs'}")
+    run_python("-m", "tools.documentation", f"--folder={tmp_path / 'docs'}")
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"],
         cwd=tmp_path,

@@ -32,7 +32,7 @@ def test_notebook_is_made_from_its_script(name):
     expected = [(cell.cell_type, cell.source) for cell in jupytext.read(script).cells]
     found = [(cell["cell_type"], joined(cell["source"])) for cell in notebook["cells"]]
 
-    assert found == expected, "Make it anew: python -m examples.documentation.notebooks"
+    assert found == expected, "Make it anew: python -m tools.documentation.notebooks"
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 

@@ -20,7 +20,7 @@ import zipfile
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 #: What has no place in either file.
-_FOREIGN = ("tests/", "examples/", "benchmarks/", "results/", "saved_models/")
+_FOREIGN = ("tests/", "examples/", "experiments/", "tools/", "results/", "saved_models/")
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "install")
 _BUILD = ("-m", "build", "--quiet")
 

@@ -1,5 +1,0 @@
-"""What this package's layers and models cost, and whether they do harm.
-
-Run `python -m benchmarks.run` from the repository's root for times as ratios to plain
-Keras, `python -m benchmarks.no_harm` for accuracies beside those of plain networks.
-"""

@@ -1,0 +1,1 @@
+"""What the README and docs/ claim, measured: papers' tables, speed, kills, load."""

@@ -1,0 +1,349 @@
+"""Image sets for the examples: scikit-learn's digits, tfds' prepared ones, folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from experiments.common import image_folders
+from nsl_keras.training import files
+
+PARTS = ("train", "validation", "test")
+
+#: Bytes of a file where images are written to several, and what its headers may take.
+PIECE, HEADERS = 64 * 2**20, 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Images in [0, 1], of shape `(n, height, width, channels)`, and their classes."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def take(self, count: int | None) -> Split:
+        """The first `count` examples; all of them for `None`."""
+        return Split(self.images[:count], self.labels[:count])
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """Training, validation and test images. Choices are made on validation alone."""
+
+    train: Split
+    validation: Split
+    test: Split
+    class_names: list[str]
+    #: Of a file of images, what tells it from others.
+    fingerprint: str | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.train.images.shape[1:]
+
+    @property
+    def standardized(self) -> ImageData:
+        """The same data with channels of mean 0 and deviation 1 in the training images."""
+        mean = self.train.images.mean((0, 1, 2))
+        deviation = self.train.images.std((0, 1, 2))
+        splits = (getattr(self, part) for part in PARTS)
+        train, validation, test = (
+            Split((split.images - mean) / deviation, split.labels) for split in splits
+        )
+        return dataclasses.replace(self, train=train, validation=validation, test=test)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {f"{part}_examples": len(getattr(self, part).images) for part in PARTS}
+
+
+def load(
+    dataset: str,
+    data_dir: str | None = None,
+    train_examples: int | None = None,
+    image_size: int | None = None,
+) -> ImageData:
+    """Loads an image set by its name. Nothing is downloaded.
+
+    Args:
+        dataset: `"digits"` (ships with scikit-learn), one of `image_folders.READERS`
+            (`"cinic10"`, `"mnist_m"`, `"pacs"`, `"pacs_without_sketch"`,
+            `"tiny_imagenet"`, ...), or any labelled image set of tensorflow-datasets, as
+            `"mnist"`, `"cifar10"`.
+        data_dir: For a set of `image_folders` its folder, else the folder of
+            tensorflow-datasets' prepared copies; `None` is their default,
+            `~/tensorflow_datasets`.
+        train_examples: Number of training images used; `None` is all of them.
+        image_size: Height and width that images are made; `None` leaves them as they are,
+            or makes them 32 x 32 where they come from a folder.
+
+    Raises:
+        ValueError: If the folder does not hold the set.
+    """
+    if dataset in image_folders.READERS:
+        return _from_folder(dataset, data_dir, train_examples, image_size or 32)
+    if dataset == "digits":
+        data = _digits(train_examples)
+    else:
+        data = _prepared(dataset, data_dir, train_examples)
+    return resized(data, image_size) if image_size else data
+
+
+def _from_folder(
+    dataset: str, data_dir: str | None, train_examples: int | None, image_size: int
+) -> ImageData:
+    *parts, names = image_folders.read(dataset, data_dir, image_size)
+    train, validation, test = (
+        Split(np.divide(images, 255, dtype="float32"), labels) for images, labels in parts
+    )
+    return ImageData(train.take(train_examples), validation, test, names)
+
+
+def _digits(train_examples: int | None) -> ImageData:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = (digits.images[..., None] / 16).astype("float32")
+    rest, test, rest_y, test_y = train_test_split(
+        images, digits.target, test_size=540, stratify=digits.target, random_state=0
+    )
+    train, val, train_y, val_y = train_test_split(
+        rest, rest_y, test_size=257, stratify=rest_y, random_state=0
+    )
+    return ImageData(
+        Split(train, train_y).take(train_examples),
+        Split(val, val_y),
+        Split(test, test_y),
+        [str(name) for name in digits.target_names],
+    )
+
+
+def prepared_builder(dataset: str, data_dir: str | None) -> Any:
+    """The tfds builder of a prepared copy; nothing is downloaded.
+
+    Raises:
+        ValueError: If there is no prepared copy in the folder.
+    """
+    import tensorflow_datasets as tfds
+
+    folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
+    versions = sorted((folder / dataset).glob("*/dataset_info.json"))
+    if not versions:
+        raise ValueError(
+            f"`data_dir` must hold a prepared copy of {dataset!r}. Get it, where there is "
+            'a network, with `python -c "import tensorflow_datasets as tfds; '
+            f"tfds.load('{dataset}', data_dir='{folder}')\"`. "
+            f"Received: data_dir={str(folder)!r}"
+        )
+    # Reading the folder itself asks no server, unlike a load by name.
+    return tfds.builder_from_directory(str(versions[-1].parent))
+
+
+def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
+    import tensorflow_datasets as tfds
+
+    builder = prepared_builder(dataset, data_dir)
+
+    def read(split: str) -> Split:
+        parts = [
+            (example["image"], example["label"])
+            for example in tfds.as_numpy(builder.as_dataset(split=split))
+        ]
+        images = np.stack([image for image, _ in parts]).astype("float32") / 255
+        return Split(images, np.array([label for _, label in parts], "int64"))
+
+    # The last tenth of the training images is the validation part, always the same.
+    total = builder.info.splits["train"].num_examples
+    held_out = total // 10
+    count = total - held_out if train_examples is None else train_examples
+    return ImageData(
+        read(f"train[:{min(count, total - held_out)}]"),
+        read(f"train[{total - held_out}:]"),
+        read("test"),
+        list(builder.info.features["label"].names),
+    )
+
+
+def read_arrays(path: str) -> dict[str, np.ndarray]:
+    """Reads images and labels of all parts from an .npz file; needs NumPy alone.
+
+    Args:
+        path: A file with `train_images`, `train_labels`, `validation_images`,
+            `validation_labels`, `test_images` and `test_labels`; images are uint8, of
+            shape `(n, height, width, channels)`. Or a folder of such files, whose arrays
+            of one name are put together in the order of the files' names.
+
+    Raises:
+        ValueError: If an array is missing, images are not uint8, or there are not as many
+            labels.
+    """
+    place = pathlib.Path(path).expanduser()
+    found: dict[str, list[np.ndarray]] = {}
+    for file in sorted(place.glob("*.npz")) if place.is_dir() else [place]:
+        with np.load(file) as archive:
+            for key in archive.files:
+                found.setdefault(key, []).append(archive[key])
+    arrays = {key: np.concatenate(pieces) for key, pieces in found.items()}
+    wanted = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise ValueError(
+            f"`data_file` must hold {', '.join(wanted)}. Received: {path} without "
+            f"{', '.join(missing)}"
+        )
+    for part in PARTS:
+        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise ValueError(
+                "`data_file` must hold uint8 images of shape (n, height, width, channels), "
+                f"and as many labels. Received: {path} with {part} images of dtype "
+                f"{images.dtype} and shape {images.shape}, and {len(labels)} labels"
+            )
+    return arrays
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
+    """What tells the arrays of a file from others."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()[:12]
+
+
+def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
+    """Writes such a file; images that are not uint8 yet are in [0, 1].
+
+    A path that does not end in `.npz` is made a folder of files of at most `PIECE` bytes.
+
+    Raises:
+        ValueError: If images are outside [0, 1], or the folder holds such files already.
+    """
+    arrays = dict(others)
+    for part, split in parts.items():
+        images = split.images
+        if images.dtype != np.uint8:
+            # What resized images are beyond it by rounding is cut off.
+            if images.size and (images.min() < -0.001 or images.max() > 1.001):
+                raise ValueError(
+                    "`write_data_file` must be given images in [0, 1]. Received: images "
+                    f"between {images.min():.3g} and {images.max():.3g}"
+                )
+            images = np.round(255 * images.clip(0, 1)).astype("uint8")
+        arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
+    place = pathlib.Path(path).expanduser()
+    if place.suffix == ".npz":
+        with files.replacing(place) as scratch:
+            np.savez_compressed(scratch, **arrays)
+        return
+    if any(place.glob("*.npz")):
+        raise ValueError(
+            "`write_data_file` must be a folder without .npz files, which would be read "
+            f"with the new ones. Received: {path}"
+        )
+    for number, piece in enumerate(_pieces(arrays)):
+        with files.replacing(place / f"{number:03}.npz") as scratch:
+            np.savez(scratch, **piece)
+
+
+def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays cut along their first axis, and put together to at most `PIECE` bytes."""
+    piece: dict[str, np.ndarray] = {}
+    room = largest = PIECE - HEADERS
+    for key, array in arrays.items():
+        start = 0
+        if not len(array):
+            piece[key] = array
+        while start < len(array):
+            size = array[:1].nbytes
+            count = min(len(array) - start, room // size)
+            if count:
+                piece[key] = array[start : start + count]
+                start, room = start + count, room - count * size
+            if start < len(array):
+                if size > largest:
+                    raise ValueError(
+                        "`write_data_file` must hold images smaller than a piece of "
+                        f"{PIECE} bytes. Received: {key} of {size} bytes each"
+                    )
+                yield piece
+                piece, room = {}, largest
+    yield piece
+
+
+def load_file(path: str, train_examples: int | None = None) -> ImageData:
+    """Loads a file as of `read_arrays`; it may have `class_names` too.
+
+    Args:
+        path: The file.
+        train_examples: Number of training images used; `None` is all of them.
+
+    Raises:
+        ValueError: If an array is missing.
+    """
+    arrays = read_arrays(path)
+    train, validation, test = (
+        Split(
+            arrays[f"{part}_images"].astype("float32") / 255,
+            arrays[f"{part}_labels"].astype("int64"),
+        )
+        for part in PARTS
+    )
+    classes = 1 + max(int(split.labels.max()) for split in (train, test))
+    names = arrays.get("class_names", np.arange(classes)).tolist()
+    return ImageData(
+        train.take(train_examples),
+        validation,
+        test,
+        [str(name) for name in names],
+        fingerprint(arrays),
+    )
+
+
+def save_file(data: ImageData, path: str) -> None:
+    """Writes the images for `load_file`."""
+    parts = {part: getattr(data, part) for part in PARTS}
+    write_arrays(path, parts, class_names=np.array(data.class_names))
+
+
+def resized_images(images: np.ndarray, size: int) -> np.ndarray:
+    """Images of `size` by `size` pixels (bilinear, antialiased), as float32."""
+    return np.concatenate(
+        [
+            keras.ops.convert_to_numpy(
+                keras.ops.image.resize(
+                    part.astype("float32"),
+                    (size, size),
+                    antialias=True,
+                    data_format="channels_last",
+                )
+            )
+            for part in np.array_split(images, max(1, len(images) // 1000))
+        ]
+    )
+
+
+def resized(data: ImageData, size: int) -> ImageData:
+    """The same data with images of `size` by `size` pixels."""
+    splits = (getattr(data, part) for part in PARTS)
+    train, validation, test = (
+        Split(resized_images(split.images, size), split.labels) for split in splits
+    )
+    return dataclasses.replace(data, train=train, validation=validation, test=test)
+
+
+def without_validation(data: ImageData) -> ImageData:
+    """The same data with the validation images among those for training."""
+    train = Split(
+        np.concatenate([data.train.images, data.validation.images]),
+        np.concatenate([data.train.labels, data.validation.labels]),
+    )
+    return dataclasses.replace(data, train=train, validation=data.validation.take(0))

@@ -1,0 +1,119 @@
+"""Pictures of trained image classifiers, and what their neighbours tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+from experiments.common.data import ImageData, Split
+from nsl_keras import MetaNeighborhoodModel, visualize
+
+#: Examples that a map or a picture shows; more hide each other.
+SHOWN = 2000
+#: Of these the nearest training images are sought for pictures of sub-categories.
+QUERIES = 1000
+
+
+def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str, object]:
+    """Figures 4, 5 and 9 of the paper, and one prediction taken apart.
+
+    Args:
+        models: Trained models by method; those without a dictionary are passed over.
+        data: The images.
+    """
+    figures: dict[str, object] = {}
+    train, test = data.train.take(SHOWN), data.test.take(SHOWN)
+    names = data.class_names
+    for name, model in models.items():
+        if not isinstance(model, MetaNeighborhoodModel):
+            continue
+        figures[f"{name}_feature_map"] = visualize.plot_feature_map(
+            model, train.images, train.labels, method="tsne", class_names=names
+        )
+        figures[f"{name}_prototype_cosines"] = visualize.plot_prototype_cosines(
+            model, test.images, test.labels
+        )
+        figures[f"{name}_entries"] = visualize.plot_learned_neighbors(
+            model, test.images, class_names=names
+        )
+        figures[f"{name}_adaptation"] = visualize.plot_adaptation(
+            model,
+            test.images[most_changed(model, test)],
+            images=train.images,
+            class_names=names,
+        )
+    return figures
+
+
+def of_subcategories(
+    models: Mapping[str, keras.Model], data: ImageData
+) -> dict[str, object]:
+    """Figure 6: test images with the nearest training images, by fine labels.
+
+    Args:
+        models: Models that were trained on coarse classes, by method.
+        data: The images with their fine labels.
+    """
+    return {
+        f"{name}_subcategories": visualize.plot_subcategories(
+            model if isinstance(model, MetaNeighborhoodModel) else model.layers[0],
+            data.train.images[: 5 * SHOWN],
+            data.train.labels[: 5 * SHOWN],
+            data.test.images[:QUERIES],
+            data.test.labels[:QUERIES],
+            class_names=data.class_names,
+        )
+        for name, model in models.items()
+    }
+
+
+def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
+    """The example that adaptation puts right with the largest change of its true logit.
+
+    If it puts none right, that with the largest change.
+    """
+    before, after = (
+        np.concatenate(
+            [
+                keras.ops.convert_to_numpy(model(batch, training=False, adapt=adapt))
+                for batch in _batches(test.images)
+            ]
+        )
+        for adapt in (False, True)
+    )
+    true = np.arange(len(test.labels)), test.labels
+    wrong = before.argmax(axis=1) != test.labels
+    right = after.argmax(axis=1) == test.labels
+    return int(np.argmax((after - before)[true] + 1e3 * (wrong & right)))
+
+
+def induction_accuracy(model: keras.Model, data: ImageData, neighbors: int = 5) -> float:
+    """How well fine classes, unknown to a model, are told by nearest training images.
+
+    Images are described by their attention over the dictionary, or by the features of a
+    plain model, and compared by their cosine (Appendix A.9, which does not name the number
+    of neighbours).
+    """
+    from sklearn.neighbors import KNeighborsClassifier
+
+    classifier = KNeighborsClassifier(neighbors, metric="cosine")
+    classifier.fit(_descriptions(model, data.train.images), data.train.labels)
+    return float(classifier.score(_descriptions(model, data.test.images), data.test.labels))
+
+
+def _descriptions(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    def describe(batch: np.ndarray) -> np.ndarray:
+        if isinstance(model, MetaNeighborhoodModel):
+            attention = model.dictionary
+            found = attention(model.features(batch, training=False), training=False)
+        else:
+            found = model.layers[0](batch, training=False)
+        return keras.ops.convert_to_numpy(found)
+
+    return np.concatenate([describe(batch) for batch in _batches(images)])
+
+
+def _batches(images: np.ndarray, size: int = 128) -> list[np.ndarray]:
+    return [images[start : start + size] for start in range(0, len(images), size)]

@@ -1,0 +1,317 @@
+"""How networks are trained: rates, decay, batches, and runs that can be resumed.
+
+Batches are NumPy arrays, a function of seed and step alone, so that a resumed run
+sees what an uninterrupted one would have, on either backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+from keras import ops
+
+import nsl_keras
+from experiments.common import augmentation, data, device_loop, stopping, strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A training, in steps. Shorter ones keep its proportions.
+
+    Attributes:
+        steps: Their number.
+        rate_drops: Steps after which the rate is divided by 10.
+        learning_rate: The rate at the start.
+        batch_size: Images of a step.
+        augmentation: One of `augmentation.AUGMENTATIONS`.
+        optimizer: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
+        epsilon: Adam's and AdamW's.
+        weight_decay: AdamW's, as in Keras, which multiplies it with the rate.
+        clip: Largest entry of a gradient.
+        cosine_decay: Whether the rate falls to 0 along a cosine.
+        warmup_steps: Steps in which the rate rises to what it would be otherwise.
+        penalty: Factor of half the squared weights in the loss.
+        label_smoothing: Probability that is spread over all classes.
+        input_range: What black and white, 0 and 1, are to the network.
+    """
+
+    steps: int
+    rate_drops: tuple[int, ...] = ()
+    learning_rate: float = 0.1
+    batch_size: int = 128
+    augmentation: str = "none"
+    optimizer: str = "momentum"
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    cosine_decay: bool = False
+    warmup_steps: int = 0
+    penalty: float = 0.0
+    label_smoothing: float = 0.0
+    input_range: tuple[float, float] = (0.0, 1.0)
+
+    def scaled(self, steps: int) -> Self:
+        """The recipe with another number of steps, rate drops in proportion."""
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            rate_drops=tuple(round(drop * steps / self.steps) for drop in self.rate_drops),
+            warmup_steps=round(self.warmup_steps * steps / self.steps),
+        )
+
+    def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
+        """The rate of each step."""
+        rates = self._rates_after_warmup()
+        return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
+
+    def _rates_after_warmup(
+        self,
+    ) -> float | keras.optimizers.schedules.LearningRateSchedule:
+        schedules = keras.optimizers.schedules
+        if self.cosine_decay:
+            return schedules.CosineDecay(self.learning_rate, self.steps)
+        if not self.rate_drops:
+            return self.learning_rate
+        return schedules.PiecewiseConstantDecay(
+            list(self.rate_drops),
+            [self.learning_rate / 10**drops for drops in range(len(self.rate_drops) + 1)],
+        )
+
+    def make_optimizer(self, spared: Sequence[Any] = ()) -> keras.optimizers.Optimizer:
+        """The optimizer; AdamW does not decay the `spared` variables."""
+        rates, clip = self.rates(), {"clipvalue": self.clip}
+        if self.optimizer == "adam":
+            return keras.optimizers.Adam(rates, epsilon=self.epsilon, **clip)
+        if self.optimizer == "adamw":
+            made = keras.optimizers.AdamW(
+                rates, weight_decay=self.weight_decay, epsilon=self.epsilon, **clip
+            )
+            made.exclude_from_weight_decay(var_list=list(spared))
+            return made
+        nesterov = self.optimizer == "nesterov"
+        return keras.optimizers.SGD(rates, momentum=0.9, nesterov=nesterov, **clip)
+
+    def penalize(self, variables: Iterable[Any]) -> None:
+        """Puts the penalty on variables that have none."""
+        for variable in variables:
+            if self.penalty and variable.regularizer is None:
+                variable.regularizer = keras.regularizers.L2(self.penalty / 2)
+
+
+@keras.saving.register_keras_serializable("nsl_keras_examples")
+class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Rates that rise from near 0 in the first steps, in proportion to the step."""
+
+    def __init__(self, rates: Any, warmup_steps: int) -> None:
+        self.rates, self.warmup_steps = rates, warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        rate = self.rates(step) if callable(self.rates) else self.rates
+        share = (ops.cast(step, "float32") + 1) / self.warmup_steps
+        return rate * ops.minimum(share, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rates": self.rates, "warmup_steps": self.warmup_steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WarmedUp:
+        rates = keras.saving.deserialize_keras_object(config["rates"])
+        return cls(rates, config["warmup_steps"])
+
+
+def compile_classifier(
+    model: keras.Model,
+    recipe: Recipe,
+    spared: Sequence[Any] = (),
+    top_5: bool = False,
+    jit_compile: bool | str = "auto",
+) -> keras.Model:
+    """Compiles a model that gives logits, for integer labels; returns what to train."""
+    metrics: list = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+    if top_5:
+        metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"))
+    loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if recipe.label_smoothing:
+        loss = nsl_keras.losses.SmoothedCrossentropy(recipe.label_smoothing)
+    model = strategies.replicated(model)
+    model.compile(
+        optimizer=recipe.make_optimizer(spared),
+        loss=loss,
+        metrics=metrics,
+        jit_compile=jit_compile,
+    )
+    # Now, so that a restored state finds its place.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def spared_of(model: keras.Model) -> list:
+    """What weight decay spares, as the authors': the classifier, dictionary and rates."""
+    if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+        return model.decay_exempt_variables
+    return model.layers[-1].trainable_variables
+
+
+class Batches(keras.utils.PyDataset):
+    """Random batches, without replacement within a pass over the images.
+
+    Training is divided into chunks, which are epochs to Keras and need not be passes.
+    """
+
+    def __init__(
+        self, split: data.Split, recipe: Recipe, seed: int, chunk: int | None = None
+    ) -> None:
+        super().__init__()
+        self.split, self.recipe, self.seed = split, recipe, seed
+        self.chunk = chunk or chunk_steps(recipe.steps)
+        self.epoch = 0
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self.chunk
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen, *moves = self.draw(index)
+        images = augmentation.pad(self.split.images[chosen], self.recipe.augmentation)
+        images = augmentation.take_moved(images, np.arange(len(chosen)), *moves)
+        return images.astype("float32"), self.split.labels[chosen]
+
+    def draw(self, index: int) -> tuple[np.ndarray, ...]:
+        """The numbers of a batch's images, and their `augmentation.draw_moves`."""
+        step = self.epoch * self.chunk + index
+        total = len(self.split.images)
+        wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
+        chosen = np.array([self._order(at // total)[at % total] for at in wanted])
+        generator = np.random.default_rng([self.seed, 1, step])
+        shape, name = self.split.images.shape[1:], self.recipe.augmentation
+        return chosen, *augmentation.draw_moves(shape, len(chosen), name, generator)
+
+    def _order(self, number: int) -> np.ndarray:
+        """The order of the images in one pass."""
+        if number not in self._orders:
+            generator = np.random.default_rng([self.seed, 0, number])
+            order = generator.permutation(len(self.split.images))
+            # Batches are asked for in order: passes before the last one are over.
+            kept = {old: self._orders[old] for old in self._orders if old == number - 1}
+            self._orders = {**kept, number: order}
+        return self._orders[number]
+
+
+def chunk_steps(steps: int, longest: int = 500) -> int:
+    """The largest divisor up to `longest`: after so many steps, state is saved.
+
+    Where all divisors are small (a prime number), the whole training is one chunk, and a
+    line says so.
+    """
+    chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
+    if chunk >= longest // 10:
+        return chunk
+    print(
+        f"An interrupted run begins anew: no divisor of its {steps:,} steps lies between "
+        f"{longest // 10} and {longest}.",
+        flush=True,
+    )
+    return steps
+
+
+def fit(
+    model: keras.Model,
+    batches: keras.utils.PyDataset,
+    recipe: Recipe,
+    folder: pathlib.Path,
+    callbacks: list[keras.callbacks.Callback] | None = None,
+    verbose: int = 0,
+    on_device: bool = False,
+    deadline: float | None = None,
+) -> dict:
+    """Trains for the recipe's steps; goes on where an interrupted call stopped.
+
+    Args:
+        model: A compiled model.
+        batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
+            they take in `epoch`.
+        recipe: How long to train.
+        folder: Where state is kept after each chunk, by the length of chunks: others would
+            end elsewhere. It stays until the caller deletes it; a training that is
+            finished there is not trained again.
+        callbacks: Further callbacks of each chunk, on the host.
+        verbose: As for `keras.Model.fit`.
+        on_device: Whether chunks are one compiled loop: see `device_loop`.
+        deadline: `time.monotonic()` after which no chunk begins; a chunk is taken to
+            last as long as the one before in this call.
+
+    Returns:
+        The final loss, the seconds of all calls, and the images per second (the median
+        over chunks, so that compilation does not count).
+
+    Raises:
+        nsl_keras.NonFiniteLossError: If the loss diverges.
+        stopping.OutOfTime: If the deadline comes first.
+    """
+    epochs = recipe.steps // len(batches)
+    backup = nsl_keras.callbacks.TrainingBackup(
+        folder / f"chunks_of_{len(batches)}", batches, delete_at_end=False
+    )
+    running = [
+        *(callbacks or []),
+        Seconds(),
+        keras.callbacks.TerminateOnNaN(),
+        stopping.StopInTime(deadline, backup, len(batches)),
+        backup,
+    ]
+    if on_device:
+        _fit_on_device(model, batches, running, backup.epoch, epochs, verbose)
+    else:
+        model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
+    strategies.wait_for_workers()  # The first one writes the state, others may read it.
+    loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
+    if not np.isfinite(loss):
+        raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
+    images = len(batches) * recipe.batch_size
+    return {
+        "training_loss": loss,
+        "seconds": round(sum(seconds), 1),
+        "images_per_second": round(images / statistics.median(seconds), 1),
+    }
+
+
+class Seconds(keras.callbacks.Callback):
+    """Adds the time of each chunk to its logs, for callbacks later in the list."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["seconds"] = time.perf_counter() - self.start
+
+
+def _fit_on_device(
+    model: keras.Model,
+    batches: keras.utils.PyDataset,
+    callbacks: list[keras.callbacks.Callback],
+    first_epoch: int,
+    epochs: int,
+    verbose: int,
+) -> None:
+    """Trains in chunks that are one compiled loop each, as `fit` does with epochs."""
+    train = device_loop.DeviceLoop(model, batches)
+    running = keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)
+    running.on_train_begin()
+    for epoch in range(first_epoch, epochs):
+        if model.stop_training:
+            break
+        running.on_epoch_begin(epoch)
+        logs = train()
+        model.stop_training = not np.isfinite(logs["loss"])
+        running.on_epoch_end(epoch, logs)
+        if verbose:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            print(f"Chunk {epoch + 1}: {shown}", flush=True)
+    running.on_train_end()

@@ -1,0 +1,106 @@
+"""The tables of the demo, and its sections of results/README.md."""
+
+from __future__ import annotations
+
+import pathlib
+
+from experiments.common import runs, tables
+
+TITLES = {
+    "plain": "CNN",
+    "static": "CNN, static neural similarity",
+    "dynamic": "CNN, dynamic neural similarity",
+    "neighborhoods": "CNN + Meta-Neighborhoods",
+    "neighborhoods_film": "CNN + Meta-Neighborhoods + iFiLM",
+    "linear": "linear features",
+    "linear_neighborhoods": "linear features + Meta-Neighborhoods",
+}
+#: Each model's twin without the method, for the paired differences.
+BASELINES = {
+    "static": "plain",
+    "dynamic": "plain",
+    "neighborhoods": "plain",
+    "neighborhoods_film": "plain",
+    "linear_neighborhoods": "linear",
+}
+DATASETS = ("digits", "mnist", "cifar10")
+
+
+def table(found: list[dict]) -> str:
+    """One line a model: means and deviations over seeds, paired differences to its twin."""
+    columns = ["model", "test accuracy, %", "difference to its twin", "before adaptation"]
+    rows = []
+    for name, title in TITLES.items():
+        chosen = tables.of_method(found, name)
+        if not chosen:
+            continue
+        accuracies = tables.percent(found, name, "test_accuracy")
+        twin = tables.percent(found, BASELINES.get(name, ""), "test_accuracy")
+        ratio = next((r["step_time_ratio"] for r in chosen if "step_time_ratio" in r), None)
+        rows.append(
+            [
+                title,
+                tables.mean(accuracies.values()),
+                tables.difference(accuracies, twin),
+                tables.mean(
+                    tables.percent(found, name, "test_unadapted_accuracy").values()
+                ),
+                f"{chosen[0]['parameters']:,}",
+                "" if ratio is None else f"{ratio['median']:.2f}x",
+            ]
+        )
+    return tables.markdown([*columns, "parameters", "step time"], rows)
+
+
+def tuning(found: list[dict]) -> str:
+    """One line a trial: the mean accuracy on validation images."""
+    accuracies: dict[tuple, list[float]] = {}
+    for run in found:
+        trial = run["method"], run["change"]
+        accuracies.setdefault(trial, []).append(100 * run["validation_accuracy"])
+    columns = ["model", "setting", "validation accuracy, %"]
+    return tables.markdown(
+        columns,
+        [
+            [*trial, f"{sum(each) / len(each):.2f}"]
+            for trial, each in sorted(accuracies.items(), key=_in_order)
+        ],
+    )
+
+
+def _in_order(trial: tuple[tuple, list[float]]) -> int:
+    return list(TITLES).index(trial[0][0])
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of the demo on each data set."""
+    return "\n\n".join(section(results, dataset) for dataset in DATASETS)
+
+
+def section(results: pathlib.Path, dataset: str) -> str:
+    """Markdown of the demo on a data set, and of how its setting was chosen."""
+    title = f"## Demo: {dataset}"
+    records = runs.RunRecords(results / "demo" / dataset)
+    found, setting = records.runs, records.setting
+    if not found:
+        return f"{title}\n\nNot run."
+    served = next(run["served"] for run in found if "served" in run)
+    seeds = sorted({run["seed"] for run in found})
+    parts = [
+        title,
+        f"{tables.commands(found)}: {setting['train_examples']:,} training images, "
+        f"{setting['epochs']} epochs, {setting['test_examples']:,} test images, "
+        f"seeds {', '.join(map(str, seeds))}; mean ± standard deviation, differences "
+        "paired by seed.",
+        table(found),
+        f"Served without nsl_keras: {served['agreeing_predictions']} of "
+        f"{served['test_images']} predictions agree, logits to "
+        f"{served['largest_logit_difference']:.1e}.",
+    ]
+    trials = runs.RunRecords(results / "demo" / f"{dataset}_tuning").runs
+    if trials:
+        parts.append(
+            "Hyper-parameters, chosen on validation images "
+            f"({tables.commands(trials)}):\n\n{tuning(trials)}"
+        )
+    return "\n\n".join(parts)

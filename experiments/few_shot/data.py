@@ -1,0 +1,157 @@
+"""Images for few-shot learning: classes for training, for validation and for the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from experiments.common import image_folders
+from experiments.common.data import (
+    PARTS,
+    Split,
+    fingerprint,
+    prepared_builder,
+    read_arrays,
+    resized_images,
+    write_arrays,
+)
+from nsl_keras import few_shot
+
+#: Omniglot's training classes that are kept for validation, and the usual image size.
+OMNIGLOT_VALIDATION_CLASSES = 100
+OMNIGLOT_SIZE = 28
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotData:
+    """Images, kept as uint8, of training, validation and test classes."""
+
+    train: Split
+    validation: Split
+    test: Split
+    #: Of a file, what tells it from others.
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        few_shot.disjoint(**{name: getattr(self, name).labels for name in PARTS})
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.train.images.shape[1:]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            f"{name}_{kind}": int(count)
+            for name in PARTS
+            for kind, count in (
+                ("images", len(getattr(self, name).labels)),
+                ("classes", len(np.unique(getattr(self, name).labels))),
+            )
+        }
+
+
+def load(
+    dataset: str,
+    data_dir: str | None = None,
+    data_file: str | None = None,
+    image_size: int = 84,
+) -> FewShotData:
+    """Loads `"omniglot"`, an .npz file, or a folder of images.
+
+    Args:
+        dataset: `"omniglot"`, or any name for what `data_file` or `data_dir` hold.
+        data_dir: For Omniglot, the folder of tensorflow-datasets' prepared copies. Else a
+            folder with `train`, `validation` (or `val`) and `test`, each with one
+            sub-folder a class, as Mini-ImageNet comes.
+        data_file: An .npz file with `train_images`, `train_labels`, and the same for
+            `validation` and `test`; images are uint8.
+        image_size: Pixels that images from a folder are resized to.
+
+    Raises:
+        ValueError: If an array or a folder is missing, or classes overlap.
+    """
+    if data_file is not None:
+        return _from_file(data_file)
+    if dataset == "omniglot":
+        return _omniglot(data_dir)
+    if data_dir is None:
+        raise ValueError(
+            "`data_dir` must be a folder with train, validation (or val) and test, each "
+            "with one sub-folder of images a class, or `data_file` an .npz file of them. "
+            f"Received: dataset={dataset!r} without either"
+        )
+    return _from_folder(pathlib.Path(data_dir).expanduser(), image_size)
+
+
+def save(images: FewShotData, path: str) -> None:
+    """Writes the images to an .npz file, which needs NumPy alone to be read."""
+    write_arrays(path, {part: getattr(images, part) for part in PARTS})
+
+
+def _from_file(path: str) -> FewShotData:
+    arrays = read_arrays(path)
+    parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
+    found = _from_parts(parts, "data_file", path)
+    return dataclasses.replace(found, fingerprint=fingerprint(arrays))
+
+
+def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
+    validation = "validation" if (folder / "validation").exists() else "val"
+    names = ("train", validation, "test")
+    missing = [name for name in names if not (folder / name).is_dir()]
+    if missing:
+        raise ValueError(
+            "`data_dir` must hold train, validation (or val) and test, each with one "
+            f"sub-folder a class. Received: {str(folder)!r} without {', '.join(missing)}"
+        )
+    parts = []
+    for name in names:
+        images, labels, classes = image_folders.load_image_folder(folder / name, image_size)
+        parts.append(Split(images, np.array(classes)[labels]))
+    return _from_parts(parts, "data_dir", str(folder))
+
+
+def _from_parts(parts: list[Split], argument: str, place: str) -> FewShotData:
+    try:
+        return FewShotData(*parts)
+    except ValueError as error:
+        raise ValueError(
+            f"`{argument}` must hold parts without common classes. Received: {place!r}; "
+            f"{error}"
+        ) from error
+
+
+def _omniglot(data_dir: str | None) -> FewShotData:
+    """Letters as bright strokes on black; turned ones are classes too, in training."""
+    import tensorflow_datasets as tfds
+
+    builder = prepared_builder("omniglot", data_dir)
+
+    def read(split: str) -> Split:
+        images, labels = [], []
+        for example in tfds.as_numpy(builder.as_dataset(split=split)):
+            images.append(example["image"][..., :1])
+            labels.append(example["label"])
+        order = np.argsort(labels, kind="stable")
+        strokes = resized_images(255 - np.stack(images)[order], OMNIGLOT_SIZE)
+        strokes = np.clip(np.round(strokes), 0, 255).astype("uint8")
+        return Split(strokes, np.array(labels)[order])
+
+    train, test = read("train"), read("test")
+    kept = np.unique(train.labels)
+    for_training, for_validation = few_shot.split_classes(
+        kept, (len(kept) - OMNIGLOT_VALIDATION_CLASSES, OMNIGLOT_VALIDATION_CLASSES)
+    )
+    images, labels = few_shot.rotated_classes(
+        *few_shot.select_classes(train.images, train.labels, for_training)
+    )
+    # Apart from all of the data set's own classes.
+    labels = labels + 1 + max(train.labels.max(), test.labels.max())
+    return FewShotData(
+        Split(images, labels),
+        Split(*few_shot.select_classes(train.images, train.labels, for_validation)),
+        test,
+    )

@@ -1,0 +1,233 @@
+"""The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+from collections.abc import Collection
+
+import numpy as np
+
+from experiments.common import runs, tables
+from experiments.few_shot import methods
+from nsl_keras import few_shot
+
+#: What the published figures are for: Mini-ImageNet, whose classes anyone can count.
+PUBLISHED = {
+    "dataset": "mini_imagenet",
+    "ways": 5,
+    "shots": 5,
+    "train_classes": 64,
+    "validation_classes": 16,
+    "test_classes": 20,
+}
+#: What rows were before they had their names, by the names they had.
+_OLDER_ROWS = {
+    "finetuning": "finetuning_glorot",
+    "meta_static_nsn": "meta_static_published",
+}
+TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all settings, then the published figures where nothing ran for them."""
+    found = runs.all_of(results / "few_shot")
+    rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
+    return "\n\n".join([TITLE, *map(section, found), *rest])
+
+
+def section(
+    records: runs.RunRecords, names: Collection[str] = tuple(methods.METHODS)
+) -> str:
+    """Markdown of what `experiments.few_shot` wrote: a setting, and its table.
+
+    Args:
+        records: The runs.
+        names: The methods that have a row.
+    """
+    setting, found = records.setting, records.runs
+    tuned = len(setting["rates"]) > 1
+    title = (
+        f"### {setting['ways']}-way {setting['shots']}-shot {setting['dataset']}, "
+        f"{setting['backbone'].upper().replace('CNN', 'CNN-')}"
+        f"{', the rate chosen on validation classes' if tuned else ''}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in setting["rates"])
+    chosen = (
+        f"at the best of {rates} on {setting['validation_episodes']} episodes of the "
+        f"validation classes, after {100 * setting['trial_share']:g} % of the training"
+        if tuned
+        else f"at {rates}"
+    )
+    text = (
+        f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
+        f"{setting['validation_classes']} for validation (the paper trains on both), "
+        f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
+        f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
+        f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
+        f"About {setting['training_images']:,} training images a method. "
+        f"{_of_inner_rates(setting, found)}{_of_images(setting)}Accuracies in %: "
+        "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
+        "differences are paired episode by episode."
+    )
+    differences = _pairs(setting, found)
+    return "\n\n".join([title, text, _table(setting, found, names), *differences])
+
+
+def _of_inner_rates(setting: dict, found: list[dict]) -> str:
+    """Which rows' trials have an inner rate each."""
+    if _is_older(setting):
+        return ""
+    titles: dict[tuple[float | None, ...], list[str]] = {}
+    for name in sorted({run["method"] for run in found}, key=list(methods.METHODS).index):
+        rates = tuple(
+            methods.inner_rate(name, setting["dataset"], trial)
+            for trial in range(len(setting["rates"]))
+        )
+        if len(set(rates)) > 1:
+            titles.setdefault(rates, []).append(methods.METHODS[name].title)
+    return "".join(
+        f"The trials of {' and '.join(of)} take inner rates of "
+        f"{', '.join(map(str, rates))}, one with each rate of Adam. "
+        for rates, of in titles.items()
+    )
+
+
+def _of_images(setting: dict) -> str:
+    """What was done to training images, and what older runs had else."""
+    if _is_older(setting):
+        return (
+            "These runs are of an older version: all new classifiers start at Glorot's "
+            "draw, the predictors' batch norms at a gamma of 1. "
+        )
+    parts = []
+    if setting["augmentation"]:
+        parts.append("in pretraining")
+    if setting["episode_augmentation"]:
+        parts.append("in episodes of training")
+    if not parts:
+        return ""
+    return f"Images are shifted by up to 4 pixels and mirrored {' and '.join(parts)}. "
+
+
+def _is_older(setting: dict) -> bool:
+    return "augmentation" not in setting
+
+
+def _pairs(setting: dict, found: list[dict]) -> list[str]:
+    """A line of differences between rows, where both of a pair ran."""
+    told = []
+    for first, second in methods.PAIRS:
+        titles = [methods.METHODS[name].title for name in (first, second)]
+        difference = _difference(first, second, found, setting)
+        if difference and not _is_older(setting):
+            told.append(f"{titles[0]} less {titles[1]} {difference}")
+    return [f"Paired differences: {'; '.join(told)}."] if told else []
+
+
+def not_run() -> str:
+    """Markdown of the published figures, where nothing ran for them."""
+    columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
+    rows = [
+        [
+            method.title,
+            *(
+                source.get(backbone, "")
+                for source in (method.paper, method.rebuttal)
+                for backbone in ("cnn4", "cnn9")
+            ),
+            "not run",
+        ]
+        for method in methods.METHODS.values()
+    ]
+    return (
+        "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
+        + tables.markdown([*columns, "here"], rows)
+    )
+
+
+def _is_published(setting: dict) -> bool:
+    return all(setting[name] == value for name, value in PUBLISHED.items())
+
+
+def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
+    published = _is_published(setting)
+    columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
+    columns += ["here", "difference to finetuning", "seeds", "batch norm", "rate"]
+    columns += ["support loss", "training images", "training, s", "test, s"]
+    rows = []
+    for name in names:
+        method = methods.METHODS[name]
+        older = _OLDER_ROWS.get(name, name) if _is_older(setting) else name
+        cells = [methods.METHODS[older].title]
+        if published:
+            sources = (method.paper, method.rebuttal)
+            cells += [source.get(setting["backbone"], "") for source in sources]
+        chosen = tables.of_method(found, name)
+        if not chosen:
+            if not _is_older(setting):
+                rows.append([*cells, "not run"])
+            continue
+        finished = _finished(chosen)
+        if len(finished) < len(chosen):
+            told = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
+            rows.append([*cells, told])
+            continue
+        evaluation = _evaluation(chosen, setting)
+        cells += [
+            f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
+            _difference(name, methods.BASELINE, found, setting),
+            tables.seeds(chosen),
+            chosen[0]["batch_normalization"] or "none",
+            ", ".join(dict.fromkeys(map(_rate, chosen))),
+            _support_loss(chosen),
+            f"{chosen[0]['training_images']:,}",
+            _median(chosen, "seconds"),
+            _median(chosen, "evaluation_seconds"),
+        ]
+        rows.append(cells)
+    return tables.markdown(columns, rows)
+
+
+def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
+    """Accuracy of a method in each episode, the mean over the seeds of its runs."""
+    queries = setting["ways"] * setting["queries"]
+    right = [run["right_queries"] for run in found]
+    return few_shot.Evaluation(np.mean(right, axis=0) / queries)
+
+
+def _finished(found: list[dict]) -> list[dict]:
+    return [run for run in found if "diverged" not in run]
+
+
+def _rate(run: dict) -> str:
+    inner = f", inner {run['inner_rate']:g}" if "inner_rate" in run else ""
+    return f"{run['learning_rate']:g}{inner}"
+
+
+def _support_loss(found: list[dict]) -> str:
+    """The loss on support sets before and after the inner steps, the mean over seeds."""
+    losses = [run["support_losses"] for run in found if "support_losses" in run]
+    if not losses:
+        return ""
+    before, after = np.mean(losses, axis=0)
+    return f"{before:.2f} to {after:.2f}"
+
+
+def _difference(first: str, second: str, found: list[dict], setting: dict) -> str:
+    """Difference of two methods, over the seeds that both were trained with."""
+    pair = [_finished(tables.of_method(found, name)) for name in (first, second)]
+    both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
+    if not both or first == second:
+        return ""
+    paired = few_shot.compare(
+        *(
+            _evaluation([run for run in each if run["seed"] in both], setting)
+            for each in pair
+        )
+    )
+    return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+
+
+def _median(found: list[dict], key: str) -> str:
+    return f"{statistics.median(run[key] for run in found):,.0f}"

@@ -1,0 +1,424 @@
+"""Trains the few-shot learners of a setting, and judges them on the same episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+
+import nsl_keras
+from experiments.common import recipe, runs, strategies, time_limit
+from experiments.common.augmentation import augmented
+from experiments.common.data import PARTS, Split
+from experiments.few_shot import data, methods
+from nsl_keras import few_shot
+
+#: Sampler seeds of validation and test episodes: the same for all methods and seeds.
+VALIDATION_SEED, TEST_SEED = 1_000_001, 1_000_002
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all runs of a table have in common."""
+
+    dataset: str
+    backbone: str
+    ways: int
+    shots: int
+    queries: int
+    training_images: int
+    episodes_per_step: int
+    #: Classes of an episode in ProtoNet's training.
+    proto_ways: int
+    batch_size: int
+    test_episodes: int
+    rates: Sequence[float]
+    trial_share: float
+    validation_episodes: int
+    #: Instead of each method's own policy.
+    batch_normalization: str | None
+    #: Whether images are shifted and mirrored in pretraining.
+    augmentation: bool = False
+    #: Whether those of episodes are, in training.
+    episode_augmentation: bool = False
+
+    def __post_init__(self) -> None:
+        # Trials are told apart by them.
+        if len(set(self.rates)) < len(self.rates):
+            raise ValueError(f"`rates` must be different. Received: rates={self.rates}")
+
+    @property
+    def name(self) -> str:
+        """The name of the folder of its runs."""
+        name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
+        if self.batch_normalization:
+            name += f"_{self.batch_normalization}"
+        if self.augmentation:
+            name += "_augmented"
+        if self.episode_augmentation:
+            name += "_augmented_episodes"
+        return f"{name}_tuned" if len(self.rates) > 1 else name
+
+    @property
+    def trial_images(self) -> int:
+        """The training images of a trial."""
+        return round(self.trial_share * self.training_images)
+
+
+class Training:
+    """Trains and judges the methods of one setting on one data set."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        images: data.FewShotData,
+        states: pathlib.Path,
+        jit_compile: bool | str,
+        verbose: int,
+        save_every: int = 500,
+    ) -> None:
+        self.setting, self.data, self.states = setting, images, states
+        self.jit_compile, self.verbose = jit_compile, verbose
+        self.save_every = save_every
+        classes, labels = np.unique(images.train.labels, return_inverse=True)
+        self.classes = len(classes)
+        self.images = Split(images.train.images, labels)
+
+    def policy(self, method: str) -> str:
+        """The batch norms' policy of a method."""
+        own = methods.METHODS[method].batch_normalization
+        return self.setting.batch_normalization or own
+
+    def sampler(
+        self, part: str, seed: int, ways: int | None = None
+    ) -> few_shot.EpisodeSampler:
+        """Episodes of a part's classes, of the test's ways unless others are given."""
+        chosen, setting = getattr(self.data, part), self.setting
+        return few_shot.EpisodeSampler(
+            chosen.images,
+            chosen.labels,
+            ways or setting.ways,
+            setting.shots,
+            setting.queries,
+            seed,
+        )
+
+    def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:
+        """Where the state of a method's training is, or of a kind of pretraining."""
+        return self.states / f"{name}_{rate}_{images}_{seed}"
+
+    def forget(self, names: Sequence[str], seeds: Sequence[int]) -> None:
+        """Deletes the states of finished methods, trials and pretraining included."""
+        rows = [methods.METHODS[name] for name in names]
+        trained = {*names, *(row.pretrained for row in rows if row.pretrained)}
+        lengths = [(self.setting.training_images, seed) for seed in map(int, seeds)]
+        for rate in self.setting.rates:
+            for images, seed in [*lengths, (self.setting.trial_images, 0)]:
+                for name in trained:
+                    runs.remove_state(self.state(name, rate, images, seed))
+
+    def run(
+        self, method: str, rate: float, images: int, seed: int
+    ) -> tuple[Callable, dict]:
+        """Trains a method; returns the learner, and what the training took."""
+        with strategies.strategy().scope():
+            return self._run(method, rate, images, seed)
+
+    def _run(
+        self, method: str, rate: float, images: int, seed: int
+    ) -> tuple[Callable, dict]:
+        row = methods.METHODS[method]
+        found: dict = {"seconds": 0.0, "training_images": 0}
+        network = None
+        if row.pretrained:
+            network, pretraining = self._pretrained(row.pretrained, rate, images, seed)
+            found = {key: found[key] + pretraining[key] for key in found}
+        keras.utils.set_random_seed(seed)
+        trial = self.setting.rates.index(rate)
+        inner_rate = methods.inner_rate(method, self.setting.dataset, trial)
+        if inner_rate is not None:
+            found["inner_rate"] = inner_rate
+        if row.episodic:
+            proto = method == "proto_net"
+            ways = self.setting.proto_ways if proto else self.setting.ways
+            learner = methods.episodic_learner(
+                method,
+                self.setting.dataset,
+                self.setting.backbone,
+                self.data.image_shape,
+                ways,
+                self.policy(method),
+                network,
+                trial,
+            )
+            training = self._fit_episodes(method, learner, ways, rate, images, seed)
+            if proto:
+                learner = few_shot.ProtoNet(
+                    learner.backbone,
+                    self.setting.ways,
+                    batch_normalization=self.policy(method),
+                )
+            return learner, found | {key: found[key] + training[key] for key in training}
+        return (
+            methods.pretrained_learner(
+                method,
+                network,
+                self.setting.ways,
+                self.policy(method),
+                self.images.images.astype("float32") / 255,
+            ),
+            found,
+        )
+
+    def _pretrained(
+        self, kind: str, rate: float, images: int, seed: int
+    ) -> tuple[keras.Model, dict]:
+        """A network trained to classify all training classes; kept for the next method."""
+        keras.utils.set_random_seed(seed)
+        network = methods.features(self.setting.backbone, kind, self.data.image_shape)
+        model = methods.classifier(network, self.classes)
+        trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
+        chunk = recipe.chunk_steps(trained.steps, self.save_every)
+        batches = _Uint8Batches(self.images, trained, seed, chunk)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        # Once it is finished, its state gives the next method the network.
+        folder = self.state(kind, rate, images, seed)
+        return network, self._fit(model, batches, trained, loss, folder)
+
+    def _fit_episodes(
+        self,
+        method: str,
+        learner: keras.Model,
+        ways: int,
+        rate: float,
+        images: int,
+        seed: int,
+    ) -> dict:
+        setting = self.setting
+        support, queries = ways * setting.shots, ways * setting.queries
+        # As many images a step, whatever the ways.
+        episodes = max(1, setting.episodes_per_step * setting.ways // ways)
+        trained = _recipe(images, episodes * (support + queries), rate)
+        shape = self.data.image_shape
+        learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
+        batches = self.sampler("train", seed, ways).batches(
+            episodes, recipe.chunk_steps(trained.steps, self.save_every)
+        )
+        if setting.episode_augmentation:
+            batches = AugmentedEpisodes(batches, seed)
+        folder = self.state(method, rate, images, seed)
+        return self._fit(learner, batches, trained, methods.loss(method), folder)
+
+    def _fit(
+        self,
+        model: keras.Model,
+        batches: keras.utils.PyDataset,
+        trained: recipe.Recipe,
+        loss: keras.losses.Loss,
+        folder: pathlib.Path,
+    ) -> dict:
+        model = strategies.replicated(model)
+        model.compile(
+            optimizer=trained.make_optimizer(),
+            loss=loss,
+            metrics=["accuracy"],
+            jit_compile=self.jit_compile,
+        )
+        model.optimizer.build(model.trainable_variables)
+        found = recipe.fit(
+            model,
+            batches,
+            trained,
+            folder,
+            verbose=self.verbose,
+            deadline=time_limit.deadline(),
+        )
+        return {
+            "seconds": found["seconds"],
+            "training_images": trained.steps * trained.batch_size,
+        }
+
+
+class _Uint8Batches(recipe.Batches):
+    """Batches of images that are kept as uint8."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = super().__getitem__(index)
+        return images / np.float32(255), labels
+
+
+class AugmentedEpisodes(keras.utils.PyDataset):
+    """Batches of episodes, their images shifted by up to 4 pixels and mirrored.
+
+    Args:
+        batches: What `EpisodeSampler.batches` returns.
+        seed: Seed of the shifts, which depend on it and on the number of the step.
+    """
+
+    def __init__(self, batches: keras.utils.PyDataset, seed: int) -> None:
+        super().__init__()
+        self.batches, self.seed = batches, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> few_shot.episodes.Batch:
+        self.batches.epoch = self.epoch
+        (support, labels, queries), targets = self.batches[index]
+        step = self.epoch * len(self) + index
+        generator = np.random.default_rng([self.seed, 2, step])
+
+        def moved(images: np.ndarray) -> np.ndarray:
+            flat = images.reshape(-1, *images.shape[2:])
+            return augmented(flat, _AUGMENTATION, generator).reshape(images.shape)
+
+        return (moved(support), labels, moved(queries)), targets
+
+
+_AUGMENTATION = "pad_crop_flip"
+
+
+def _recipe(
+    images: int, images_per_step: int, rate: float, augmentation: bool = False
+) -> recipe.Recipe:
+    """Adam, for about so many images: a number of steps that states are saved between."""
+    steps = max(1, round(images / images_per_step))
+    if steps > 100:
+        steps = 100 * round(steps / 100)
+    return recipe.Recipe(
+        steps,
+        learning_rate=rate,
+        batch_size=images_per_step,
+        augmentation=_AUGMENTATION if augmentation else "none",
+        optimizer="adam",
+        epsilon=1e-7,
+        cosine_decay=True,
+    )
+
+
+def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
+    """The rate with the best accuracy on validation episodes, for a part of the budget."""
+    setting = training.setting
+    if len(setting.rates) == 1:
+        return setting.rates[0]
+    images = setting.trial_images
+
+    def trial(method: str, rate: str) -> dict:
+        record = {"method": method, "rate": float(rate), "seed": 0}
+        try:
+            learner, found = training.run(method, float(rate), images, seed=0)
+            evaluation = few_shot.evaluate(
+                learner,
+                training.sampler("validation", VALIDATION_SEED),
+                setting.validation_episodes,
+                batch_size=10,
+            )
+        except nsl_keras.NonFiniteLossError as error:
+            return record | {"accuracy": 0.0, "diverged": str(error)}
+        if "inner_rate" in found:
+            record["inner_rate"] = found["inner_rate"]
+        return record | {"accuracy": evaluation.mean}
+
+    titles = {(method, str(r)): f"Trial: {method} at {r:g}" for r in setting.rates}
+    runs.run_all(trials, titles, trial)
+    accuracies = {
+        run["rate"]: run["accuracy"] for run in trials.runs if run["method"] == method
+    }
+    return max(setting.rates, key=accuracies.__getitem__)
+
+
+def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
+    """Trains a method with one seed, and judges it on the test episodes."""
+    setting = training.setting
+    record = {
+        "method": method,
+        "seed": seed,
+        "learning_rate": rate,
+        "command": runs.command("few_shot"),
+        "versions": runs.versions(),
+        "devices": keras.distribution.list_devices(),
+    }
+    sampler = training.sampler("test", TEST_SEED)
+    try:
+        learner, found = training.run(method, rate, setting.training_images, seed)
+        if isinstance(learner, few_shot.MAML):
+            found["support_losses"] = support_losses(learner, sampler)
+        start = time.perf_counter()
+        evaluation = few_shot.evaluate(
+            learner, sampler, setting.test_episodes, batch_size=10
+        )
+    except nsl_keras.NonFiniteLossError as error:
+        # A result too: the published inner rate is one that steps may diverge at.
+        return record | {"diverged": str(error)}
+    queries = setting.ways * setting.queries
+    return {
+        **record,
+        "batch_normalization": evaluation.batch_normalization,
+        **found,
+        "evaluation_seconds": round(time.perf_counter() - start, 1),
+        "accuracy": evaluation.mean,
+        "half_width": evaluation.half_width,
+        "right_queries": np.round(evaluation.accuracies * queries).astype(int).tolist(),
+    }
+
+
+def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> list[float]:
+    """The mean loss on the support sets of ten episodes, before and after the steps."""
+    episodes = sampler.episodes(10)
+    images, labels = episodes.support_images, episodes.support_labels
+    network = learner.functional
+    unadapted = [network.outputs(network.values(), each)[0] for each in images]
+    adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
+    targets = keras.ops.convert_to_tensor(labels)
+    losses = [
+        keras.ops.mean(
+            keras.ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
+        )
+        for logits in (keras.ops.stack(unadapted), keras.ops.convert_to_tensor(adapted))
+    ]
+    return [round(float(loss), 4) for loss in losses]
+
+
+def run_methods(
+    training: Training, names: Sequence[str], seeds: Sequence[int], results: pathlib.Path
+) -> runs.RunRecords:
+    """Runs every method with every seed that has no record yet.
+
+    Args:
+        training: What runs them.
+        names: Their names.
+        seeds: Seeds of training.
+        results: Below it the records, and those of the trials, are written.
+
+    Raises:
+        ValueError: If a part has too few classes, or images of a class.
+    """
+    for part in PARTS:
+        training.sampler(part, 0)  # Said before the training, not after it.
+    if "proto_net" in names and training.setting.proto_ways > training.classes:
+        raise ValueError(
+            "`proto_ways` must be at most the number of training classes, "
+            f"{training.classes}. Received: proto_ways={training.setting.proto_ways}"
+        )
+    setting = {
+        **dataclasses.asdict(training.setting),
+        **training.data.counts,
+        "image_shape": training.data.image_shape,
+        "data_file": training.data.fingerprint,
+    }
+    folder = results / "few_shot" / training.setting.name
+    records = runs.RunRecords(folder, setting)
+    trials = runs.RunRecords(folder / "trials", setting)
+
+    def run(method: str, seed: int) -> dict:
+        rate = chosen_rate(training, method, trials)
+        return record_of(training, method, rate, seed)
+
+    titles = {name: methods.METHODS[name].title for name in names}
+    runs.run_all(records, runs.every(titles, seeds), run)
+    return records

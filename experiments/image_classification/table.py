@@ -1,0 +1,152 @@
+"""Table 1 and Appendix A of Meta-Neighborhoods from runs, beside the paper's figures."""
+
+from __future__ import annotations
+
+import pathlib
+
+from experiments.common import runs, tables
+from experiments.image_classification import methods
+
+EXPERIMENTS = methods.EXPERIMENTS
+TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all settings, their pictures, and what was not run."""
+    found = runs.all_of(results / "image_classification")
+    parts = [TITLE, *map(section, found), _pictures(results, found), not_run(found)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
+    """Markdown of a setting's runs, and the experiments they are of.
+
+    Args:
+        records: What `experiments.image_classification` wrote.
+        experiments: Their names; `None` is all with a run of their own.
+    """
+    setting, found = records.setting, records.runs
+    chosen = experiments_of(records) if experiments is None else experiments
+    made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
+    return "\n\n".join([_heading(setting, found), *made])
+
+
+def experiments_of(records: runs.RunRecords) -> list[str]:
+    """Names of the experiments of which there are more runs than Table 1 has."""
+    ran = {run["method"] for run in records.runs}
+    coarse = records.setting["coarse"]
+    in_table_1 = set() if coarse else set(EXPERIMENTS["table_1"].names)
+    return [
+        name
+        for name, experiment in EXPERIMENTS.items()
+        if experiment.coarse == coarse
+        and ran & set(experiment.names) - (in_table_1 if name != "table_1" else set())
+    ]
+
+
+def not_run(found: list[runs.RunRecords]) -> str:
+    """Markdown of what no folder holds: the paper's figures alone."""
+    ran = {name for records in found for name in experiments_of(records)}
+    seen = {(each.setting["backbone"], each.setting["dataset"]) for each in found}
+    published = {
+        where: figures
+        for where, figures in EXPERIMENTS["table_1"].published.items()
+        if where not in seen
+    }
+    names = ("plain", "maxl", "plain_film", "neighborhoods", "neighborhoods_film")
+    parts = [_published_table("Table 1. Accuracies, %", published, names)]
+    rest = [name for name in ("A.5", "A.6") if name not in ran]
+    if rest:
+        names = tuple(dict.fromkeys(n for name in rest for n in EXPERIMENTS[name].names))
+        title = f"Table 3 (Appendices {' and '.join(rest)}). Accuracies, %"
+        parts.append(_published_table(title, EXPERIMENTS["A.5"].published, names))
+    others = [EXPERIMENTS[name] for name in ("A.3", "A.4", "A.9") if name not in ran]
+    parts += [f"{each.title}: not run. {each.note}" for each in others]
+    return "\n\n".join(["### Not run", *parts])
+
+
+def _pictures(results: pathlib.Path, found: list[runs.RunRecords]) -> str:
+    """Links to what `--figures` drew, one line a backbone and data set."""
+    names = {f"{each.setting['backbone']}_{each.setting['dataset']}" for each in found}
+    drawn = [
+        ", ".join(f"[{path.stem}](figures/{path.name})" for path in paths)
+        for name in sorted(names)
+        if (paths := sorted((results / "figures").glob(f"{name}_*.png")))
+    ]
+    if not drawn:
+        return ""
+    title = "### Pictures of the first seed's models"
+    what = (
+        "Learned neighbours among the features of images, what each entry stands for, the "
+        "cosines to the true prototype before and after adaptation, and how one prediction "
+        "is made."
+    )
+    return "\n\n".join([title, what, *drawn])
+
+
+def _published_table(
+    title: str, published: methods.Published, names: tuple[str, ...]
+) -> str:
+    titles = ["MAXL" if n == "maxl" else methods.METHODS[n].title for n in names]
+    rows = [
+        [*where, *(f"{figures[name]:.2f}" for name in names), "not run"]
+        for where, figures in published.items()
+    ]
+    made = tables.markdown(["backbone", "data set", *titles, "here"], rows)
+    return f"{title}\n\n{made}"
+
+
+def _heading(setting: dict, found: list[dict]) -> str:
+    recipe, dictionary = setting["recipe"], setting["dictionary"]
+    if setting.get("filters"):
+        sizes = "-".join(map(str, setting["filters"]))
+        backbone = f"{setting['backbone']} of {sizes} filters"
+    else:
+        backbone = setting["backbone"]
+    entries = f"{dictionary['num_neighbors']:,} entries, T = {dictionary['temperature']:g}"
+    return (
+        f"### {backbone} on {setting['dataset']}, {setting['classes']} classes: "
+        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
+        f"{tables.commands(found)}. {tables.training(setting)}; {entries}. Accuracies on "
+        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
+        "standard deviation over seeds; differences paired by seed."
+    )
+
+
+def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> str:
+    published = experiment.published.get((setting["backbone"], setting["dataset"]), {})
+    columns = ["method", *(["paper"] if published else [])]
+    columns += ["here", "difference to vanilla", "before adaptation"]
+    columns += ["fine classes, by nearest images"] if experiment.coarse else []
+    timed = any("step_time" in run for run in found)
+    tuned = any("learning_rate" in run for run in found)
+    columns += ["seeds", *(["rate"] if tuned else []), "parameters"]
+    columns += [*(tables.COSTS if timed else []), "images per second on a GPU"]
+    baseline = tables.percent(found, methods.BASELINE, "test_accuracy")
+    rows = []
+    for name, method in experiment.methods.items():
+        cells = [method.title, *([f"{published[name]:.2f}"] if published else [])]
+        chosen = tables.of_method(found, name)
+        if not chosen:
+            rows.append([*cells, "not run"])
+            continue
+        accuracies = tables.percent(found, name, "test_accuracy")
+        unadapted = tables.percent(found, name, "test_unadapted_accuracy")
+        cells += [
+            tables.outcome(chosen, accuracies.values()),
+            "" if name == methods.BASELINE else tables.difference(accuracies, baseline),
+            tables.mean(unadapted.values()),
+        ]
+        if experiment.coarse:
+            induced = tables.percent(found, name, "induction_accuracy")
+            cells.append(tables.mean(induced.values()))
+        cells += [
+            tables.seeds(chosen),
+            *([tables.rates(chosen)] if tuned else []),
+            f"{chosen[0]['parameters']:,}",
+            *(tables.costs(chosen) if timed else []),
+            tables.images_per_second(chosen),
+        ]
+        rows.append(cells)
+    title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)
+    return f"{title}\n\n{tables.markdown(columns, rows)}"

@@ -1,0 +1,258 @@
+r"""What factorizing a weight matrix does to gradient descent: Section 5.1, Eq. (6).
+
+Linear regression, with a target matrix of low rank and too few data to tell it from others.
+Gradient descent on `W` itself is compared with gradient descent on `W'` and `M`, where
+`W = M^T W'` as in a layer with a neural similarity. All start from the same small `W`, in
+small steps, and reach zero loss: which of the solutions they find is their implicit
+regularization. Nuclear norm and effective rank tell them apart.
+
+    python -m experiments.neural_similarity.implicit_regularization
+
+Two kinds of data. With whole targets, as in the paper, descent on a small `W` already finds
+the solution of smallest nuclear norm, so that no factorization can do better. With half of
+each target hidden (matrix completion, the case of the theory that the paper builds on) it
+does not. There it matters where `M` starts: at the identity, as in the layers of this
+package, or near zero.
+
+Writes --output_dir/results/implicit_regularization/, and a picture in
+--output_dir/results/figures/.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from absl import flags, logging
+from keras import ops
+
+import nsl_keras
+from experiments.common import command, runs, tables
+
+FLAGS = flags.FLAGS
+
+FEATURES = OUTPUTS = 20
+RANK = 2
+#: Size of the entries of `W` at the start.
+START = 1e-3
+#: By name: number of examples, and the share of the targets' entries that is seen.
+DATA = {"whole targets": (10, 1.0), "half of each target": (20, 0.5)}
+#: By name: what times the identity `M` starts at; `None` for descent on `W` itself.
+FLOWS = {"W": None, "M from I": 1.0, "M from I / 10": 0.1, "M from I / 30": 1 / 30}
+MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
+#: Where the records are, in results/.
+PLACE = "implicit_regularization"
+
+
+def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]:
+    """Inputs, targets with NaN where they are hidden, the target matrix, and a start."""
+    rng = np.random.default_rng(seed)
+    target = rng.normal(size=(FEATURES, RANK)) @ rng.normal(size=(RANK, OUTPUTS))
+    target /= np.linalg.norm(target, 2)
+    inputs = rng.normal(size=(examples, FEATURES)) / np.sqrt(examples)
+    seen = rng.random((examples, OUTPUTS)) < observed
+    start = START * rng.normal(size=target.shape) / np.sqrt(FEATURES)
+    return inputs, np.where(seen, inputs @ target, np.nan), target, start
+
+
+class HalfSquaredError(keras.losses.Loss):
+    """`1/2 sum_i |y_i - f(x_i)|^2` over the entries of `y` that are not NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="sum")
+
+    def call(self, targets, predictions):
+        residuals = ops.where(ops.isnan(targets), 0, targets - predictions)
+        return 0.5 * ops.sum(ops.square(residuals), axis=-1)
+
+
+def make_layer(
+    start: np.ndarray, scale: float | None, dtype: str = "float32"
+) -> keras.layers.Layer:
+    """A layer without bias that computes `start^T x`: `scale` is that of its `M`."""
+    options = {"use_bias": False, "dtype": dtype}
+    if scale is None:
+        layer = keras.layers.Dense(OUTPUTS, **options)
+    else:
+        layer = nsl_keras.layers.NeuralSimilarityDense(
+            OUTPUTS,
+            similarity="unconstrained",
+            similarity_initializer=keras.initializers.Identity(scale),
+            **options,
+        )
+    layer.build((None, FEATURES))
+    layer.kernel.assign(start / (scale or 1.0))
+    return layer
+
+
+def matrix_of(layer: keras.layers.Layer) -> np.ndarray:
+    """The `W` of a layer, in float64."""
+    kernel = getattr(layer, "equivalent_kernel", layer.kernel)
+    return np.asarray(ops.convert_to_numpy(kernel), "float64")
+
+
+def descend(
+    layer: keras.layers.Layer,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    learning_rate: float,
+    steps: int,
+    points: int,
+) -> list[np.ndarray]:
+    """Takes steps of gradient descent; returns `W` at the start and at `points` times."""
+    each = max(1, steps // points)
+    model = keras.Sequential([keras.Input((FEATURES,), dtype=layer.dtype), layer])
+    model.compile(
+        optimizer=keras.optimizers.SGD(learning_rate),
+        loss=HalfSquaredError(),
+        steps_per_execution=min(each, 20),
+    )
+    matrices = [matrix_of(layer)]
+    model.fit(
+        np.tile(inputs, (each, 1)),
+        np.tile(targets, (each, 1)),
+        batch_size=len(inputs),
+        epochs=points,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: matrices.append(matrix_of(layer))
+            )
+        ],
+    )
+    return matrices
+
+
+def measures(matrix: np.ndarray, inputs, targets, target) -> dict[str, float]:
+    """Loss, nuclear norm, effective rank, and the distance from the target matrix.
+
+    The effective rank is the exponential of the entropy of the singular values, as shares
+    of their sum.
+    """
+    singular = np.linalg.svd(matrix, compute_uv=False)
+    shares = singular / singular.sum()
+    shares = shares[shares > 0]
+    residuals = np.nan_to_num(targets - inputs @ matrix)
+    return {
+        "loss": float(0.5 * np.sum(residuals**2)),
+        "nuclear_norm": float(singular.sum()),
+        "effective_rank": float(np.exp(-np.sum(shares * np.log(shares)))),
+        "distance": float(np.linalg.norm(matrix - target) / np.linalg.norm(target)),
+    }
+
+
+def write_picture(found: list[dict], path: pathlib.Path) -> None:
+    """Draws nuclear norm and effective rank along the steps, for the first seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots(2, len(DATA), sharex=True)
+    for column, data in enumerate(DATA):
+        curves = {
+            run["flow"]: run for run in found if (run["data"], run["seed"]) == (data, 0)
+        }
+        shown = [curves[flow] for flow in FLOWS]
+        for row, measure in enumerate(("nuclear_norm", "effective_rank")):
+            axis = axes[row, column]
+            for run in shown:
+                axis.plot(run["steps"][1:], run[measure][1:], label=run["flow"])
+            axis.axhline(shown[0]["target"][measure], color="black", linestyle=":")
+            axis.set_xscale("log")
+            axis.set_ylim(bottom=0)
+            axis.set_ylabel(measure.replace("_", " "))
+        axes[0, column].set_title(data)
+        axes[1, column].set_xlabel("steps")
+    axes[0, 0].legend(title="descent on")
+    runs.write_figures(path.parent, {path.stem: figure})
+
+
+def one_run(
+    data: str, flow: str, seed: int, learning_rate: float, steps: int, points: int
+) -> dict:
+    """The record of a descent: measures along the way, or where it ends."""
+    inputs, targets, target, start = problem(*DATA[data], seed)
+    layer = make_layer(start, FLOWS[flow])
+    matrices = descend(layer, inputs, targets, learning_rate, steps, points)
+    found = [measures(each, inputs, targets, target) for each in matrices]
+    times = [number * max(1, steps // points) for number in range(len(found))]
+    # Curves of the first problem, and where the others end.
+    kept = slice(None) if seed == 0 else slice(-1, None)
+    return {
+        **{"data": data, "flow": flow, "seed": seed},
+        "command": runs.command("neural_similarity.implicit_regularization"),
+        "versions": runs.versions(),
+        "target": measures(target, inputs, targets, target),
+        "steps": times[kept],
+        **{key: [float(f"{each[key]:.4g}") for each in found[kept]] for key in MEASURES},
+    }
+
+
+def table(found: list[dict]) -> str:
+    """One line a kind of data and a flow: means over the seeds at the last step."""
+    columns = ["data", "descent on", *(each.replace("_", " ") for each in MEASURES[:-1])]
+    columns.append("distance from the target")
+    rows = []
+    for data in DATA:
+        shown = [run for run in found if run["data"] == data]
+        for flow in FLOWS:
+            of_flow = [run for run in shown if run["flow"] == flow]
+            last = [{key: run[key][-1] for key in MEASURES} for run in of_flow]
+            rows.append([data, flow, *_means(last)])
+        targets = [run["target"] for run in shown if run["flow"] == "W"]
+        rows.append([data, "(target)", *_means(targets)])
+    return tables.markdown(columns, rows)
+
+
+def _means(rows: list[dict]) -> list[str]:
+    formats = dict(zip(MEASURES, (".1e", ".2f", ".1f", ".2f"), strict=True))
+    return [format(np.mean([row[key] for row in rows]), formats[key]) for key in MEASURES]
+
+
+def section(results: pathlib.Path) -> str:
+    """The section of results/README.md."""
+    title = "## Neural Similarity Learning, Section 5.1: implicit regularization"
+    found = runs.RunRecords(results / PLACE).runs
+    if not found:
+        return f"{title}\n\nNot run."
+    seeds = len({run["seed"] for run in found})
+    return (
+        f"{title}\n\n{tables.commands(found)}: linear regression by gradient descent on "
+        "`W`, or on the factors `W'` and `M` of `W = M^T W'`, from the same small `W`; "
+        f"{found[0]['steps'][-1]:,} steps; number of problems that means are taken over: "
+        f"{seeds}.\n\n"
+        f"{table(found)}\n\n"
+        "![Nuclear norm and effective rank in training]"
+        "(figures/implicit_regularization.png)"
+    )
+
+
+def main(_arguments: list[str]) -> None:
+    logging.set_verbosity(logging.ERROR)
+    results = runs.results_folder(FLAGS.output_dir)
+    names = ("learning_rate", "steps", "points")
+    setting = {name: getattr(FLAGS, name) for name in names}
+    records = runs.RunRecords(results / PLACE, setting)
+    titles = {
+        (data, flow, seed): f"{data}, descent on {flow}, problem {seed}"
+        for data in DATA
+        for flow in FLOWS
+        for seed in range(FLAGS.seeds)
+    }
+    runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
+    print(table(records.runs))
+    print(f"Wrote {records.folder}")
+    write_picture(records.runs, results / "figures" / "implicit_regularization.png")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("steps", 4000, "Steps of gradient descent.", lower_bound=100)
+    flags.DEFINE_integer("points", 200, "Points of the curves.", lower_bound=1)
+    flags.DEFINE_float("learning_rate", 0.2, "Size of a step.", lower_bound=0)
+    flags.DEFINE_integer("seeds", 5, "Problems of each kind.", lower_bound=1)
+    flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
+    command.run(main)

@@ -1,0 +1,331 @@
+"""Rows of the tables of Neural Similarity Learning: methods, recipes, published figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import nsl_keras
+from experiments.common.convolutions import convolutions
+from experiments.common.recipe import Recipe, compile_classifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of a table: its title, its convolutions, and options of the network."""
+
+    title: str
+    #: Arguments of `convolutions`.
+    similarity: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: For a plain network that is as large as another: that row, and what is alike,
+    #: `"parameters"` or `"multiply_adds"`.
+    alike: tuple[str, str] | None = None
+
+
+_DNS, _UNS = {"similarity": "diagonal"}, {"similarity": "unconstrained"}
+_SPHERE_PREDICTOR = {"predictor": "sphere"}
+_SHAPE = {"learn_shape": True}
+
+METHODS = {
+    "cnn": Method("CNN"),
+    "cnn_plus": Method("CNN++", options={"plus": True}),
+    "static_dns": Method("static NSN, DNS", _DNS),
+    "static_uns": Method("static NSN, UNS", _UNS),
+    "dynamic_dns": Method("dynamic NSN, DNS", _DNS | _SPHERE_PREDICTOR),
+    "dynamic_uns": Method("dynamic NSN, UNS", _UNS | _SPHERE_PREDICTOR),
+    "dynamic_dns_cnn": Method(
+        "dynamic NSN, DNS, predictor of plain convolutions", _DNS | {"predictor": "cnn"}
+    ),
+    "static_dns_joint": Method("static NSN, DNS, learned kernel shape", _DNS | _SHAPE),
+    "dynamic_dns_joint": Method(
+        "dynamic NSN, DNS, learned kernel shape", _DNS | _SPHERE_PREDICTOR | _SHAPE
+    ),
+    "dynamic_dns_shared": Method(
+        "dynamic NSN, DNS, one shared predictor", _DNS | {"predictor": "shared"}
+    ),
+    "cnn_parameters": Method(
+        "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
+    ),
+    "cnn_cost": Method(
+        "CNN with the multiply-adds of dynamic DNS", alike=("dynamic_dns", "multiply_adds")
+    ),
+}
+
+# The authors' decay, and their penalty on kernels that are compared by angle.
+_PLAIN = {"sphere": False, "l2": 2.5e-4}
+_SPHERE = {"sphere": True, "l2": 2.5e-4, "orthogonality": 1e-4}
+
+SPHERENET_METHODS = {
+    "cnn": Method("CNN", options={**_PLAIN, "attention": False}),
+    "cnn_attention": Method("CNN, self-attention", options=_PLAIN),
+    "spherenet": Method("SphereNet", options={**_SPHERE, "attention": False}),
+    "spherenet_attention": Method("SphereNet, self-attention", options=_SPHERE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the paper: its network, recipe, rows, and errors (%) by data set."""
+
+    title: str
+    network: str
+    recipe: str
+    baseline: str
+    errors: dict[str, dict[str, float]]
+    #: Top-5 errors of the same data set, where the paper has them.
+    top_5_errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: Predictors of the rows: the authors' (`"published"`), or the package's own
+    #: (`"default"`).
+    predictors: str = "published"
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        known = SPHERENET_METHODS if self.network == "spherenet" else METHODS
+        return {name: known[name] for name in self.errors}
+
+
+TABLES = {
+    "1": Table(
+        "Predictor network",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "dynamic_dns_cnn": {"cifar10": 7.04},
+            "dynamic_dns": {"cifar10": 6.85},
+        },
+    ),
+    "2": Table(
+        "Joint learning of kernel shape and similarity",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "static_dns": {"cifar10": 7.15},
+            "static_dns_joint": {"cifar10": 6.92},
+            "dynamic_dns": {"cifar10": 6.85},
+            "dynamic_dns_joint": {"cifar10": 6.64},
+        },
+    ),
+    "3": Table(
+        "Shared and disjoint predictors",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78},
+            "dynamic_dns_shared": {"cifar10": 7.20},
+            "dynamic_dns": {"cifar10": 6.85},
+        },
+    ),
+    "4": Table(
+        "CIFAR-10 and CIFAR-100",
+        "cnn9",
+        "paper",
+        "cnn",
+        {
+            "cnn": {"cifar10": 7.78, "cifar100": 28.95},
+            "cnn_plus": {"cifar10": 7.29, "cifar100": 28.70},
+            "static_dns": {"cifar10": 7.15, "cifar100": 28.35},
+            "static_uns": {"cifar10": 7.38, "cifar100": 28.11},
+            "dynamic_dns": {"cifar10": 6.85, "cifar100": 27.81},
+            "dynamic_uns": {"cifar10": 6.5, "cifar100": 28.02},
+        },
+    ),
+    "5": Table(
+        "ImageNet",
+        "cnn10",
+        "imagenet",
+        "cnn",
+        {
+            "cnn": {"imagenet2012": 42.72},
+            "cnn_plus": {"imagenet2012": 42.11},
+            "dynamic_dns": {"imagenet2012": 40.61},
+        },
+        {"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
+    ),
+    "8": Table(
+        "Self-attention as global neural similarity",
+        "spherenet",
+        "attention",
+        "cnn",
+        {
+            "cnn": {"cifar10": 9.14},
+            "cnn_attention": {"cifar10": 9.31},
+            "spherenet": {"cifar10": 8.69},
+            "spherenet_attention": {"cifar10": 8.24},
+        },
+    ),
+    "cost": Table(
+        "Plain networks with the parameters and the multiply-adds of a dynamic one; not in "
+        "the paper",
+        "cnn9",
+        "paper",
+        "cnn",
+        # In order of worth.
+        {
+            "cnn": {},
+            "dynamic_dns": {},
+            "cnn_cost": {},
+            "cnn_parameters": {},
+            "static_dns": {},
+            "dynamic_uns": {},
+        },
+        predictors="default",
+    ),
+}
+
+
+def build(
+    network: str,
+    method: Method,
+    input_shape: tuple[int, ...],
+    classes: int,
+    momentum: float,
+    published: bool = True,
+    **options: Any,
+) -> keras.Model:
+    """The network of one row.
+
+    Args:
+        network: Name of the backbone.
+        method: The row.
+        input_shape: Height, width and channels.
+        classes: Their number.
+        momentum: That of batch norms.
+        published: Whether predictors are the authors'.
+        **options: Further arguments of the backbone's function.
+    """
+    arguments = (input_shape, classes, momentum, published)
+    if method.alike:
+        options["filters"] = alike_filters(network, method, *arguments, **options)
+    options = {**method.options, **options}
+    options["batch_normalization"] = functools.partial(
+        nsl_keras.layers.BatchNormalization, momentum=momentum
+    )
+    if method.similarity:
+        options["convolution"] = convolutions(
+            momentum=momentum, published=published, **method.similarity
+        )
+    function = {
+        "cnn9": nsl_keras.backbones.cnn9,
+        "cnn10": nsl_keras.backbones.cnn10,
+        "spherenet": nsl_keras.backbones.self_attention_spherenet,
+    }[network]
+    return function(input_shape, classes, **options)
+
+
+def size_of(model: keras.Model) -> dict[str, int | None]:
+    """The trainable parameters of a network, and its multiply-adds for one image."""
+    return {
+        "parameters": sum(int(ops.size(each)) for each in model.trainable_variables),
+        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
+    }
+
+
+def alike_filters(
+    network: str,
+    method: Method,
+    *arguments: Any,
+    filters: Sequence[int] | None = None,
+    **options: Any,
+) -> list[int]:
+    """Filters of the plain network that is nearest in size to the row it is like.
+
+    Those of the stages keep their proportions to one filter of the last.
+    """
+    other, measure = method.alike or ("cnn", "parameters")
+    base = list(filters or (32, 64, 128))
+
+    def size(name: str, widths: list[int]) -> int:
+        model = build(network, METHODS[name], *arguments, filters=widths, **options)
+        found = size_of(model)[measure]
+        if found is None:
+            raise ValueError(f"The {measure} of {name!r} are not known.")
+        return found
+
+    def scaled(last: int) -> list[int]:
+        return [max(1, round(width * last / base[-1])) for width in base]
+
+    target = size(other, base)
+    low, high = base[-1], 2 * base[-1]
+    while size("cnn", scaled(high)) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if size("cnn", scaled(middle)) < target:
+            low = middle
+        else:
+            high = middle
+    return min(
+        (scaled(low), scaled(high)), key=lambda each: abs(size("cnn", each) - target)
+    )
+
+
+#: The authors' penalty on kernels, gammas and betas, and that on the static unconstrained
+#: similarity alone (towards zero, not towards the identity).
+PENALTY, SIMILARITY_PENALTY = 5e-4, 5e-3
+
+
+def _published(steps: int, rate_drops: tuple[int, ...], **changes: Any) -> Recipe:
+    recipe = Recipe(
+        steps,
+        rate_drops,
+        augmentation="crop_flip",
+        penalty=PENALTY,
+        label_smoothing=0.01,
+        input_range=(0.0, 255.0),
+    )
+    return dataclasses.replace(recipe, **changes)
+
+
+#: "paper": Section 7.1. "code": the authors' published scripts for images. "imagenet":
+#: Section 7.1. "attention": the authors' script for Table 8.
+RECIPES = {
+    "paper": _published(64_000, (34_000, 54_000)),
+    "code": _published(42_500, (20_000, 30_000, 37_500)),
+    "imagenet": _published(600_000, (200_000, 375_000, 550_000)),
+    "attention": _published(
+        64_001,
+        (34_000, 54_000),
+        optimizer="adam",
+        learning_rate=1e-3,
+        augmentation="flip",
+        input_range=(-127.5 / 128, 127.5 / 128),
+    ),
+}
+
+
+def trainable(
+    backbone: keras.Model, recipe: Recipe, jit_compile: bool | str = "auto"
+) -> keras.Model:
+    """A compiled model from images in [0, 1] to the backbone's logits, with penalties."""
+    inputs = keras.Input(backbone.input_shape[1:])
+    black, white = recipe.input_range
+    # Not keras.layers.Rescaling, which looks for TensorFlow on every backend.
+    scaled = inputs * (white - black) + black
+    # Kernels of predictors are among them.
+    names = ("kernel", "gamma", "beta")
+    recipe.penalize(each for each in backbone.trainable_variables if each.name in names)
+    for layer in backbone.layers:
+        if (
+            isinstance(layer, nsl_keras.layers.NeuralSimilarityConv2D)
+            and isinstance(layer.similarity, nsl_keras.similarities.Unconstrained)
+            and layer.predictor is None
+        ):
+            layer.comparison.similarity_parameters.regularizer = keras.regularizers.L2(
+                SIMILARITY_PENALTY / 2
+            )
+    model = keras.Model(inputs, backbone(scaled), name=f"{backbone.name}_on_images")
+    # AdamW would decay static similarities to zero, away from the identity.
+    spared = [each for each in model.trainable_variables if each.name == "similarity"]
+    top_5 = backbone.output_shape[-1] > 5
+    return compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)

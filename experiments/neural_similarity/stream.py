@@ -1,0 +1,151 @@
+"""Image sets too large for the memory, ImageNet above all, read with tensorflow-datasets.
+
+Training images are scaled so that the shorter side has 256/224 of the wanted pixels, then
+cropped and mirrored at random; for evaluation the middle is cropped. Needs TensorFlow for
+reading, on either Keras backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from experiments.common.data import prepared_builder
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStream:
+    """A prepared data set, a reader of its splits.
+
+    Args:
+        builder: The data set's tfds builder.
+        image_size: Height and width of the images made.
+    """
+
+    builder: Any
+    image_size: int
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes."""
+        return list(self.builder.info.features["label"].names)
+
+    @property
+    def evaluated_split(self) -> str:
+        """What is evaluated: `"validation"` if there is one, else `"test"`.
+
+        ImageNet's results, the paper's included, are those on its validation images.
+        """
+        return "validation" if "validation" in self.builder.info.splits else "test"
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Shape of the images made."""
+        channels = self.builder.info.features["image"].shape[-1]
+        return (self.image_size, self.image_size, channels)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of images for training and evaluation; none are held out."""
+        splits = self.builder.info.splits
+        return {
+            "train_examples": splits["train"].num_examples,
+            "validation_examples": 0,
+            "test_examples": splits[self.evaluated_split].num_examples,
+        }
+
+    @property
+    def fingerprint(self) -> None:
+        """Nothing: prepared sets are known by their names."""
+        return None
+
+    def training_batches(self, batch_size: int, seed: int) -> Any:
+        """An endless iterator of NumPy batches, in random order."""
+        import tensorflow as tf
+
+        # The order is that of a large buffer: of shards and within them.
+        data = self.builder.as_dataset(
+            split="train", shuffle_files=True, read_config=_read_config(seed)
+        )
+        data = data.shuffle(16 * batch_size, seed=seed).repeat()
+        counter = tf.data.Dataset.counter()
+        data = tf.data.Dataset.zip((data, counter)).map(
+            lambda example, number: self._example(
+                example, tf.stack([tf.cast(seed, tf.int64), number])
+            ),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        return data.batch(batch_size).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+    def evaluation_batches(self, batch_size: int) -> Any:
+        """A tf.data set of the evaluated images, in order."""
+        import tensorflow as tf
+
+        data = self.builder.as_dataset(split=self.evaluated_split)
+        data = data.map(self._example, num_parallel_calls=tf.data.AUTOTUNE)
+        return data.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+    def _example(self, example: dict[str, Any], seed: Any = None) -> tuple[Any, Any]:
+        """Image in [0, 1] and label; cropped and mirrored by `seed`, if there is one."""
+        import tensorflow as tf
+
+        image = tf.cast(example["image"], "float32") / 255
+        shape = tf.cast(tf.shape(image)[:2], "float32")
+        shorter = float(round(self.image_size * 256 / 224))
+        scaled = tf.cast(tf.round(shape * shorter / tf.reduce_min(shape)), "int32")
+        image = tf.image.resize(image, scaled, antialias=True)
+        wanted = self.image_shape
+        if seed is None:
+            top = (scaled - self.image_size) // 2
+            image = image[top[0] : top[0] + wanted[0], top[1] : top[1] + wanted[1]]
+            image = tf.ensure_shape(image, wanted)
+        else:
+            image = tf.image.stateless_random_crop(image, wanted, seed)
+            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
+        return tf.clip_by_value(image, 0.0, 1.0), example["label"]
+
+
+def _read_config(seed: int) -> Any:
+    import tensorflow_datasets as tfds
+
+    return tfds.ReadConfig(shuffle_seed=seed)
+
+
+def load(dataset: str, data_dir: str | None, image_size: int) -> ImageStream:
+    """Opens a prepared copy of any labelled image set of tensorflow-datasets.
+
+    Raises:
+        ValueError: If there is no prepared copy in the folder.
+    """
+    return ImageStream(prepared_builder(dataset, data_dir), image_size)
+
+
+class StreamedBatches(keras.utils.PyDataset):
+    """Random batches of a stream, for `recipe.fit`.
+
+    Each chunk has an order of its own, which seed and number of the chunk give: a resumed
+    run sees the images of an uninterrupted one.
+    """
+
+    def __init__(self, stream: ImageStream, batch_size: int, chunk: int, seed: int) -> None:
+        super().__init__()
+        self.stream, self.batch_size = stream, batch_size
+        self.chunk, self.seed = chunk, seed
+        self.epoch = 0
+        self._next_step: int | None = None
+
+    def __len__(self) -> int:
+        return self.chunk
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        step = self.epoch * self.chunk + index
+        if index == 0 or step != self._next_step:
+            generator = np.random.default_rng([self.seed, step])
+            self._batches = self.stream.training_batches(
+                self.batch_size, int(generator.integers(2**31))
+            )
+        self._next_step = step + 1
+        return next(self._batches)

@@ -1,0 +1,137 @@
+"""Tables 1 to 5 and 8 of Neural Similarity Learning from runs, beside the paper's."""
+
+from __future__ import annotations
+
+import pathlib
+
+from experiments.common import runs, tables
+from experiments.neural_similarity import methods
+
+TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all settings, then of the tables of which nothing was run."""
+    found = runs.all_of(results / "neural_similarity")
+    ran = {number for records in found for number in tables_of(records)}
+    rest = [number for number in methods.TABLES if number not in ran]
+    parts = [TITLE, *map(section, found), *([not_run(rest)] if rest else [])]
+    return "\n\n".join(parts)
+
+
+def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
+    """Markdown of a setting's runs, and the tables they are in.
+
+    Args:
+        records: What `experiments.neural_similarity` wrote.
+        numbers: Numbers of tables; `None` is all with a run besides the baseline's.
+    """
+    setting, found = records.setting, records.runs
+    parts = [_heading(setting, found)]
+    for number in tables_of(records) if numbers is None else numbers:
+        parts.append(_table(number, setting["dataset"], found))
+    return "\n\n".join(parts)
+
+
+def tables_of(records: runs.RunRecords) -> list[str]:
+    """Numbers of the tables of which there are more runs than the baseline's."""
+    ran = {run["method"] for run in records.runs}
+    return [
+        number
+        for number, table in methods.TABLES.items()
+        if table.network == records.setting["network"]
+        and table.predictors == records.setting.get("predictors", "published")
+        and ran & set(table.methods) - {table.baseline}
+    ]
+
+
+def not_run(numbers: list[str]) -> str:
+    """Markdown of tables of which nothing was run: the paper's figures alone."""
+    parts = ["### Not run", "The paper's errors, in %."]
+    for number in numbers:
+        table = methods.TABLES[number]
+        datasets = list(
+            dict.fromkeys(name for errors in table.errors.values() for name in errors)
+        )
+        rows = [
+            [
+                method.title,
+                *(_published(table.errors[name].get(dataset)) for dataset in datasets),
+                "not run",
+            ]
+            for name, method in table.methods.items()
+        ]
+        made = tables.markdown(["method", *datasets, "here"], rows)
+        parts.append(f"{_title(number)}\n\n{made}")
+    return "\n\n".join(parts)
+
+
+def _heading(setting: dict, found: list[dict]) -> str:
+    recipe = setting["recipe"]
+    variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
+    if setting.get("filters"):
+        variant += f" of {'-'.join(map(str, setting['filters']))} filters"
+    return (
+        f"### {setting['network']}{variant} on {setting['dataset']}: "
+        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
+        f"{tables.commands(found)}. {tables.training(setting)}, batch norm momentum "
+        f"{setting['batch_normalization_momentum']:g}, "
+        f"{setting.get('predictors', 'published')} predictors. Errors on "
+        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
+        "standard deviation over seeds; differences paired by seed."
+    )
+
+
+def _table(number: str, dataset: str, found: list[dict]) -> str:
+    table = methods.TABLES[number]
+    published = any(dataset in errors for errors in table.errors.values())
+    top_5 = published and bool(table.top_5_errors)
+    columns = ["method", *([f"paper ({dataset})"] if published else [])]
+    columns += ["here", "difference to baseline", "seeds"]
+    columns += ["paper, top-5", "top-5"] if top_5 else []
+    timed = any("step_time" in run for run in found)
+    tuned = any("learning_rate" in run for run in found)
+    columns += ["rate"] if tuned else []
+    columns += ["parameters", *(tables.COSTS if timed else [])]
+    columns += ["images per second on a GPU"]
+    baseline = _errors(found, table.baseline, "test_accuracy")
+    rows = []
+    for name, method in table.methods.items():
+        cells = [method.title]
+        if published:
+            cells.append(_published(table.errors[name].get(dataset)))
+        chosen = tables.of_method(found, name)
+        if not chosen:
+            rows.append([*cells, "not run"])
+            continue
+        errors = _errors(found, name, "test_accuracy")
+        cells += [
+            tables.outcome(chosen, errors.values()),
+            "" if name == table.baseline else tables.difference(errors, baseline),
+            tables.seeds(chosen),
+        ]
+        if top_5:
+            cells.append(f"{table.top_5_errors[name]:.2f}")
+            cells.append(tables.mean(_errors(found, name, "test_top_5").values()))
+        cells += [tables.rates(chosen)] if tuned else []
+        cells += [
+            f"{chosen[0]['parameters']:,}",
+            *(tables.costs(chosen) if timed else []),
+            tables.images_per_second(chosen),
+        ]
+        rows.append(cells)
+    return f"{_title(number)}\n\n{tables.markdown(columns, rows)}"
+
+
+def _title(number: str) -> str:
+    title = methods.TABLES[number].title
+    return f"Table {number}. {title}" if number.isdigit() else title
+
+
+def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:
+    accuracies = tables.percent(found, method, key)
+    return {seed: 100 - accuracy for seed, accuracy in accuracies.items()}
+
+
+def _published(error: float | None) -> str:
+    return "" if error is None else f"{error:.2f}"

@@ -1,0 +1,100 @@
+"""Does a method of this package, used naively, make a first training worse?
+
+    python -m experiments.no_harm                       # trains all that is not trained yet
+    python -m experiments.no_harm --shard=0/2           # one of two processes that share it
+    python -m experiments.no_harm --dataset=digits --network=narrow_cnn --seeds=0
+    python -m experiments.no_harm --report              # table and picture of what there is
+
+Every method has every default, and is compared with the plain network of the same images,
+order and, where it has them, start weights: Adam(1e-3), batches of 32, five epochs, one
+core. What converts a trained network is compared with that network trained on for as long,
+both with a new optimizer. Where the 95 % interval of a method in a cell is wider than two
+points to either side, the method gets further seeds there, up to --most_seeds.
+
+With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's:
+a matrix of its own, which shares the networks that have none.
+
+Each run is a file in --output_dir/results/no_harm/runs (or runs_unbiased) and is not made
+twice: an interrupted matrix goes on where it stopped.
+Processes that share a matrix need the same flags but for --shard. --output_dir=. adds to
+the results of this repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import tensorflow as tf
+from absl import app, flags, logging
+
+from experiments.common import runs
+from experiments.no_harm import matrix, report
+from experiments.no_harm.data import DATASETS
+from experiments.no_harm.methods import METHODS
+from experiments.no_harm.networks import BATCH_NORMS, NETWORKS
+from experiments.no_harm.training import Setting
+
+FLAGS = flags.FLAGS
+flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all if none is given.")
+flags.DEFINE_multi_enum("network", [], list(NETWORKS), "Networks; all if none is given.")
+flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all if none is given.")
+flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, separated by commas.")
+flags.DEFINE_integer(
+    "most_seeds", 10, "How many seeds a method may get in a cell where they scatter."
+)
+flags.DEFINE_enum(
+    "batch_norm",
+    "keras",
+    list(BATCH_NORMS),
+    "Batch norms of the networks; those without are left out where it is unbiased.",
+)
+flags.DEFINE_string("shard", "0/1", "Which share of the runs to make: i/n, with i < n.")
+flags.DEFINE_bool("report", False, "Write table and picture, and train nothing.")
+flags.DEFINE_string(
+    "data_dir",
+    os.environ.get("NSL_KERAS_DATA_DIR"),
+    "Folder of tfds' prepared copies; by default NSL_KERAS_DATA_DIR, or tfds' own.",
+)
+flags.DEFINE_string("output_dir", "runs/no_harm", "Where results/ is written.")
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the output.
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    folder = runs.results_folder(FLAGS.output_dir) / "no_harm"
+    if FLAGS.report:
+        report.write(folder)
+        return
+    setting = Setting(batch_norm=FLAGS.batch_norm)
+    place = folder / report.MATRICES[setting.batch_norm].place
+    records = runs.RunRecords(place, dataclasses.asdict(setting))
+    seeds = [int(seed) for seed in FLAGS.seeds]
+    networks = FLAGS.network or list(NETWORKS)
+    if setting.batch_norm != "keras":
+        networks = [name for name in networks if NETWORKS[name].batch_norm]
+    if not networks:
+        raise app.UsageError(
+            "--network must have batch norms with --batch_norm=unbiased. "
+            f"Received: --network={','.join(FLAGS.network)}"
+        )
+    share = FLAGS.dataset or DATASETS, networks, matrix.parse_shard(FLAGS.shard)
+    methods = FLAGS.method or METHODS
+    for cell in matrix.cells(seeds, *share):
+        matrix.run_cell(records, setting, cell, methods, FLAGS.data_dir)
+    others = (seed for seed in range(FLAGS.most_seeds) if seed not in seeds)
+    for cell in matrix.cells(others, *share):
+        needed = matrix.undecided(records, cell, methods, seeds, FLAGS.most_seeds)
+        matrix.run_cell(records, setting, cell, needed, FLAGS.data_dir)
+    print(f"\nRuns are in {records.folder}; --report makes table and picture.")
+
+
+if __name__ == "__main__":
+    app.run(main)

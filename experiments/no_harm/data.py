@@ -1,0 +1,114 @@
+"""Small image sets: training images drawn for a seed, test images that are always the same.
+
+Training images of MNIST and CIFAR-10 are drawn from the first 20,000 of the set, in equal
+shares of the classes; at most 2,000 of the test images are used, to save time. Digits and
+Omniglot use all their training images with every seed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.common import data
+from experiments.common.data import Split
+
+POOL = 20_000
+TEST_IMAGES = 2_000
+OMNIGLOT = "omniglot"
+OMNIGLOT_CLASSES = 50
+#: Of the 20 images of a class.
+OMNIGLOT_TRAINING = 15
+OMNIGLOT_SIZE = 28
+
+
+class Images(NamedTuple):
+    """Training and test images, in [0, 1], and the number of classes."""
+
+    train: Split
+    test: Split
+    classes: int
+
+
+class Dataset(NamedTuple):
+    """An image set of the matrix.
+
+    Attributes:
+        title: What tables call it.
+        source: What `experiments.common.data` calls it.
+        training_images: How many are drawn; `None` is all of them.
+    """
+
+    title: str
+    source: str
+    training_images: int | None = None
+
+    def load(self, seed: int, data_dir: str | None = None) -> Images:
+        """Returns the images of a seed."""
+        train, test, classes = _read(self.source, data_dir)
+        return Images(draw(train, self.training_images, seed), test, classes)
+
+
+#: The cheapest come first.
+DATASETS = {
+    "digits": Dataset("digits", "digits"),
+    "omniglot_50": Dataset("Omniglot (50 classes)", OMNIGLOT),
+    "cifar10_1000": Dataset("CIFAR-10 (1,000)", "cifar10", 1_000),
+    "mnist_6000": Dataset("MNIST (6,000)", "mnist", 6_000),
+    "cifar10_10000": Dataset("CIFAR-10 (10,000)", "cifar10", 10_000),
+}
+
+
+def draw(split: Split, count: int | None, seed: int) -> Split:
+    """Returns examples in random order, as many of each class; all of them for `None`."""
+    generator = np.random.default_rng(seed)
+    chosen = generator.permutation(len(split.labels))
+    if count is not None:
+        classes = np.unique(split.labels)
+        chosen = np.concatenate(
+            [
+                chosen[split.labels[chosen] == each][: count // len(classes)]
+                for each in classes
+            ]
+        )
+        chosen = generator.permutation(chosen)
+    return Split(split.images[chosen], split.labels[chosen])
+
+
+@functools.cache
+def _read(source: str, data_dir: str | None) -> Images:
+    if source == OMNIGLOT:
+        return _omniglot(data_dir)
+    found = data.load(source, data_dir, train_examples=None if source == "digits" else POOL)
+    if source == "digits":
+        found = data.without_validation(found)
+    test = found.test
+    if len(test.labels) > TEST_IMAGES:
+        test = draw(test, TEST_IMAGES, seed=0)
+    return Images(found.train, test, len(found.class_names))
+
+
+def _omniglot(data_dir: str | None) -> Images:
+    """Classes of the part `small1`, bright strokes on black."""
+    import tensorflow_datasets as tfds
+
+    builder = data.prepared_builder("omniglot", data_dir)
+    examples = list(tfds.as_numpy(builder.as_dataset(split="small1")))
+    labels = np.array([example["label"] for example in examples])
+    classes = np.random.default_rng(0).permutation(np.unique(labels))[:OMNIGLOT_CLASSES]
+    members = np.stack([np.flatnonzero(labels == each) for each in classes])
+
+    def part(indices: np.ndarray) -> Split:
+        strokes = 255 - np.stack([examples[i]["image"][..., :1] for i in indices.ravel()])
+        images = data.resized_images(strokes, OMNIGLOT_SIZE) / 255
+        return Split(
+            np.clip(images, 0, 1), np.repeat(np.arange(len(indices)), len(indices.T))
+        )
+
+    return Images(
+        part(members[:, :OMNIGLOT_TRAINING]),
+        part(members[:, OMNIGLOT_TRAINING:]),
+        len(classes),
+    )

@@ -1,0 +1,136 @@
+"""The methods, each used as its docstring shows it, with every default."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import keras
+
+import nsl_keras
+from experiments.no_harm import networks
+from nsl_keras import convert
+
+PLAIN = "plain"
+PLAIN_LONGER = "plain_longer"
+
+#: A function of a convolution, which returns the network with it.
+MakeNetwork = Callable[..., keras.Model]
+Make = Callable[[MakeNetwork, keras.Model], keras.Model]
+
+
+class Method(NamedTuple):
+    """A way to train a network.
+
+    Attributes:
+        title: What tables call it.
+        make: A function of what makes the network and of the plain network, which it may
+            change; it returns a model to train.
+        pretrained: Whether the plain network is trained before.
+        batch_norm: Whether it needs batch norms in the network.
+    """
+
+    title: str
+    make: Make
+    pretrained: bool = False
+    batch_norm: bool = False
+
+    @property
+    def baseline(self) -> str:
+        """Name of the method that it is compared with, trained for as long."""
+        return PLAIN_LONGER if self.pretrained else PLAIN
+
+    def suits(self, network: networks.Network) -> bool:
+        """Whether the method can be used with a network."""
+        return network.batch_norm or not self.batch_norm
+
+
+def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+    """Returns the plain network."""
+    return plain
+
+
+def with_similarity(similarity: str, predictor: str | None = None) -> Make:
+    """Returns what makes a network with similarities in place of its convolutions."""
+    convolution = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
+    )
+
+    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+        model = make_network(convolution=convolution)
+        networks.copy_weights(plain, model)
+        return model
+
+    return make
+
+
+def with_neighbors(head: type[keras.layers.Layer], film: bool = False) -> Make:
+    """Returns what makes a network with Meta-Neighborhoods, and with iFiLM or without."""
+
+    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+        backbone = networks.backbone(plain)
+        if film:
+            backbone = convert.add_film(backbone)
+        classifier = plain.get_layer(networks.CLASSIFIER)
+        model = nsl_keras.MetaNeighborhoodModel(backbone, head(classifier.units))
+        model.build((None, *plain.input_shape[1:]))
+        if head is keras.layers.Dense:
+            model.head.set_weights(classifier.get_weights())
+        return model
+
+    return make
+
+
+def add_similarity(**options: Any) -> Make:
+    """Returns what converts a trained network, to train it as a whole."""
+
+    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+        return convert.add_similarity(plain, freeze_backbone=False, **options)
+
+    return make
+
+
+def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+    """Converts a trained network to Meta-Neighborhoods."""
+    return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
+
+
+BASELINES = {
+    PLAIN: Method("plain", leave_plain),
+    PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
+}
+COMPARED = {
+    "static_dns": Method("static DNS", with_similarity("diagonal")),
+    "static_uns": Method("static UNS", with_similarity("unconstrained")),
+    "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
+    "dynamic_uns": Method("dynamic UNS", with_similarity("unconstrained", "sphere")),
+    "neighbors_dense": Method(
+        "Meta-Neighborhoods, Dense", with_neighbors(keras.layers.Dense)
+    ),
+    "neighbors_cosine": Method(
+        "Meta-Neighborhoods, CosineDense", with_neighbors(nsl_keras.layers.CosineDense)
+    ),
+    "neighbors_film": Method(
+        "Meta-Neighborhoods, CosineDense, iFiLM",
+        with_neighbors(nsl_keras.layers.CosineDense, film=True),
+        batch_norm=True,
+    ),
+    "converted_static_dns": Method(
+        "converted to static DNS", add_similarity(similarity="diagonal"), pretrained=True
+    ),
+    "converted_dynamic_dns": Method(
+        "converted to dynamic DNS",
+        add_similarity(similarity="diagonal", predictor="sphere"),
+        pretrained=True,
+    ),
+    "converted_neighbors": Method(
+        "converted to Meta-Neighborhoods", add_neighbors, pretrained=True
+    ),
+}
+METHODS = BASELINES | COMPARED
+
+
+def baselines(names: Iterable[str]) -> set[str]:
+    """Names of what methods are compared with."""
+    return {METHODS[name].baseline for name in names}

@@ -1,0 +1,127 @@
+"""A first training as a newcomer writes it, and what is recorded of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+import nsl_keras
+from experiments.no_harm.data import Images
+from experiments.no_harm.evaluation import accuracies_by_mode, accuracy
+from experiments.no_harm.methods import METHODS, PLAIN
+from experiments.no_harm.networks import BATCH_NORMS, Network
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all runs have in common.
+
+    Attributes:
+        epochs: Passes over the training images. What is pretrained has had as many before.
+        batch_size: Images of a step.
+        learning_rate: Adam's.
+        compared_images: Training images that are evaluated in training mode too.
+        batch_norm: Whose batch norms the networks have: a name of `BATCH_NORMS`.
+    """
+
+    epochs: int = 5
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    compared_images: int = 512
+    batch_norm: str = "keras"
+
+
+class Cell:
+    """A network on images with a seed, which all methods are trained on.
+
+    Args:
+        setting: The recipe.
+        images: The images of the seed.
+        network: The network.
+        seed: The seed of weights and order.
+    """
+
+    def __init__(
+        self, setting: Setting, images: Images, network: Network, seed: int
+    ) -> None:
+        self.setting = setting
+        self.images = images
+        self.seed = seed
+        self.make_network = functools.partial(
+            network.make,
+            images.train.images.shape[1:],
+            images.classes,
+            batch_norm=BATCH_NORMS[setting.batch_norm],
+        )
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Trains by a method, and returns the record."""
+        method = METHODS[name]
+        if name == PLAIN:
+            return self._pretrained[0]
+        weights = self._pretrained[1] if method.pretrained else None
+        plain = self._initial()
+        if weights is not None:
+            plain.set_weights(weights)
+        return self._train(method.make(self.make_network, plain), method.pretrained)
+
+    @functools.cached_property
+    def _pretrained(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """The record and the weights of the plain network after its training."""
+        plain = self._initial()
+        return self._train(plain), plain.get_weights()
+
+    def _initial(self) -> keras.Model:
+        """A plain network, the same with every call."""
+        keras.utils.set_random_seed(self.seed)
+        return self.make_network()
+
+    def _train(self, model: keras.Model, pretrained: bool = False) -> dict[str, Any]:
+        setting, (train, test, _) = self.setting, self.images
+        model.compile(
+            optimizer=keras.optimizers.Adam(setting.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        first_epoch = setting.epochs if pretrained else 0
+        compared = train.take(setting.compared_images)
+        record: dict[str, Any] = {"parameters": model.count_params(), "history": []}
+        accuracies, by_mode, times = [], {}, []
+        for epoch in range(setting.epochs):
+            generator = np.random.default_rng([self.seed, first_epoch + epoch])
+            order = generator.permutation(len(train.labels))
+            start = time.process_time()
+            try:
+                history = model.fit(
+                    train.images[order],
+                    train.labels[order],
+                    batch_size=setting.batch_size,
+                    shuffle=False,
+                    verbose=0,
+                ).history
+            except nsl_keras.NonFiniteLossError as error:
+                record["failed"] = f"epoch {epoch + 1}: {error}"
+                history = {}
+            times.append(time.process_time() - start)
+            record["history"].append(
+                {key: float(value[0]) for key, value in history.items()}
+            )
+            accuracies.append(accuracy(model, test))
+            if epoch in (0, setting.epochs - 1):
+                found = accuracies_by_mode(model, compared, setting.batch_size)
+                by_mode = {"first_epoch": found} | by_mode | {"last_epoch": found}
+        # Processor time: what else the machine does moves the other. The first epoch traces
+        # the step, where there are others.
+        steps = -(-len(train.labels) // setting.batch_size)
+        return record | {
+            "test_accuracy": accuracies,
+            "by_mode": by_mode,
+            "seconds_per_step": statistics.median(times[1:] or times) / steps,
+            "training_seconds": sum(times),
+        }

@@ -1,0 +1,1 @@
+"""Serving under load and kills, and the models in saved_models/."""

@@ -1,0 +1,65 @@
+"""What killed exports and the load campaign found, from the files in results/serving/."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import textwrap
+
+from experiments.common import tables
+
+RESULTS = pathlib.Path(__file__).parents[2] / "results" / "serving"
+
+
+def export_kills() -> str:
+    """Markdown of the killed exports."""
+    path = RESULTS / "export_kills.json"
+    if not path.exists():
+        return "`python -m experiments.serving.export_kills`: not run."
+    found = json.loads(path.read_text())
+    return _filled(
+        [
+            "`python -m experiments.serving.export_kills` killed",
+            f"{found['kills']} exporting processes,",
+            f"{found['kills_inside_a_write']} of them inside a write, while a reader",
+            "loaded each version as soon as it saw it:",
+            f"{found['versions_written']:,} versions,",
+            f"{found['versions_that_did_not_load'] or 'none'} of which failed to load.",
+        ]
+    )
+
+
+def load() -> str:
+    """Markdown of the load campaign."""
+    path = RESULTS / "load.json"
+    if not path.exists():
+        return "Not run."
+    found = json.loads(path.read_text())
+    latency = found["latency_at_batch_1"]
+    images = found["images_a_second_in_batches_of_64"]
+    rows = [
+        [
+            name,
+            *(f"{latency[name][each]:.2f}" for each in ("p50_ms", "p99_ms")),
+            f"{images[name]:,.0f}",
+        ]
+        for name in latency
+    ]
+    columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
+    said = [
+        f"`{found['command']}`, {found['cores']} cores that the client and other work",
+        "share:",
+        f"{found['answered']:,} of {found['requests']:,} requests were answered.",
+        f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
+        f"model predicts (to {found['largest_difference']:.1e}),",
+        f"{found['malformed_refused']:,} of {found['malformed']:,} malformed ones status",
+        "400 or 422. Memory:",
+        f"{found['memory_mib_first_tenth']:.1f} MiB in the first tenth,",
+        f"{found['memory_mib_last_tenth']:.1f} MiB in the last",
+        f"({found['memory_growth_percent']:+.2f} %).",
+    ]
+    return f"{_filled(said)}\n\n{tables.markdown(columns, rows)}"
+
+
+def _filled(said: list[str]) -> str:
+    return textwrap.fill(" ".join(said), 96, break_on_hyphens=False)

@@ -1,0 +1,94 @@
+"""Cost against batch, entries and channels, one size at a time, and its picture.
+
+One rule: sizes that do not grow stay those of the other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import matplotlib.pyplot as plt
+import tensorflow as tf
+
+import nsl_keras
+from experiments.speed import head, measure
+
+BATCHES = (8, 32, 128, 512)
+ENTRIES = (100, 1_000, 10_000)
+CHANNELS = (8, 32, 128)
+#: Entries where the batch grows, and height and width of what convolutions get.
+NEIGHBORS, PIXELS, IMAGES = 1_000, 16, 32
+
+PASSES = {"inference": measure.forward, "training": measure.forward_backward}
+
+
+def comparisons(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields the comparisons of this group, one at a time."""
+    for batch in BATCHES:
+        yield from of_heads(f"batch={batch}", batch, NEIGHBORS, xla)
+    for entries in ENTRIES:
+        yield from of_heads(f"entries={entries}", head.BATCH, entries, xla)
+    for channels in CHANNELS:
+        yield from of_convolutions(f"channels={channels}", channels, xla)
+
+
+def of_heads(
+    case: str, batch: int, entries: int, xla: bool
+) -> Iterator[measure.Comparison]:
+    features = tf.random.normal((batch, head.FEATURES))
+    layers = {
+        "CosineDense": head.built(head.cosine_head()),
+        "Meta-Neighborhoods": head.neighborhood_head(entries),
+    }
+    yield from _passes(case, layers, features, xla)
+
+
+def of_convolutions(case: str, channels: int, xla: bool) -> Iterator[measure.Comparison]:
+    images = tf.random.normal((IMAGES, PIXELS, PIXELS, channels))
+    options: dict[str, Any] = {"filters": channels, "kernel_size": 3, "padding": "same"}
+    similar = nsl_keras.layers.NeuralSimilarityConv2D
+    layers = {
+        "Conv2D": keras.layers.Conv2D(**options),
+        "static similarity": similar(**options),
+        "dynamic similarity": similar(**options, predictor="sphere"),
+    }
+    for layer in layers.values():
+        layer.build(images.shape)
+    yield from _passes(case, layers, images, xla)
+
+
+def _passes(
+    case: str, layers: Mapping[str, keras.layers.Layer], inputs: tf.Tensor, xla: bool
+) -> Iterator[measure.Comparison]:
+    for what, make in PASSES.items():
+        steps = {name: make(layer, inputs, xla) for name, layer in layers.items()}
+        yield measure.Comparison(f"{case}, {what}", steps, calls_per_round=3)
+
+
+def picture(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Returns the picture of this group's rows: ratios with their intervals."""
+    costs: dict[str, dict[str, dict[float, Any]]] = {}
+    for row in rows:
+        case, what = row["case"].split(", ")
+        along, size = case.split("=")
+        curve = costs.setdefault(along, {}).setdefault(f"{row['candidate']}, {what}", {})
+        curve[int(size)] = (row["median"], row["low"], row["high"])
+    figure, axes = plt.subplots(
+        1, len(costs), figsize=(3.6 * len(costs), 3.8), squeeze=False, layout="constrained"
+    )
+    for axis, (along, curves) in zip(axes.flat, costs.items(), strict=True):
+        axis.axhline(1, color="grey", lw=1)
+        for number, (name, curve) in enumerate(curves.items()):
+            sizes = sorted(curve)
+            medians, lows, highs = zip(*(curve[size] for size in sizes), strict=True)
+            color = f"C{number}"
+            axis.plot(sizes, medians, "o-", color=color, ms=5, label=name)
+            axis.fill_between(sizes, lows, highs, color=color, alpha=0.2, lw=0)
+        axis.loglog()
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.set_xlabel(along)
+        axis.legend(fontsize=7, frameon=False)
+    axes[0, 0].set_ylabel("time, as a multiple of the plain layer's")
+    return figure

@@ -1,0 +1,90 @@
+"""Dynamic neural similarity against `Conv2D`, with its predictor and without.
+
+One rule: "layer" includes the predictor, at every position or once for each block of 2x2;
+"core" reads its output from a weight that holds one value for every example and position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import nsl_keras
+from experiments.speed import measure
+
+BATCH = 32
+KERNEL_SIZE = 3
+#: Height and width, channels and filters.
+SIZES = ((32, 32), (16, 64), (8, 128))
+SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
+
+
+class StoredPrediction(keras.layers.Layer):
+    """Stands in for a predictor: returns a weight of the shape of its output."""
+
+    def __init__(self, outputs: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outputs = outputs
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        self.prediction = self.add_weight(
+            shape=self.compute_output_shape(input_shape),
+            initializer=keras.initializers.RandomNormal(stddev=0.1),
+            name="prediction",
+        )
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return keras.ops.convert_to_tensor(self.prediction)
+
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*input_shape[:-1], self.outputs)
+
+
+def comparisons(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields the comparisons of this group, one at a time."""
+    for size, channels in SIZES:
+        inputs = tf.random.normal((BATCH, size, size, channels))
+        layers = {
+            "Conv2D": keras.layers.Conv2D(channels, KERNEL_SIZE, padding="same"),
+            **similarity_layers(channels),
+        }
+        for layer in layers.values():
+            layer.build(inputs.shape)
+        shape = f"{size}x{size}, {channels}->{channels}"
+        for what, make, calls_per_round in (
+            ("forward", measure.forward, 3),
+            ("forward+backward", measure.forward_backward, 1),
+        ):
+            yield measure.Comparison(
+                f"{shape}, {what}",
+                {name: make(layer, inputs, xla) for name, layer in layers.items()},
+                calls_per_round=calls_per_round,
+            )
+
+
+def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
+    """The dynamic layers of each similarity, by name."""
+    layers: dict[str, keras.layers.Layer] = {}
+    for name, similarity in SIMILARITIES.items():
+        identity = np.eye(KERNEL_SIZE**2)
+        parameters = nsl_keras.similarities.get(similarity).parameters_from(identity)
+        for part, predictor in (
+            ("layer", "sphere"),
+            (
+                "layer, in blocks",
+                nsl_keras.predictors.SimilarityPredictor(downsampling=2),
+            ),
+            ("core", StoredPrediction(np.size(parameters))),
+        ):
+            layers[f"dynamic {name}, {part}"] = nsl_keras.layers.NeuralSimilarityConv2D(
+                filters,
+                KERNEL_SIZE,
+                padding="same",
+                similarity=similarity,
+                predictor=predictor,
+            )
+    return layers

@@ -1,0 +1,191 @@
+"""The Meta-Neighborhoods head on given features: dual form, nested tapes, plain head.
+
+One rule: what is slow is compared in rounds of its own, so that it does not stretch the
+times of the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import nsl_keras
+from experiments.speed import measure
+
+BATCH = 128
+FEATURES = 256
+CLASSES = 10
+NEIGHBORS = 5000
+STACK_NEIGHBORS = 1000
+STACK_WIDTH = 128
+#: Entries of the dictionaries on the curve of cost, and of memory.
+SIZES = (100, 1_000, 10_000, 100_000)
+
+DUAL = "Meta-Neighborhoods, dual form"
+TAPES = "Meta-Neighborhoods, vectorized nested tapes"
+MAPPED = "Meta-Neighborhoods, map_fn over nested tapes"
+CASE = f"d={FEATURES}, C={CLASSES}, B={BATCH}"
+#: Heads whose memory is measured: entries, inner steps and chunk size, by name.
+IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | {
+    f"{DUAL}, S=100000, all in one chunk": (100_000, 1, 100_000),
+    f"{DUAL}, S=10000, three steps": (10_000, 3, None),
+    f"{DUAL}, S=10000, three steps, all in one chunk": (10_000, 3, 10_000),
+}
+PASSES = {"forward": measure.forward, "forward+backward": measure.forward_backward}
+
+
+def comparisons(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields the comparisons of this group, one at a time."""
+    features = tf.random.normal((BATCH, FEATURES))
+    yield from against_the_plain_head(features, xla)
+    yield from against_nested_tapes(features, xla)
+    yield from against_one_example_at_a_time(features, xla)
+    yield from along_the_dictionary(features, xla)
+
+
+def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
+    plain = built(nsl_keras.layers.CosineDense(CLASSES))
+    layers = {
+        "CosineDense": plain,
+        DUAL: neighborhood_head(),
+        f"{DUAL}, one draw of entries a batch": neighborhood_head(dropout_scope="batch"),
+    }
+    for what, make in PASSES.items():
+        yield measure.Comparison(
+            f"S={NEIGHBORS}, {CASE}, {what}",
+            {name: make(layer, features, xla) for name, layer in layers.items()},
+            calls_per_round=5,
+        )
+
+
+def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
+    """Both inner loops of this package, for a cosine head and for a stack of layers."""
+    for title, entries, head in (
+        ("cosine head", NEIGHBORS, cosine_head),
+        (f"3x{STACK_WIDTH} head", STACK_NEIGHBORS, stacked_head),
+    ):
+        tapes = neighborhood_head(entries, head(), inner_loop="tape")
+        dual = neighborhood_head(entries, head())
+        for what, make in PASSES.items():
+            # XLA takes what enters a differentiated `vectorized_map` for constants: each
+            # draw of dropout is compiled anew, for seconds.
+            recompiled = xla and make is measure.forward_backward
+            yield measure.Comparison(
+                f"{title}, S={entries}, {CASE}, {what}",
+                {
+                    TAPES: make(tapes, features, xla),
+                    DUAL: make(dual, features, xla),
+                },
+                most_rounds=2 if recompiled else None,
+            )
+
+
+def against_one_example_at_a_time(
+    features: tf.Tensor, xla: bool
+) -> Iterator[measure.Comparison]:
+    """The authors' way in training: a tape for each example, on the entries kept for it."""
+    dual = neighborhood_head()
+    mapped = OneExampleAtATime(dual)
+    yield measure.Comparison(
+        f"S={NEIGHBORS}, half of them dropped, {CASE}, forward+backward",
+        {
+            MAPPED: measure.gradients(mapped, [features], xla, dual.trainable_variables),
+            DUAL: measure.forward_backward(dual, features, xla),
+        },
+    )
+
+
+def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
+    plain = built(nsl_keras.layers.CosineDense(CLASSES))
+    for entries in SIZES:
+        adapting = neighborhood_head(entries)
+        for what, make in PASSES.items():
+            yield measure.Comparison(
+                f"dictionary of S={entries}, {CASE}, {what}",
+                {
+                    "CosineDense": make(plain, features, xla),
+                    DUAL: make(adapting, features, xla),
+                },
+                most_rounds=5 if entries >= 100_000 else None,
+            )
+
+
+def neighborhood_head(
+    entries: int = NEIGHBORS,
+    head: keras.layers.Layer | None = None,
+    dropout_scope: str = "example",
+    **options: Any,
+) -> keras.layers.Layer:
+    """A built head; it leaves half of the dictionary out in training, none in inference."""
+    dictionary = nsl_keras.layers.NeighborDictionary(
+        entries, dropout=0.5, dropout_scope=dropout_scope, seed=0
+    )
+    return built(
+        nsl_keras.layers.MetaNeighborhoodHead(head or cosine_head(), dictionary, **options)
+    )
+
+
+def pass_in_memory(name: str, xla: bool) -> measure.Step:
+    """Forward and backward pass of one of `IN_MEMORY`, its inputs and weights made."""
+    entries, steps, chunk_size = IN_MEMORY[name]
+    layer = neighborhood_head(entries, inner_steps=steps, chunk_size=chunk_size)
+    return measure.forward_backward(layer, tf.random.normal((BATCH, FEATURES)), xla)
+
+
+def cosine_head() -> keras.layers.Layer:
+    return nsl_keras.layers.CosineDense(CLASSES)
+
+
+def stacked_head() -> keras.layers.Layer:
+    """Three layers of 128 units, and the logits."""
+    hidden = [keras.layers.Dense(STACK_WIDTH, "relu") for _ in range(3)]
+    return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
+
+
+def built(layer: keras.layers.Layer) -> keras.layers.Layer:
+    layer.build((BATCH, FEATURES))
+    return layer
+
+
+@dataclasses.dataclass(frozen=True)
+class OneExampleAtATime:
+    """A cosine head's adaptation in training as the authors write it, with `map_fn`.
+
+    Attributes:
+        layer: The built `MetaNeighborhoodHead` whose variables it uses.
+    """
+
+    layer: keras.layers.Layer
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(self.logits_of_one, features)
+
+    def logits_of_one(self, query: tf.Tensor) -> tf.Tensor:
+        dictionary = self.layer.dictionary
+        kept = tf.random.shuffle(tf.range(dictionary.num_neighbors))
+        kept = kept[dictionary.num_dropped :]
+        keys = tf.gather(tf.convert_to_tensor(dictionary.keys), kept)
+        values = tf.gather(dictionary.values, kept)
+        scores = tf.linalg.matvec(unit_rows(keys), unit_rows(query[None])[0])
+        attention = tf.nn.softmax(scores / dictionary.temperature)
+        kernel = tf.convert_to_tensor(self.layer.head.kernel)
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            logits = self.cosines(keys, kernel)
+            losses = tf.reduce_logsumexp(logits, -1) - tf.reduce_sum(values * logits, -1)
+            loss = tf.reduce_sum(attention * losses)
+        (rate,) = self.layer.rate.rates()
+        return self.cosines(query[None], kernel - rate * tape.gradient(loss, kernel))[0]
+
+    def cosines(self, rows: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        columns = tf.math.l2_normalize(kernel, axis=0)
+        scale = tf.convert_to_tensor(self.layer.head.learned_scale)
+        return scale * tf.matmul(unit_rows(rows), columns)
+
+
+def unit_rows(matrix: tf.Tensor) -> tf.Tensor:
+    return tf.math.l2_normalize(matrix, axis=-1)

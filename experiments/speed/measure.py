@@ -1,0 +1,116 @@
+"""Callables to time, and the comparisons they stand in.
+
+One rule: a callable returns one number that depends on everything it is timed for, so
+that nothing is pruned and the time ends when the work does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from experiments.speed import timing
+
+Step = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Ways to do one thing, the plain Keras one first.
+
+    Attributes:
+        case: What is done.
+        steps: Callables by name, the baseline first.
+        calls_per_round: Calls of each in a round; more where one takes a millisecond.
+        most_rounds: Limit on the number of rounds, for slow steps.
+    """
+
+    case: str
+    steps: Mapping[str, Step]
+    calls_per_round: int = 1
+    most_rounds: int | None = None
+
+    def rows(self, rounds: int) -> list[dict[str, Any]]:
+        """Measures, and returns one row a candidate."""
+        rounds = min(rounds, self.most_rounds or rounds)
+        ratios = timing.ratios_to_first(
+            self.steps, rounds=rounds, calls_per_round=self.calls_per_round
+        )
+        baseline, *candidates = ratios
+        return [
+            {
+                "case": self.case,
+                "baseline": baseline,
+                "candidate": candidate,
+                **ratios[candidate]._asdict(),
+                "calls_per_round": self.calls_per_round,
+            }
+            for candidate in candidates
+        ]
+
+
+def forward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
+    """Inference."""
+
+    @tf.function(jit_compile=xla)
+    def run() -> tf.Tensor:
+        return _digest(layer(inputs, training=False))
+
+    return lambda: float(run())
+
+
+def forward_backward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
+    """Outputs in training, and gradients with respect to inputs and all weights."""
+    variables = layer.trainable_variables
+    return gradients(lambda x: layer(x, training=True), [inputs], xla, variables)
+
+
+def gradients(
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    xla: bool,
+    variables: Sequence[keras.Variable] = (),
+) -> Step:
+    """Outputs of a function, and gradients with respect to its arguments and variables."""
+    # Traced and not run: memory is measured from here on.
+    traced = tf.function(function).get_concrete_function(*tensors)
+    cotangent = tf.random.normal(traced.outputs[0].shape)
+
+    @tf.function(jit_compile=xla)
+    def run() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            outputs = function(*tensors)
+        taken = tape.gradient(outputs, [*tensors, *variables], output_gradients=cotangent)
+        return _digest(outputs, *taken)
+
+    return lambda: float(run())
+
+
+def training_step(
+    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, xla: bool
+) -> Step:
+    """Loss, gradients and an SGD update of every weight; updates are never pruned."""
+    variables = model.trainable_variables
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(1e-3)
+    optimizer.build(variables)
+
+    @tf.function(jit_compile=xla)
+    def run() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(images, training=True))
+        taken = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(taken, variables, strict=True))
+        return loss
+
+    return lambda: float(run())
+
+
+def _digest(*tensors: tf.Tensor) -> tf.Tensor:
+    # Squares, because a compiler may move a plain sum in front of a linear operation.
+    return tf.add_n([tf.nn.l2_loss(tensor) for tensor in tensors])

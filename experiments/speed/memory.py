@@ -1,0 +1,106 @@
+"""Peak memory of one forward and backward pass, each case in a process of its own.
+
+One rule: a case's figure is the largest resident memory of its second pass above that of
+the process before the first, when layer and inputs are there and nothing is compiled.
+Figures of a few tens of MiB are lower bounds: freed memory is used again.
+Linux only: the kernel keeps the peak, and starts it anew on request.
+
+    python -m experiments.speed.memory --case="dynamic DNS, core" --xla
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import app, flags
+
+from experiments.speed import dynamic, formulations, head, measure
+
+BATCH = 128
+SIZE, CHANNELS = 32, 32
+AUTHORS = {
+    "dynamic DNS, core, the authors'": (formulations.authors_diagonal, (9,)),
+    "dynamic UNS, core, the authors'": (formulations.authors_unconstrained, (9, 9)),
+}
+CASES = (
+    "Conv2D",
+    *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in ("core", "layer")),
+    *AUTHORS,
+    *head.IN_MEMORY,
+)
+
+FLAGS = flags.FLAGS
+
+
+def rows(xla: bool) -> Iterator[dict[str, Any]]:
+    """Yields one row a case."""
+    for case in CASES:
+        command = [sys.executable, "-m", "experiments.speed.memory", f"--case={case}"]
+        command.append("--xla" if xla else "--noxla")
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        yield {
+            "case": f"{sizes_of(case)}, forward+backward",
+            "candidate": case,
+            "mebibytes": float(answer.stdout),
+        }
+
+
+def sizes_of(case: str) -> str:
+    if case in head.IN_MEMORY:
+        return head.CASE
+    return f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
+
+
+def step_of(case: str, xla: bool) -> Callable[[], float]:
+    """The pass to be measured, its inputs and weights made."""
+    if case in head.IN_MEMORY:
+        return head.pass_in_memory(case, xla)
+    inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
+    if case in AUTHORS:
+        function, shape = AUTHORS[case]
+        kernel = tf.random.normal((3, 3, CHANNELS, CHANNELS))
+        parameters = tf.random.normal((BATCH, SIZE, SIZE, *shape))
+        return measure.gradients(function, [inputs, kernel, parameters], xla)
+    if case == "Conv2D":
+        layer = keras.layers.Conv2D(CHANNELS, dynamic.KERNEL_SIZE, padding="same")
+    else:
+        layer = dynamic.similarity_layers(CHANNELS)[case]
+    layer.build(inputs.shape)
+    return measure.forward_backward(layer, inputs, xla)
+
+
+def growth_in_second_call(step: Callable[[], float]) -> float:
+    """Mebibytes between the memory before the first call and the peak in the second."""
+    before = _resident("VmRSS")
+    step()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew.
+    step()
+    return _resident("VmHWM") - before
+
+
+def _resident(name: str) -> float:
+    status = pathlib.Path("/proc/self/status").read_text()
+    match = re.search(rf"^{name}:\s+(\d+) kB$", status, flags=re.M)
+    if match is None:
+        raise RuntimeError(f"/proc/self/status has no line for {name}: not on Linux?")
+    return int(match[1]) / 1024
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+    tf.config.set_visible_devices([], "GPU")
+    print(growth_in_second_call(step_of(FLAGS.case, FLAGS.xla)))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("case", CASES[0], list(CASES), "What to measure.")
+    flags.DEFINE_boolean("xla", False, "Whether to compile with XLA.")
+    app.run(main)

@@ -1,0 +1,76 @@
+"""The tables of the benchmarks in results/README.md."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from experiments.common import tables
+
+GROUPS = ("static", "dynamic", "formulations", "head", "model", "few_shot", "costs")
+MEMORY = "memory"
+
+
+def sections(results: pathlib.Path) -> str:
+    """Markdown of all groups: step times as ratios, then peak memory."""
+    parts = [
+        "## Step times",
+        "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "
+        "median and its 95 % interval (`make bench`).",
+        *(_times(results, group) for group in GROUPS),
+        _memory(results),
+    ]
+    return "\n\n".join(parts)
+
+
+def measured(results: pathlib.Path, group: str) -> list[dict]:
+    """What was measured of a group: without XLA first, then with it."""
+    paths = [results / "benchmarks" / f"{group}_xla_{xla}.json" for xla in ("off", "on")]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def _commands(found: list[dict]) -> str:
+    return "; ".join(dict.fromkeys(f"`{each['command']}`" for each in found))
+
+
+def _times(results: pathlib.Path, group: str) -> str:
+    found = measured(results, group)
+    if not found:
+        return f"### {group}\n\nNot run."
+    rows = [
+        [
+            *(row["case"], row["candidate"], row["baseline"], each["xla"]),
+            _ratio(row["median"]),
+            f"{_ratio(row['low'])} to {_ratio(row['high'])}",
+            str(row["rounds"]),
+        ]
+        for each in found
+        for row in each["rows"]
+    ]
+    columns = ["case", "candidate", "baseline", "XLA", "ratio", "95 % interval", "rounds"]
+    return (
+        f"### {group}\n\n{_commands(found)}, {found[0]['cores']} CPU cores.\n\n"
+        f"{tables.markdown(columns, rows)}"
+    )
+
+
+def _ratio(number: float) -> str:
+    """Two digits at least, also where a candidate takes a hundredth of the time."""
+    return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
+
+
+def _memory(results: pathlib.Path) -> str:
+    found = measured(results, MEMORY)
+    if not found:
+        return "## Peak memory\n\nNot run."
+    rows = [
+        [row["case"], row["candidate"], each["xla"], f"{row['mebibytes']:.0f}"]
+        for each in found
+        for row in each["rows"]
+    ]
+    return (
+        "## Peak memory\n\n"
+        "Largest resident memory of one pass above that before it, each case in a process "
+        f"of its own ({_commands(found)}).\n\n"
+        f"{tables.markdown(['case', 'candidate', 'XLA', 'MiB'], rows)}"
+    )

@@ -1,0 +1,105 @@
+"""Runs experiments as commands, in this process."""
+
+import contextlib
+import io
+import runpy
+import sys
+from unittest import mock
+
+import numpy as np
+from absl import flags
+
+from experiments.common.data import Split
+from experiments.few_shot import data as few_shot_data
+
+PACKAGES = ("examples", "experiments")
+
+
+def run(module, *arguments):
+    """Runs a module with flags; returns its exit code or message, and what it printed.
+
+    Commands define flags of the same names, so each run imports them anew.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] in PACKAGES and ".tests" not in name:
+            del sys.modules[name]
+    for name in list(flags.FLAGS):
+        if flags.FLAGS.find_module_defining_flag(name, "").startswith(PACKAGES):
+            delattr(flags.FLAGS, name)
+    code = None
+    with (
+        mock.patch.object(sys, "argv", [module, *map(str, arguments)]),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            flags.FLAGS.unparse_flags()  # Tests beside this one are no commands.
+    return code, printed.getvalue()
+
+
+def run_well(module, *arguments):
+    """Runs a module that must succeed; returns what it printed."""
+    code, printed = run(module, *arguments)
+    assert not code, code
+    return printed
+
+
+def folders(folder, models=False):
+    """The flags that keep all that a command writes below a folder."""
+    given = (f"--output_dir={folder}", f"--state_dir={folder}/unfinished")
+    return (*given, f"--model_dir={folder}/models") if models else given
+
+
+def contents(folder, pattern="**/*.json"):
+    """The contents of files below a folder, by name."""
+    paths = sorted(folder.glob(f"results/{pattern}"))
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
+
+
+def few_shot_parts():
+    """Six, three and three classes of 20 images, each of a brightness of its own."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, first, count in (("train", 0, 6), ("validation", 6, 3), ("test", 9, 3)):
+        labels = np.repeat(np.arange(first, first + count), 20)
+        noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
+        images = 20 * labels[:, None, None, None] + noise
+        found[name] = Split(images.astype("uint8"), labels)
+    return found
+
+
+def few_shot_file(folder):
+    """The same in a file."""
+    path = folder / "few_shot.npz"
+    few_shot_data.save(few_shot_data.FewShotData(**few_shot_parts()), path)
+    return path
+
+
+def no_harm_run(method, seed, accuracy, gap=0.0, seconds=1.0, **changes):
+    """A record of the do-no-harm matrix, made up."""
+    last = {"training": 0.9, "inference": 0.9}
+    first = {"training": 0.9, "inference": 0.9 - gap, "estimated": 0.9 - gap / 2}
+    return {
+        "dataset": "digits",
+        "network": "narrow_cnn",
+        "method": method,
+        "seed": seed,
+        "parameters": 1000,
+        "test_accuracy": [0.1, accuracy],
+        "by_mode": {"first_epoch": first, "last_epoch": last},
+        "seconds_per_step": seconds,
+        "command": "python -m experiments.no_harm",
+        **changes,
+    }
+
+
+def no_harm_runs(**accuracies):
+    """Records of one seed for each accuracy, by method."""
+    return [
+        no_harm_run(method, seed, accuracy)
+        for method, of_seeds in accuracies.items()
+        for seed, accuracy in enumerate(of_seeds)
+    ]

@@ -1,0 +1,11 @@
+"""The same settings as in tests/."""
+
+from tests.conftest import (  # noqa: F401
+    close_figures,
+    eager,
+    fixed_seed,
+    free_memory,
+    one_thread,
+    pytest_collection_finish,
+    pytest_configure,
+)

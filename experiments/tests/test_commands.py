@@ -1,0 +1,273 @@
+"""Each command trains, resumes and writes its table, in a tiny setting."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+from helpers import ROOT, run_under_jax
+
+from experiments.common.stopping import OutOfTime
+from experiments.tests.commands import contents, few_shot_file, folders, run, run_well
+
+#: The flags of each command, how many runs they ask for, and rows of its table.
+TINY = {
+    "neural_similarity": (
+        *("--train_size=32", "--batch_size=16", "--steps=2", "--nojit_compile"),
+        *("--filters=4,4,6", "--method=cnn", "--method=static_dns"),
+    ),
+    "image_classification": (
+        *("--train_size=32", "--batch_size=16", "--steps=2", "--nojit_compile"),
+        *("--filters=4,4,4,6", "--num_neighbors=20"),
+        *("--method=plain", "--method=neighborhoods_film"),
+    ),
+    "few_shot": (
+        *("--dataset=tiny", "--ways=2", "--shots=2", "--queries=3", "--proto_ways=3"),
+        *("--training_images=40", "--batch_size=10", "--episodes_per_step=1"),
+        *("--test_episodes=4", "--nojit_compile", "--save_every=2"),
+        *("--method=finetuning", "--method=nearest_centroid", "--method=proto_net"),
+    ),
+    "regression": (
+        *("--folds=2", "--layers=2", "--units=8", "--decays=0", "--epochs=2"),
+        *("--temperatures=0.1", "--num_neighbors=20"),
+    ),
+}
+RUNS = {"neural_similarity": 2, "image_classification": 2, "few_shot": 3, "regression": 2}
+ROWS = {
+    "neural_similarity": ("| static NSN, DNS | ", "| dynamic NSN, DNS | not run |"),
+    "image_classification": ("| vanilla | ", "| vanilla + iFiLM | not run |"),
+    "few_shot": ("| nearest centroid | ", "| MAML | not run |"),
+    "regression": ("| diabetes | 442 | 10 | ",),
+}
+
+
+def flags_of(name, folder):
+    given = list(folders(folder, models=name == "image_classification"))
+    if name != "regression":
+        given.append("--verbose=0")
+    if name == "few_shot":
+        given.append(f"--data_file={few_shot_file(folder)}")
+    return (*TINY[name], *given)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread, eager):
+    module, flags = f"experiments.{name}", flags_of(name, tmp_path)
+    code, printed = run(module, *flags, "--stop_after_minutes=0")
+    assert code == OutOfTime.CODE
+    assert "Stopped after 0 steps. The same command goes on." in printed
+    assert all(path.endswith("setting.json") for path in contents(tmp_path))
+
+    table = run_well(module, *flags)
+    made = contents(tmp_path)
+    assert len(made) == RUNS[name] + 1
+    assert all(row in table for row in ROWS[name])
+    assert not list((tmp_path / "unfinished").glob("*"))
+    for path, text in made.items():
+        if not path.endswith("setting.json"):
+            assert f"python -m experiments.{name} " in json.loads(text)["command"]
+
+    again = run_well(module, *flags)
+    assert again.count("finished before") == RUNS[name]
+    assert contents(tmp_path) == made
+    assert all(row in again for row in ROWS[name])
+
+
+def test_trials_choose_the_rate(tmp_path, eager):
+    module = "experiments.neural_similarity"
+    flags = (
+        *("--table=cost", "--filters=4,4,8", "--train_size=16", "--batch_size=16"),
+        *("--epochs=2", "--optimizer=adam", "--cosine_decay", "--input=standardized"),
+        *("--verbose=0", "--nojit_compile", "--method=cnn", "--rates=1e-3,1e30"),
+        *folders(tmp_path),
+    )
+    assert "| cnn | 1e+30 | diverged" in run_well(module, *flags, "--tune")
+    trials = contents(tmp_path, "neural_similarity_tuning/*/cnn_*.json")
+    assert len(trials) == 2
+    assert not any("test_accuracy" in json.loads(trial) for trial in trials.values())
+    run_well(module, *flags, "--tuned", "--step_times")
+    (record,) = map(json.loads, contents(tmp_path, "neural_similarity/*/cnn_*").values())
+    assert record["learning_rate"] == 1e-3
+    assert 0 < record["step_time"]["low"] <= record["step_time"]["high"]
+    code, _ = run(module, *flags, "--method=static_dns", "--tuned")
+    assert "needs the same trials of every row" in code
+
+
+#: Commands without TensorFlow; loops on the device must train as Keras's loops do.
+UNDER_JAX = """
+import json, pathlib, sys
+folder, images = pathlib.Path(sys.argv[1]), sys.argv[2]
+sys.path.insert(0, sys.argv[3])
+import numpy as np
+from experiments.tests import commands, test_commands
+
+OTHERS = ("--method", "--nojit_compile")  # JAX takes longer without compilation.
+
+def run(name, method, *flags):
+    made = folder / "_".join([name, *flags])
+    given = commands.folders(made, models=name == "image_classification")
+    tiny = [each for each in test_commands.TINY[name] if not each.startswith(OTHERS)]
+    flags = (*tiny, f"--method={method}", *given, *flags, f"--data_file={images}")
+    commands.run_well(f"experiments.{name}", *flags, "--verbose=0")
+    found = map(json.loads, commands.contents(made, "*/*/*_0.json").values())
+    return {record["method"]: record for record in found}
+
+steps = ("--steps=4", "--save_every=2")
+device, host = (
+    run("neural_similarity", "static_dns", loop, *steps)
+    for loop in ("--on_device", "--noon_device")
+)
+for name, record in host.items():
+    assert record["versions"]["backend"].startswith("jax "), record
+    assert "--data_file=DATA_FILE" in record["command"]
+    loss = device[name]["training_loss"]
+    np.testing.assert_allclose(loss, record["training_loss"], rtol=1e-3)
+assert run("image_classification", "neighborhoods_film", "--on_device")
+images = commands.few_shot_file(folder)
+assert run("few_shot", "proto_net", "--training_images=20")
+"""
+
+
+def test_commands_run_under_jax_without_tensorflow(tmp_path):
+    images = f"{tmp_path}/digits.npz"
+    written = run_well(
+        "experiments.neural_similarity", "--train_size=32", f"--write_data_file={images}"
+    )
+    assert f"Wrote {images}" in written
+    script = tmp_path / "script.py"
+    script.write_text(UNDER_JAX)
+    run_under_jax(script, tmp_path, images, ROOT / "tests")
+
+
+DEMO = ("--seeds=1", "--epochs=1", "--train_examples=200", "--verbose=0")
+DEMO += ("--model=linear", "--model=linear_neighborhoods")
+
+
+def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
+    flags = (*DEMO, *folders(tmp_path))
+    fit, fits = keras.Model.fit, []
+
+    @functools.wraps(fit)
+    def interrupted(self, *arguments, **options):
+        fits.append(self)
+        if len(fits) == 2:
+            raise KeyboardInterrupt
+        return fit(self, *arguments, **options)
+
+    monkeypatch.setattr(keras.Model, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("experiments.demo", *flags)
+    printed = run_well("experiments.demo", *flags)
+    assert "seed 0: finished before" in printed
+    records = {
+        path.rpartition("/")[2]: json.loads(text)
+        for path, text in contents(tmp_path, "demo/digits/*_?.json").items()
+    }
+    assert len(records) == 2
+    timed = [name for name, record in records.items() if "step_time_ratio" in record]
+    assert timed == ["linear_0.json", "linear_neighborhoods_0.json"]
+    served = records["linear_0.json"]["served"]
+    assert served["agreeing_predictions"] == served["test_images"]
+    assert (tmp_path / served["saved_model"] / "saved_model.pb").exists()
+    assert "Test accuracy" in (tmp_path / served["saved_model"] / "README.md").read_text()
+    assert "| linear features + Meta-Neighborhoods | " in printed
+    assert list(tmp_path.glob("results/figures/digits_*.png"))
+    code, printed = run("experiments.demo", *flags, "--version=1")
+    assert "--version must not exist yet, nothing is overwritten" in code
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "row", "picture"),
+    [
+        (
+            "experiments.demo.spirals",
+            ["--epochs=2", "--frames=2", "--examples=200"],
+            " %",
+            "spirals.gif",
+        ),
+        (
+            "experiments.demo.look_inside",
+            ["--epochs=1", "--train_examples=120", "--num_neighbors=30"],
+            "Wrote ",
+            "digits_feature_map.png",
+        ),
+        (
+            "experiments.neural_similarity.implicit_regularization",
+            ["--steps=100", "--points=5", "--seeds=1"],
+            "| half of each target | M from I / 30 |",
+            "implicit_regularization.png",
+        ),
+        (
+            "experiments.moving_statistics",
+            ["--seeds=3", "--steps=2", "--data_file={folder}/images.npz"],
+            "| 0.99 | Keras's |",
+            None,
+        ),
+    ],
+)
+def test_smaller_commands_write_tables_and_pictures(
+    module, flags, row, picture, tmp_path, one_thread, request
+):
+    if "implicit" not in module:  # Its many steps take longer than their tracing.
+        request.getfixturevalue("eager")
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for number, part in enumerate(("train", "validation", "test")):
+        arrays[f"{part}_images"] = rng.integers(0, 255, (100, 16, 16, 3), "uint8")
+        arrays[f"{part}_labels"] = np.arange(100) % 20 + 20 * number
+    np.savez(tmp_path / "images.npz", **arrays)
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    assert row in run_well(module, *flags, f"--output_dir={tmp_path}")
+    if picture:
+        assert (tmp_path / "results" / "figures" / picture).stat().st_size > 5000
+
+
+def test_special_cases_differ_by_rounding():
+    printed = run_well("experiments.neural_similarity.special_cases")
+    rows = [row.split("|") for row in printed.splitlines()[2:]]
+    assert len(rows) == 4
+    assert all(float(row[2]) <= 2e-6 * float(row[3]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "message"),
+    [
+        ("neural_similarity", ["epochs=3"], "Unknown arguments: epochs=3."),
+        ("neural_similarity", ["--method=x"], "--method must be one of 'cnn', 'cnn_plus'"),
+        ("neural_similarity", ["--steps=5", "--budget=0.1"], "exclude each other"),
+        ("neural_similarity", ["--budget=0"], "must leave at least one step"),
+        ("neural_similarity", ["--stream", "--tune"], "--tune and --stream exclude"),
+        ("neural_similarity", ["--data_file=no.npz"], "No such file or directory: no.npz"),
+        ("image_classification", ["--method=x"], "'plain', .* in table_1"),
+        ("image_classification", ["--dataset=pacs"], "art_painting,cartoon,photo,sketch"),
+        ("few_shot", ["--dataset=mine"], "train, validation (or val) and test"),
+        ("regression", ["--dataset=gom"], "--data_dir must lead to a file"),
+        ("demo", ["--tune", "--model=static"], "with --tune. Received: model='static'"),
+    ],
+)
+def test_errors_of_flags_and_data_end_in_one_line(module, flags, message, tmp_path):
+    code, _ = run(f"experiments.{module}", *folders(tmp_path), *flags)
+    assert "\n" not in code
+    for part in message.split(".*"):
+        assert part in code
+
+
+def test_a_kill_inside_a_write_changes_nothing(tmp_path, monkeypatch):
+    from experiments.kills import campaign as kills  # It needs TensorFlow.
+
+    small = (
+        *("--train_size=32", "--batch_size=16", "--steps=2", "--save_every=1"),
+        *("--filters=4,4,4,6", "--method=plain", "--verbose=0", "--nojit_compile"),
+        *("--model_dir={}/models", "--state_dir={}/unfinished", "--output_dir={}"),
+    )
+    monkeypatch.setitem(kills.EXAMPLES, "image_classification", small)
+    whole = kills.Run("image_classification", tmp_path / "whole")
+    killed = kills.Run("image_classification", tmp_path / "killed")
+    whole.require_success(whole.end(250))
+    assert kills.killed_in_each_write(killed, whole.content(), 250, most=1) == 1
+    # What differs would have been found.
+    path = next((killed.folder / "results").rglob("plain_0.json"))
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(kills.SurvivalError, match="other content"):
+        killed.compare(whole.content())

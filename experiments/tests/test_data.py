@@ -1,0 +1,110 @@
+"""Images and tables that the examples read, and the parts that they are split into."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.common import data as image_data
+from experiments.few_shot import data as few_shot_data
+from experiments.regression import data as regression_data
+from experiments.tests.commands import few_shot_parts
+
+PARTS = image_data.PARTS
+DATA = os.environ.get("NSL_KERAS_DATA_DIR")
+
+
+def write(path, value, size=32):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (size, size), (value,) * 3).save(path)
+
+
+def values(split):
+    """The value of each image, which has no other."""
+    assert split.images.dtype == np.float32 and split.images.max() <= 1
+    assert (split.images == split.images[:, :1, :1, :1]).all()
+    return np.round(255 * split.images[:, 0, 0, 0]).astype(int)
+
+
+# Image sets in folders.
+
+
+def test_no_class_is_in_two_parts():
+    with pytest.raises(ValueError, match="`validation` and `test` must have no class"):
+        few_shot_data.FewShotData(
+            **{**few_shot_parts(), "test": few_shot_parts()["validation"]}
+        )
+
+
+# Files of images.
+
+
+def make_data(count):
+    rng = np.random.default_rng(0)
+    splits = [
+        image_data.Split(
+            rng.integers(0, 256, (size, 8, 8, 3)).astype("uint8"), rng.integers(0, 4, size)
+        )
+        for size in (count, 5, 7)
+    ]
+    return image_data.ImageData(*splits, ["a", "b", "c", "d"])
+
+
+def test_files_come_back_whole_and_in_pieces(tmp_path, monkeypatch):
+    data, whole, folder = make_data(40), f"{tmp_path}/whole.npz", tmp_path / "pieces"
+    image_data.save_file(data, whole)
+    monkeypatch.setattr(image_data, "PIECE", 6000)
+    monkeypatch.setattr(image_data, "HEADERS", 3000)
+    image_data.save_file(data, str(folder))
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    assert len(sizes) > 3 and max(sizes) <= 6000
+    one, other = (image_data.load_file(str(path)) for path in (whole, folder))
+    for part in PARTS:
+        expected = getattr(data, part).images / np.float32(255)
+        np.testing.assert_allclose(getattr(one, part).images, expected, rtol=1e-6)
+        np.testing.assert_array_equal(
+            getattr(one, part).images, getattr(other, part).images
+        )
+    # Files of other images have other settings.
+    image_data.save_file(make_data(41), f"{tmp_path}/other.npz")
+    fingerprint = image_data.load_file(f"{tmp_path}/other.npz").fingerprint
+    assert one.fingerprint == other.fingerprint != fingerprint
+    assert image_data.without_validation(one).fingerprint == one.fingerprint
+
+
+# Tables of numbers.
+
+
+def test_folds_leak_nothing():
+    rng = np.random.default_rng(0)
+    data = regression_data.RegressionData(
+        "mine", rng.normal(3, 5, size=(101, 4)), rng.normal(size=(101, 2))
+    )
+    data.y[:, 0] = np.arange(101)
+    tested = []
+    for fold in regression_data.folds(data, 5, 0.25, seed=3):
+        parts = (fold.train, fold.validation, fold.test)
+        np.testing.assert_allclose(fold.train.x.mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(fold.train.y.std(axis=0), 1, rtol=1e-5)
+        # All rows are there once, on the scale of the training part.
+        rows = np.sort(np.concatenate([part.y[:, 0] for part in parts]))
+        np.testing.assert_allclose(np.diff(rows), rows[1] - rows[0], rtol=1e-3)
+        tested += np.round((fold.test.y[:, 0] - rows[0]) / (rows[1] - rows[0])).tolist()
+    assert sorted(tested) == list(range(101))
+
+
+# Real sets, where NSL_KERAS_DATA_DIR names prepared copies.
+
+
+@pytest.mark.skipif(DATA is None, reason="NSL_KERAS_DATA_DIR is not set")
+def test_prepared_sets():
+    for name, shape in (("mnist", (28, 28, 1)), ("cifar10", (32, 32, 3))):
+        data = image_data.load(name, DATA, train_examples=100)
+        assert data.image_shape == shape
+        assert len(data.test.labels) == 10_000
+    images = few_shot_data.load("omniglot", DATA)
+    assert images.counts["train_classes"] == (964 - 100) * 4
+    assert images.counts["test_classes"] == 659
+    # Bright strokes on black.
+    assert images.test.images.mean() < 50 and images.test.images.max() > 200

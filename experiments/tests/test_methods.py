@@ -1,0 +1,158 @@
+"""Rows of the tables are the authors' recipes, and all of them can be built."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import nsl_keras
+from experiments.few_shot import data as few_shot_data
+from experiments.few_shot import methods as few_shot_methods
+from experiments.few_shot import training as few_shot_training
+from experiments.image_classification import methods as image_methods
+from experiments.neural_similarity import methods as similarity_methods
+from experiments.tests.commands import few_shot_parts
+
+
+def parameters(model):
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
+# Recipes.
+
+
+def test_recipes_are_those_published():
+    paper, code = (similarity_methods.RECIPES[name] for name in ("paper", "code"))
+    assert (paper.steps, paper.rate_drops) == (64_000, (34_000, 54_000))
+    assert (code.steps, code.rate_drops) == (42_500, (20_000, 30_000, 37_500))
+    assert similarity_methods.RECIPES["attention"].make_optimizer().epsilon == 1e-8
+    cifar = image_methods.published("cifar100")
+    assert (cifar.steps, cifar.batch_size, cifar.rate_drops) == (160_000, 128, (120_000,))
+    assert cifar.augmentation == "pad_crop_flip"
+    assert image_methods.published("mnist").augmentation == "pad_crop"
+    sgd = image_methods.published("cifar10", "nesterov")
+    assert (sgd.steps, sgd.learning_rate) == (120_000, 0.1)
+    assert image_methods.published_num_neighbors("cifar100") == 10_000
+
+
+def neighborhood_model(name, num_neighbors=12):
+    method = image_methods.METHODS[name]
+    dictionary = {"num_neighbors": num_neighbors, "temperature": 0.2, "dropout": 0.5}
+    model = image_methods.build(method, "convnet4", (8, 8, 3), 4, dictionary, 0)
+    trained = image_methods.published("cifar10", method.optimizer).scaled(6)
+    image_methods.compile_model(model, dataclasses.replace(trained, batch_size=8), False)
+    return model
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    convnet4 = functools.partial(nsl_keras.backbones.convnet4, filters=(4, 4, 4, 6))
+    monkeypatch.setitem(image_methods.BACKBONES, "convnet4", convnet4)
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("number", similarity_methods.TABLES)
+def test_rows_of_neural_similarity_differ(number):
+    table = similarity_methods.TABLES[number]
+    size = 8 if table.network == "cnn9" else 32
+    options = {"filters": (16, 16, 32)} if number == "cost" else {}
+    found = {}
+    for name, row in table.methods.items():
+        model = similarity_methods.build(
+            table.network, row, (size, size, 3), 10, momentum=0.9, **options
+        )
+        assert model.output_shape == (None, 10)
+        # Predictors of different kinds have the same parameters.
+        kind = row.similarity.get("predictor"), row.options.get("sphere")
+        found[name] = (parameters(model), *kind)
+    assert len(set(found.values())) == len(found), found
+    assert table.baseline in table.methods
+
+
+def test_rows_of_meta_neighborhoods(narrow):
+    made = {name: neighborhood_model(name) for name in image_methods.METHODS}
+    images = np.ones((2, 8, 8, 3), "float32")
+    assert {tuple(model(images).shape) for model in made.values()} == {(2, 4)}
+    assert made["neighborhoods_3_diagonal"].neighborhood.inner_steps == 3
+    assert made["neighborhoods_3_diagonal"].neighborhood.learning_rate_form == "diagonal"
+    for experiment in image_methods.EXPERIMENTS.values():
+        assert set(experiment.names) <= set(made)
+    # The extra layer has as many parameters as the dictionary.
+    plain, extra, ours = (
+        parameters(neighborhood_model(name, 5000))
+        for name in ("plain", "plain_extra", "neighborhoods")
+    )
+    np.testing.assert_allclose(extra - plain, ours - plain, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", few_shot_methods.METHODS)
+def test_rows_of_few_shot_learning(name):
+    row, shape = few_shot_methods.METHODS[name], (16, 16, 3)
+    network = None
+    if row.pretrained:
+        network = few_shot_methods.features("cnn4", row.pretrained, shape)
+    policy = row.batch_normalization
+    if row.episodic:
+        learner = few_shot_methods.episodic_learner(
+            name, "tiny", "cnn4", shape, 2, policy, network
+        )
+    else:
+        images = np.zeros((4, *shape), "float32")
+        learner = few_shot_methods.pretrained_learner(name, network, 2, policy, images)
+    assert learner.batch_normalization == policy
+
+
+# Choices of few-shot learning.
+
+SETTING = few_shot_training.Setting(
+    dataset="tiny",
+    backbone="cnn4",
+    ways=2,
+    shots=2,
+    queries=3,
+    training_images=60,
+    episodes_per_step=2,
+    proto_ways=3,
+    batch_size=10,
+    test_episodes=4,
+    rates=(1e-2, 1e-3, 1e-4),
+    trial_share=0.5,
+    validation_episodes=2,
+    batch_normalization=None,
+)
+
+
+class Trained(few_shot_training.Training):
+    """At a rate of 1e-3 a learner knows the answers, at others it guesses."""
+
+    def __init__(self, folder, **changes):
+        images = few_shot_data.FewShotData(**few_shot_parts())
+        setting = dataclasses.replace(SETTING, **changes)
+        super().__init__(setting, images, folder / "states", "auto", 0)
+        self.calls, self.brightest = [], []
+
+    def run(self, method, rate, images, seed):
+        self.calls.append((rate, images, seed))
+
+        def learner(episode):
+            self.brightest.append(episode.query_images.max())
+            right = np.eye(2)[episode.query_labels]
+            return right if rate == 1e-3 else np.zeros_like(right)
+
+        return learner, {"seconds": 0.0, "training_images": images}
+
+
+def test_trials_choose_on_validation_classes(tmp_path):
+    run = Trained(tmp_path)
+    records = few_shot_training.run_methods(run, ["proto_net"], [3], tmp_path)
+    assert run.calls == [(1e-2, 30, 0), (1e-3, 30, 0), (1e-4, 30, 0), (1e-3, 60, 3)]
+    # Validation classes are darker than 180, the test's are not.
+    assert max(run.brightest[:3]) < 180 / 255 < max(run.brightest[3:])
+    (record,) = records.runs
+    assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
+
+
+# Section 5.1 of Neural Similarity Learning.

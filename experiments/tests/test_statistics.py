@@ -1,0 +1,201 @@
+"""Differences are paired, and intervals and verdicts follow from them."""
+
+import itertools
+import math
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the benchmarks run on TensorFlow", allow_module_level=True)
+
+from experiments.common import runs
+from experiments.common.data import Split
+from experiments.demo import table as demo_table
+from experiments.few_shot import table as few_shot_table
+from experiments.no_harm import comparison, matrix, report, training, verdicts
+from experiments.no_harm.data import Images
+from experiments.no_harm.methods import COMPARED, METHODS
+from experiments.no_harm.networks import NETWORKS
+from experiments.regression import table as regression_table
+from experiments.speed import timing
+from experiments.tests.commands import no_harm_run, no_harm_runs
+
+SETTING = training.Setting(epochs=2, batch_size=4, compared_images=6)
+
+
+def compare(**accuracies):
+    return comparison.compare(no_harm_runs(**accuracies))
+
+
+# Times, on a clock that only the timed functions advance.
+
+
+@pytest.fixture
+def step(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def make(times):
+        times = itertools.repeat(times) if isinstance(times, float) else iter(times)
+
+        def run():
+            now[0] += next(times)
+
+        return run
+
+    return make
+
+
+def test_ratios_of_times(step):
+    steps = {"plain": step(2.0), "slow": step([700.0] + [7.0] * 4)}
+    found = timing.ratios_to_first(steps, rounds=4, warm_up=1)
+    assert found["plain"] == timing.Ratio(1.0, 1.0, 1.0, 4)
+    assert found["slow"] == timing.Ratio(3.5, 3.5, 3.5, 4)
+
+
+# Differences of accuracies.
+
+
+def test_differences_are_paired_by_seed():
+    found = no_harm_runs(plain=[0.5, 0.7, 0.9])
+    found += no_harm_runs(static_dns=[0.51, 0.72, 0.93])[::-1]
+    found.append(no_harm_run("static_dns", 7, 0.1))  # A seed that `plain` lacks.
+    (cell,) = comparison.compare(found)
+    assert cell.differences == pytest.approx([1.0, 2.0, 3.0])
+    # Student's t for two degrees of freedom, 4.303, and a standard deviation of 1.
+    assert cell.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert cell.is_wide
+
+
+def test_demo_and_regression():
+    found = [
+        {"method": name, "seed": seed, "test_accuracy": accuracy, "parameters": 1234}
+        for name, accuracies in {"plain": (0.8, 0.9), "static": (0.7, 0.6)}.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    _, _, plain, static = demo_table.table(found).splitlines()
+    assert plain == "| CNN | 85.00 ± 7.07 |  |  | 1,234 |  |"
+    assert "neural similarity | 65.00 ± 7.07 | -20.00 ± 14.14 |" in static
+    # Of the differences -0.25, -0.5 and 0: t = -sqrt(3).
+    errors = {"vanilla": [0.5, 1.0, 0.75], "neighborhoods": [0.25, 0.5, 0.75]}
+    folds = [
+        {"knn": {"test_mse": 0.5}}
+        | {"vanilla": {"test_mse": vanilla}}
+        | {"neighborhoods": {"test_mse": ours, "test_mse_unadapted": 1.0}}
+        for vanilla, ours in zip(*errors.values(), strict=True)
+    ]
+    assert regression_table.p_value(regression_table.errors_of(folds)) == pytest.approx(
+        0.225, abs=1e-3
+    )
+
+
+def test_few_shot_differences_are_paired_by_episode():
+    setting = {"queries": 3, "ways": 2}
+    found = [
+        {"method": method, "seed": 0, "right_queries": right}
+        for method, right in {
+            "finetuning": [3, 4, 6],
+            "nearest_centroid": [3, 5, 6],
+        }.items()
+    ]
+    cell = few_shot_table._difference("nearest_centroid", "finetuning", found, setting)
+    assert cell.startswith(f"{100 * np.mean([0, 1, 0]) / 6:+.2f} ± ")
+
+
+def verdicts_of(title, found):
+    lines = verdicts.lines(comparison.compare(found))
+    return [line for line in lines if line.split(" ", 1)[1].startswith(f"{title} (")]
+
+
+def test_a_loss_fails_and_is_named():
+    found = no_harm_runs(plain=[0.5, 0.6], static_dns=[0.48, 0.58])
+    for method, accuracies in {"plain": (0.5, 0.6), "static_dns": (0.53, 0.63)}.items():
+        found += [
+            no_harm_run(method, seed, accuracy, network="small_resnet")
+            for seed, accuracy in enumerate(accuracies)
+        ]
+    worst, mean, gap = verdicts_of("static DNS", found)
+    assert worst == (
+        "FAIL static DNS (2 cells): no cell below -1.0 points: "
+        "digits narrow CNN -2.00 ± 0.00 (last 3 epochs -1.00)"
+    )
+    assert mean.startswith("PASS") and mean.endswith("+0.50")
+    assert gap.startswith("PASS")
+    untried = [
+        line for line in verdicts.lines(comparison.compare(found)) if "NOT RUN" in line
+    ]
+    assert len(untried) == len(COMPARED) - 1
+
+
+@pytest.mark.parametrize(
+    ("plain", "own", "verdict"),
+    [
+        (0.0, 0.029, "PASS"),
+        (0.0, 0.031, "FAIL"),
+        (0.2, 0.209, "PASS"),
+        (0.2, 0.211, "FAIL"),
+    ],
+)
+def test_gap_between_training_and_inference(plain, own, verdict):
+    found = [no_harm_run("plain", 0, 0.5, plain), no_harm_run("static_dns", 0, 0.5, own)]
+    *_, gap = verdicts_of("static DNS", found)
+    assert gap.startswith(verdict)
+
+
+def test_page_and_picture(tmp_path, capsys):
+    setting = {"learning_rate": 1e-3, "epochs": 2, "batch_size": 32, "compared_images": 512}
+    records = runs.RunRecords(tmp_path / "runs", setting)
+    for name in METHODS:
+        for seed in (0, 1):
+            accuracy = 0.5 + 0.01 * seed * (name == "static_dns")
+            made = no_harm_run(name, seed, accuracy, seconds=2.0)
+            records.add(("digits", "narrow_cnn", name, seed), made)
+    report.write(tmp_path)
+    assert capsys.readouterr().out.count("PASS ") == 3 * len(COMPARED)
+    text = (tmp_path / "README.md").read_text()
+    row = "| static DNS | 50.50 ± 0.71 | +0.50 ± 0.71 | 6.35 | +0.25 | 0.0 | 0.0 | 1,000 |"
+    assert row in text
+    assert "## With this package's batch norms\n\nNot run.\n" in text
+    assert (tmp_path / "no_harm_keras.png").exists()
+    with pytest.raises(ValueError, match=r"`output_dir` must hold runs.*with 0 runs"):
+        report.write(tmp_path / "nothing")
+
+
+# What the runs of the matrix are.
+
+
+def tiny_cell(network="no_batch_norm"):
+    images = np.random.default_rng(0).random((10, 8, 8, 1)).astype("float32")
+    split = Split(images, np.arange(10) % 3)
+    return training.Cell(SETTING, Images(split, split, 3), NETWORKS[network], seed=5)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_methods_start_as_the_plain_network(name):
+    tried = tiny_cell("narrow_cnn" if name == "neighbors_film" else "no_batch_norm")
+    plain, images = tried._initial(), tried.images.train.images
+    model = METHODS[name].make(tried.make_network, plain)
+    unadapted = {"adapt": False} if hasattr(model, "dictionary") else {}
+    received = model(images, **unadapted)
+    # `CosineDense` has no bias, and starts at weights of its own.
+    if name not in ("neighbors_cosine", "neighbors_film"):
+        np.testing.assert_allclose(received, plain(images), rtol=1e-4, atol=1e-5)
+
+
+def test_runs_are_made_once_and_go_on_from_the_plain_one(tmp_path, eager):
+    records = runs.RunRecords(tmp_path, {})
+    key = (3, "digits", "no_batch_norm")
+    made = {name: tiny_cell().run(name) for name in ("plain", "plain_longer")}
+    assert made["plain_longer"]["history"] != made["plain"]["history"]
+    whole = tiny_cell()
+    whole.run("plain")
+    assert whole.run("plain_longer")["history"] == made["plain_longer"]["history"]
+    for name, run in made.items():
+        records.add((key[1], key[2], name, key[0]), run)
+        assert math.isfinite(run["history"][-1]["loss"])
+        assert set(run["by_mode"]) == {"first_epoch", "last_epoch"}
+    before = records.by_path
+    matrix.run_cell(records, SETTING, key, list(made))
+    assert records.by_path == before

@@ -1,0 +1,152 @@
+"""Records of runs, and the tables that are made from them."""
+
+import dataclasses
+
+from helpers import ROOT
+
+from experiments import tables
+from experiments.common import runs
+from experiments.common.tables import images_per_second
+from experiments.image_classification import methods as image_methods
+from experiments.image_classification import table as image_table
+from experiments.neural_similarity import methods as similarity_methods
+from experiments.neural_similarity import table as similarity_table
+
+SETTING = {"dataset": "digits", "sizes": (1, 2)}
+
+
+def test_each_run_has_a_file_and_is_made_once(tmp_path, capsys):
+    made = []
+
+    def run(method, seed):
+        made.append((method, seed))
+        return {"method": method, "seed": seed, "figures": [1, 2, 3]}
+
+    records = runs.RunRecords(tmp_path / "digits", SETTING)
+    titles = runs.every({"b": "B", "a / c": "A or C"}, ["0", "10", "2"])
+    runs.run_all(records, titles, run)
+    names = ["a_c_0", "a_c_2", "a_c_10", "b_0", "b_2", "b_10"]
+    assert [path.stem for path in records.by_path] == names
+    # Lists of numbers stand on one line.
+    assert "[1, 2, 3]" in (tmp_path / "digits" / "b_0.json").read_text()
+    runs.run_all(runs.RunRecords(tmp_path / "digits", SETTING), titles, run)
+    assert len(made) == 6
+    assert capsys.readouterr().out.count("finished before") == 6
+
+
+def test_states_go_with_the_record(tmp_path):
+    records = runs.RunRecords(tmp_path / "made", SETTING, states=tmp_path / "all" / "own")
+
+    def run(method):
+        records.state((method,)).mkdir(parents=True)
+        return {"method": method}
+
+    runs.run_all(records, {("a",): "A", ("b",): "B"}, run)
+    assert not list((tmp_path / "all").iterdir())
+    # A kill may come between the record and the end of the state.
+    records.state(("a",)).mkdir(parents=True)
+    (tmp_path / "all" / "other").mkdir()
+    runs.run_all(records, {("a",): "A"}, run)
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["other"]
+
+
+# Tables of made-up runs beside the published figures.
+
+
+def record(method, seed, accuracy, **others):
+    made = {
+        "method": method,
+        "seed": seed,
+        "command": "python -m examples.x",
+        "parameters": 1234,
+        "images_per_second": 100.0,
+        "devices": ["gpu:0"],
+        "test_accuracy": accuracy,
+        **others,
+    }
+    if "diverged" in made:
+        del made["test_accuracy"], made["images_per_second"]
+    return made
+
+
+def records_of(folder, setting, made):
+    records = runs.RunRecords(folder, setting)
+    for each in made:
+        records.add((each["method"], each["seed"]), each)
+    return records
+
+
+NEURAL_SIMILARITY = {
+    "network": "cnn9",
+    "variant": "code",
+    "batch_normalization_momentum": 0.999,
+    "dataset": "cifar10",
+    "train_examples": 45_000,
+    "test_examples": 10_000,
+    "recipe": dataclasses.asdict(similarity_methods.RECIPES["paper"]),
+}
+IMAGE_CLASSIFICATION = {
+    "backbone": "resnet29",
+    "coarse": False,
+    "dataset": "cifar10",
+    "train_examples": 45_000,
+    "test_examples": 10_000,
+    "classes": 10,
+    "dictionary": {"num_neighbors": 5000, "temperature": 0.2, "dropout": 0.5},
+    "recipe": dataclasses.asdict(image_methods.published("cifar10")),
+}
+
+
+def test_table_of_neural_similarity(tmp_path):
+    made = [record("dynamic_dns_cnn", 0, None, diverged="The loss is nan.")]
+    for seed, accuracy in ((0, 0.92), (1, 0.90)):
+        made.append(record("cnn", seed, accuracy))
+        made.append(record("static_dns", seed, accuracy + 0.01 + 0.01 * seed))
+    text = similarity_table.section(records_of(tmp_path / "1", NEURAL_SIMILARITY, made))
+    for row in (
+        "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 | 100 |",
+        "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 | 100 |",
+        "| CNN++ | 7.29 | not run |  |  |  |  |",
+        "plain convolutions | 7.04 | diverged in 1 of 1 |",
+    ):
+        assert row in text
+    # Beside other data there are no published figures.
+    digits = {**NEURAL_SIMILARITY, "dataset": "digits"}
+    text = similarity_table.section(records_of(tmp_path / "2", digits, made))
+    assert "| static NSN, DNS | 7.50 ± 0.71 | -1.50" in text and "paper" not in text
+    assert "| CNN++ | 7.29 | 28.70 | not run |" in similarity_table.not_run(["4"])
+    # Speeds are of accelerators.
+    slow = record("cnn", 0, 0.9, devices=["cpu:0"], images_per_second=3.0)
+    assert images_per_second([slow]) == ""
+
+
+def test_table_of_image_classification(tmp_path):
+    made = [record("plain_film", 0, None, diverged="The loss is nan.")]
+    for seed, accuracy in ((0, 0.92), (1, 0.90)):
+        made.append(record("plain", seed, accuracy))
+        more = {"test_unadapted_accuracy": accuracy - 0.1}
+        made.append(record("neighborhoods", seed, accuracy + 0.01 + 0.01 * seed, **more))
+    records = records_of(tmp_path, IMAGE_CLASSIFICATION, made)
+    text = image_table.section(records)
+    for row in (
+        "| vanilla | 95.06 | 91.00 ± 1.41 |  |  | 0, 1 | 1,234 | 100 |",
+        "| MN | 95.56 | 92.50 ± 0.71 | +1.50 ± 0.71 | 81.00 ± 1.41 | 0, 1 | 1,234 | 100 |",
+        "| vanilla + iFiLM | 95.17 | diverged in 1 of 1 |",
+        "| MN + iFiLM | 95.58 | not run |  |  |  |  |  |",
+    ):
+        assert row in text
+    rest = image_table.not_run([records])
+    assert "| resnet29 | cifar100 | 76.51 | 77.94" in rest
+
+
+# The figures of README, docs/ and results/README.md.
+
+
+def test_pages_are_made_from_the_files():
+    for page in tables.pages():
+        text = page.read_text()
+        assert tables.with_tables(text) == text, f"python -m experiments.tables: {page}"
+    assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
+
+
+# Campaigns: every published row has a command.
