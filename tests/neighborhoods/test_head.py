@@ -112,7 +112,7 @@ DUAL = {"inner_loop": "dual"}
         (None, {"dictionary": 0}, "`dictionary` must be a positive integer"),
         (None, {"dictionary": "large"}, "`dictionary` must be a positive integer"),
         (None, {"inner_steps": 0}, "`inner_steps` must be a positive integer"),
-        (None, {"inner_learning_rate": -1.0}, "`inner_learning_rate` must be a finite num"),
+        (None, {"inner_learning_rate": -1.0}, "`inner_learning_rate` must be a finite"),
         (None, {"learning_rate_form": "matrix"}, "`learning_rate_form` must be one of"),
         (None, {"chunk_size": 0}, "`chunk_size` must be a positive integer"),
         (None, {"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
