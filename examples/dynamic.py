@@ -54,7 +54,7 @@ def network(convolution, shape, filters):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="digits", choices=DATASETS)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
 
@@ -73,7 +73,7 @@ def main():
             keras.utils.set_random_seed(seed)
             model = network(convolution, train_x.shape[1:], filters)
             model.compile(
-                optimizer=keras.optimizers.Adam(3e-3),
+                optimizer=keras.optimizers.Adam(1e-2),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             )
             model.fit(train_x, train_y, batch_size=64, epochs=1, verbose=0)  # Compiles.

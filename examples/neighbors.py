@@ -68,10 +68,11 @@ def main():
     print(f"neighbours, before adaptation: {100 * found['unadapted_accuracy']:.2f} %")
     print(f"neighbours, after adaptation:  {100 * found['accuracy']:.2f} %")
 
-    # The image whose logits the neighbours change most.
+    # The image whose logits the neighbours change most, of those whose class changes.
     after = model.predict(test_x, verbose=0)
     before = keras.ops.convert_to_numpy(model(test_x, adapt=False))
-    number = int(np.abs(after - before).max(axis=-1).argmax())
+    changed = before.argmax(axis=-1) != after.argmax(axis=-1)
+    number = int((np.abs(after - before).max(axis=-1) + 1000 * changed).argmax())
     chosen = test_x[number : number + 1]
     guess, answer = before[number].argmax(), after[number].argmax()
     print(f"test image {number}, class {test_y[number]}: {guess} before, {answer} after")

@@ -39,7 +39,8 @@ def neighbor_model():
 
 
 def squared_error(predicted, targets):
-    return float(np.mean((predicted.reshape(-1) - targets.reshape(-1)) ** 2))
+    predicted = keras.ops.convert_to_numpy(predicted)
+    return float(np.mean((predicted - targets) ** 2))
 
 
 def main():
@@ -62,9 +63,9 @@ def main():
             model = make()
             model.compile(keras.optimizers.Adam(1e-3), loss="mean_squared_error")
             model.fit(train_x, train_y, batch_size=32, epochs=args.epochs, verbose=0)
-            errors[name].append(squared_error(model.predict(test_x, verbose=0), test_y))
-        unadapted = keras.ops.convert_to_numpy(model(test_x, adapt=False))
-        errors["before adaptation"].append(squared_error(unadapted, test_y))
+            errors[name].append(squared_error(model(test_x), test_y))
+        before = squared_error(model(test_x, adapt=False), test_y)
+        errors["before adaptation"].append(before)
         nearest = KNeighborsRegressor(15).fit(train_x, train_y)
         errors["kNN"].append(squared_error(nearest.predict(test_x), test_y))
 

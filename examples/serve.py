@@ -35,17 +35,18 @@ for name, signature in sorted(served.signatures.items()):
 logits = served.signatures["serving_default"](inputs=images)["output_0"]
 print("  classes:", np.argmax(logits, axis=-1).tolist())
 neighbors = served.signatures["neighbors"](inputs=images)
-print("  the first image's neighbours:", neighbors["classes"][0].numpy().tolist())
+print("  classes of the first image's neighbours:", neighbors["classes"][0].numpy())
 try:
     served.signatures["serving_default"](inputs=images[:, :7])
 except tf.errors.InvalidArgumentError as error:
-    print("  images of another size:", error.message.splitlines()[0][:70])
+    cause = error.message[error.message.index("Shape of") :].splitlines()[0]
+    print("  images of another size:", cause)
 """
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--output", default=None, help="folder; by default a new one")
     args = parser.parse_args()
     keras.utils.set_random_seed(0)
@@ -64,7 +65,9 @@ def main():
         ]
     )
     model = nsl_keras.MetaNeighborhoodModel(
-        backbone, nsl_keras.layers.CosineDense(10), dictionary=100
+        backbone,
+        nsl_keras.layers.CosineDense(10),
+        nsl_keras.layers.NeighborDictionary(200, temperature=0.1, seed=0),
     )
     model.compile(
         optimizer=keras.optimizers.Adam(3e-3),
