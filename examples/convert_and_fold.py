@@ -91,7 +91,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     folded.save(folder / "folded.keras")
     print("saved", folder / "folded.keras")
-    print("Look at the two accuracies after training, and the parameters of each.")
+    print("Look at both accuracies: if close, training the classifier would do as well.")
     print("The file loads with Keras alone: it holds no layer of nsl_keras.")
 
 

@@ -88,9 +88,10 @@ def main():
         if name == "dynamic":
             print(nsl_keras.convert.summary(model))
     print(
-        "Look at the accuracies beside those of the wider plain network, and the seconds of"
+        "Look at the accuracies beside those of the wider plain network, and the seconds."
     )
-    print("a training. A dynamic similarity does not fold: the cost in the table remains.")
+    print("Two seeds are few: they scatter as much as the networks differ. A dynamic")
+    print("similarity does not fold: the cost in the table remains.")
 
 
 if __name__ == "__main__":
