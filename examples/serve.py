@@ -3,7 +3,7 @@
 The model takes images of bytes: the division by 255 is part of the export. The second
 process imports neither nsl_keras nor Keras, as a model server would not.
 
-    python examples/serve.py          # 30 seconds on one core
+    python examples/serve.py          # 20 seconds on one core
 """
 
 import argparse

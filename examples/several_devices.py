@@ -4,7 +4,7 @@ Without two GPUs the script divides the CPU into two logical devices: that is no
 runs the same program. The batches do not divide evenly, and the weights still equal those
 of one device.
 
-    python examples/several_devices.py          # 30 seconds on one core
+    python examples/several_devices.py          # 20 seconds on one core
 """
 
 import argparse
