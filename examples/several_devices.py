@@ -56,6 +56,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
+    if keras.backend.backend() != "tensorflow":  # It would ignore the strategy.
+        raise SystemExit(
+            "Set KERAS_BACKEND=tensorflow. JAX has keras.distribution instead."
+        )
 
     strategy = make_strategy()
     devices = ", ".join(strategy.extended.worker_devices)
