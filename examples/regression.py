@@ -80,8 +80,8 @@ def main():
     rows = zip(found.indices[0], found.weights[0], values, strict=True)
     for entry, weight, value in rows:
         print(f"  entry {entry}, attention {weight:.2f}, target {value:.0f}")
-    print("Look at the differences by fold; below zero the neighbours help. Where the sign")
-    print("changes between folds, these few patients show neither a gain nor a loss.")
+    print("Look at the differences, below zero where the neighbours help, and at how much")
+    print("the folds differ: if far more, these patients show neither gain nor loss.")
 
 
 if __name__ == "__main__":

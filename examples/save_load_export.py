@@ -3,7 +3,7 @@
 A network with dynamic and static similarities and learned neighbours is trained for some
 epochs, written, and read again in a fresh process, which trains it further.
 
-    python examples/save_load_export.py          # 40 seconds on one core
+    python examples/save_load_export.py          # 30 seconds on one core
 """
 
 import argparse

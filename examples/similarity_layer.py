@@ -4,7 +4,7 @@ Two small networks differ only in their convolutions. Both are trained by the sa
 from the same seeds. Then the learned similarity is folded into the kernels, and a plain
 Keras model is left.
 
-    python examples/similarity_layer.py                   # 30 seconds on one core
+    python examples/similarity_layer.py                   # 35 seconds on one core
     python examples/similarity_layer.py --dataset=mnist   # downloads it the first time
 """
 

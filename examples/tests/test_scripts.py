@@ -121,7 +121,7 @@ def test_serve(tmp_path):
         assert line in printed
     served = re.search(r"  classes: (\[.*\])", printed).group(1)
     assert f"this process: {served}" in printed
-    assert "images of another size: Shape of tensor" in printed
+    assert "images of another size are refused" in printed
 
 
 def test_save_load_export(tmp_path):
