@@ -1,7 +1,7 @@
-"""Files and folders that are whole at every moment, even if their writer is killed.
+"""Atomic writes of files and folders.
 
-Each is written in a scratch folder beside it, flushed to the disk, and renamed. The next
-process that writes there removes the scratch folders of killed processes.
+A file or folder is written in a scratch folder beside it, flushed to the disk, and
+renamed. The next process that writes there removes the scratch folders of killed processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a file or a folder, if it exists, so that no part of it stays."""
+    """Removes a file or a folder, if it exists, all at once."""
     path = pathlib.Path(path)
     if path.exists():
         with _scratch_in(path.parent) as folder:
