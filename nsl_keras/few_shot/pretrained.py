@@ -37,7 +37,7 @@ class PretrainedLearner(MetricLearner):
         return super().call(inputs, training=False)
 
     def centered(self, features: Tensor) -> Tensor:
-        """Returns features minus the stored vector, of shape `(batch, images, features)`."""
+        """Returns flattened features minus the stored vector."""
         features = flattened(features)
         return features - ops.cast(ops.convert_to_tensor(self.center), features.dtype)
 
