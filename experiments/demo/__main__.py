@@ -367,6 +367,7 @@ def main(_arguments: list[str]) -> None:
     records = publish(unfinished, folder, more)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.folder}")
+    print(f"Pictures: {results / 'figures'}. Next: examples/README.md has ten short scripts.")
 
 
 if __name__ == "__main__":
