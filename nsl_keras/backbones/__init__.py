@@ -2,7 +2,7 @@
 
 `convolution=` takes a callable with the arguments of `keras.layers.Conv2D` that returns a
 layer: a class, a `functools.partial`, or a function that decides by kernel size or name. It
-makes the convolutions that have a similarity in the papers; all others are Keras's own.
+makes the convolutions that have a similarity in the papers; all others are Keras layers.
 `batch_normalization=` does the same for `keras.layers.BatchNormalization`.
 """
 

@@ -115,9 +115,9 @@ def cnn9(
             `"code"`, the 256 units with `"paper"`.
         convolution: Makes the nine convolutions of the stages.
         variant: `"code"` or `"paper"`.
-        plus: bool, whether to return the deeper and wider CNN++: four convolutions a stage,
-            with 55, 110 and 220 filters (`"code"`; 2,054,525 parameters) or 51, 102 and 204
-            (`"paper"`; 2,551,746).
+        plus: bool, whether to return the deeper and wider CNN++: four convolutions per
+            stage, with 55, 110 and 220 filters (`"code"`; 2,054,525 parameters)
+            or 51, 102 and 204 (`"paper"`; 2,551,746).
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
         batch_normalization: As in `convnet4`; the default has momentum 0.99, the authors'
@@ -142,7 +142,7 @@ def cnn9(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1 and Table 7. The
-        paper does not give the widths of CNN++; these are our own.
+        paper does not give the widths of CNN++; these are this package's.
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
     wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}[variant]
@@ -190,12 +190,13 @@ def cnn10(
     with 64 hidden filters, at the nine 3x3 convolutions only.
 
     Args:
-        Those of `cnn9`, and:
+        Those of `cnn9`, except `variant`, and:
         input_shape: tuple of 3 ints, at least 32x32 pixels.
         classes: int, or `None` for the 512 features.
         convolution: Makes the 3x3 convolutions.
-        plus: bool, whether to return the deeper and wider CNN-10++: four convolutions a
-            stage, with 66, 130 and 256 filters (9.71 million parameters, as in Table 5).
+        plus: bool, whether to return the deeper and wider CNN-10++: four
+            convolutions per stage, with 66, 130 and 256 filters (9.71 million parameters,
+            as in Table 5).
 
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
@@ -212,7 +213,7 @@ def cnn10(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Tables 5 and 7. The paper
-        does not give the widths of CNN-10++; these are our own.
+        does not give the widths of CNN-10++; these are this package's.
     """
     if filters is None:
         filters = (66, 130, 256) if plus else (64, 128, 256)
@@ -244,7 +245,7 @@ def cnn4(
     84x84 pixels and 5 classes. The authors have not released code for it.
 
     Args:
-        Those of `cnn9`, and:
+        Those of `cnn9`, except `variant`, and:
         input_shape: tuple of 3 ints, at least 16x16 pixels.
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
         convolution: Makes all convolutions.
@@ -266,7 +267,7 @@ def cnn4(
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, after Ravi and
-        Larochelle (ICLR 2017). The wider network is our own.
+        Larochelle (ICLR 2017). The wider network is this package's.
     """
     if filters is None:
         filters = 55 if plus else 32

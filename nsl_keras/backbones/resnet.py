@@ -113,7 +113,7 @@ def resnet18(
     parameters.
 
     Args:
-        Those of `cnn9`, and:
+        Those of `cnn9`, except `variant` and `plus`, and:
         input_shape: tuple of 3, of any size.
         classes: int, or `None` for the features.
         convolution: Makes the 3x3 convolutions and the 7x7 one. A shared predictor has one

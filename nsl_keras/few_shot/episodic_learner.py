@@ -1,4 +1,4 @@
-"""What all models of episodes share: their inputs, checks and training."""
+"""Base of all models of episodes: inputs, checks and training."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class EpisodicLearner(CheckedModel):
         return (batch, queries, self.ways)
 
     def get_config(self) -> dict[str, Any]:
-        # Every argument but `self` and `kwargs` is an attribute.
+        # Every argument except `self` and `kwargs` is an attribute.
         names = [*inspect.signature(type(self).__init__).parameters][1:-1]
         serialize = keras.saving.serialize_keras_object
         own = {name: serialize(getattr(self, name)) for name in names}
@@ -177,7 +177,7 @@ class EpisodicLearner(CheckedModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss; `sample_weight` may have one weight an episode, or a query."""
+        """Returns the loss; `sample_weight` has a weight per episode or per query."""
         if sample_weight is not None:
             # Keras would broadcast weights of episodes along the queries.
             sample_weight = ops.reshape(sample_weight, (ops.shape(y_pred)[0], -1))

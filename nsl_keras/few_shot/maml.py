@@ -1,8 +1,8 @@
 """Model-agnostic meta-learning: a classifier that is trained to be finetuned.
 
-A step runs `train_step` of the base of this package's models, `EpisodicLearner.call`,
-`MAML.logits` and, mapped over the episodes, `MAML._adapted`, which evaluates the model at
-other weights by `FunctionalModel`.
+A training step runs in this order: `train_step` of the base `ReplicatedSteps`,
+`EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._adapted`, which evaluates
+the model at other weights by `FunctionalModel`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class MAML(EpisodicLearner):
             change it, registered with `keras.saving.register_keras_serializable` if the
             model is to be saved.
         inner_steps: int of at least 1, the number of inner steps in training.
-        inner_learning_rate: float above 0, the rate of the inner steps, or its start.
+        inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
             that is adapted; its absolute value is used.
-        first_order: bool, whether the inner gradients count as constants in training.
+        first_order: bool, whether training treats the inner gradients as constants.
         extra_steps: int of at least 0, the number of further steps, on `extra_variables`
             alone, in training.
         extra_variables: As `inner_variables`, for the further steps.
@@ -203,7 +203,7 @@ class MAML(EpisodicLearner):
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
-        """The present rates of the adapted variables, in the order of the network's."""
+        """The current rates of the adapted variables, in the network's order."""
         if self.learning_rate_form == "learned":
             return [ops.abs(ops.convert_to_tensor(rate)) for rate in self._rates]
         return [

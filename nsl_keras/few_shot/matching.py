@@ -21,8 +21,7 @@ class MatchingNet(MetricLearner):
         a_i       = softmax_i(cos(f(query), g(x_i)) / temperature)
         logits_c  = log sum over i with label c of a_i
 
-    The logits are log-probabilities, so a softmax keeps them:
-    compile as `ProtoNet`.
+    The logits are logarithms of probabilities. Compile as `ProtoNet`.
 
     Without `reading_steps` both `f` and `g` are the backbone, which is what the few-shot
     literature calls MatchingNet. With it they are "full context embeddings": over the
@@ -37,7 +36,7 @@ class MatchingNet(MetricLearner):
     Args:
         Those of `ProtoNet`, except `metric`, and:
         reading_steps: int, the number of readings of full context embeddings; `None` for
-            none.
+            the backbone's features.
 
     Input shape:
         That of `ProtoNet`.
@@ -117,7 +116,7 @@ class MatchingNet(MetricLearner):
         scores = self.scale_down(Cosine()(queries, support))
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
-        # Matching Networks Eq. (1), its logarithm: the attention on each class's images.
+        # The logarithm of Matching Networks Eq. (1): attention on each class's images.
         return ops.logsumexp(of_class, axis=2) - total
 
     def _read(self, support: Tensor, queries: Tensor, steps: int, training: bool) -> Tensor:

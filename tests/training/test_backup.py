@@ -221,7 +221,7 @@ def test_a_state_of_another_model(tmp_path):
     ):
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
         model.add(keras.layers.Dense(units, dtype=dtype))
-        model.compile("adam", "mse")
+        model.compile("adam", "sparse_categorical_crossentropy")
         with pytest.raises(ValueError, match=f"of this model, compiled .*{message}"):
             fit(model, tmp_path)
     model = dense_model()
