@@ -1,4 +1,4 @@
-"""SphereConv and SphereDense: layers that compare by angle instead of inner product.
+"""SphereNet's hyperspherical layers, which compare by angle instead of inner product.
 
 The 1e-4 under each root gives an all-zero input the value zero and finite derivatives of
 every order. Norms and angles are computed in float32.
@@ -95,12 +95,12 @@ class Sphere(FloatKernel):
         inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
-            # Before the product, which half precision might not hold.
+            # SphereNet: before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
         if self.normalize in ("both", "input"):
-            outputs = outputs / self.input_norms(inputs)
+            outputs = outputs / self.input_norms(inputs)  # Hyperspherical: cos(W, x)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
@@ -124,7 +124,7 @@ class SphereConvolution(Sphere):
     """Mixin in front of one of Keras's convolutions."""
 
     def input_norms(self, inputs: Tensor) -> Tensor:
-        # Of the patch under each position, in each group: a convolution of the squares
+        # The squared norm of each patch, in each group, is a convolution of the squares
         # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
