@@ -20,7 +20,7 @@ def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model with the outputs of a model with static similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is its learned shape). Recurrent cells become
+    the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells become
     Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
     `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as

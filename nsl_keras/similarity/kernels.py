@@ -44,8 +44,8 @@ class FloatKernel(keras.layers.Layer):
         )
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """Casts inputs, including integers; raises if the kernel is larger than them."""
-        # If it is, TensorFlow's convolution returns uninitialized memory (2.21, on a CPU).
+        """Casts inputs, also integers, to the compute dtype; raises if they are too small."""
+        # If they are, TensorFlow's convolution returns uninitialized memory (2.21, on a CPU).
         # Keras raises; older versions let zero positions pass.
         shape = tuple(inputs.shape)
         if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:

@@ -253,8 +253,8 @@ class Sparse(Similarity):
     channels, and a 1x1 convolution. Static layers only.
 
     Args:
-        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. If it is
-            below the number of taps, `M` cannot start at the identity.
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
+            that number, `M` cannot start at the identity.
 
     Raises:
         ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.

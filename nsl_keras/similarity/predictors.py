@@ -232,7 +232,7 @@ class SimilarityPredictor:
     The first layer has the kernel size, strides, padding and dilation of the convolution;
     the second has stride 1 and `"same"` (in causal layers `"causal"`).
 
-    A recipe has no weights: you can pass one to many layers, and each makes its own
+    A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.comparison.network`.
 
     Args:

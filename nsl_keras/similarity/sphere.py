@@ -168,7 +168,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         use_bias: bool, whether to add a bias, here `False` by default.
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
             counts in the norm of a patch as zeros, and each group has its own norm.
-        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
+        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except the
             first need `normalize="both"`, and clip the cosine to 1e-6 from -1 and 1, where
             the gradient is zero.
 
@@ -181,7 +181,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For invalid arguments, also those of `keras.layers.Conv2D`; for LoRA
+        ValueError: For invalid arguments, also of `keras.layers.Conv2D`; for LoRA
             and quantized policies.
 
     Example:
