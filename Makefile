@@ -27,8 +27,10 @@ DATA := $(NSL_KERAS_DATA_DIR)
 
 setup: $(DEV)
 
+# One seed of four models; `$(PY) -m experiments.demo` trains seven, with three seeds.
 demo: $(RUNTIME)
-	$(PY) -m experiments.demo --dataset=digits
+	$(PY) -m experiments.demo --seeds=1 --model=plain --model=neighborhoods \
+		--model=linear --model=linear_neighborhoods --verbose=0
 
 test: $(TEST)
 	$(PY) $(PYTEST) -m "not long"

@@ -16,10 +16,10 @@ import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
 from experiments import moving_statistics
+from experiments.common import runs
 from experiments.demo import spirals
 from experiments.neural_similarity import implicit_regularization, predictor_cost
 from experiments.page_tables import with_tables
-from nsl_keras.training import files
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -76,9 +76,9 @@ def pages() -> list[pathlib.Path]:
 
 
 def main() -> None:
-    files.write_text(RESULTS / "README.md", results_readme())
+    runs.write_text(RESULTS / "README.md", results_readme())
     for page in pages():
-        files.write_text(page, with_tables(page.read_text()))
+        runs.write_text(page, with_tables(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -45,12 +45,12 @@ def save_model(
     | `serve`, also named `serving_default` | the predictions |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
-    | `neighbors` | `entries` and `weights`, the numbers and attention of the `k` nearest
-      dictionary entries, of shape `(batch, k)`; `values`, their class probabilities or
-      targets, of shape `(batch, k, outputs)`; for classification also `classes`, their
-      most probable classes |
+    | `neighbors` | `entries`, `weights`, `values` and, for classification, `classes` |
 
-    Only a `MetaNeighborhoodModel` has the last three. A single input is named `inputs`;
+    Only a `MetaNeighborhoodModel` has the last three. `entries` and `weights` are the
+    numbers and the attention of the `k` nearest dictionary entries, of shape `(batch, k)`;
+    `values` their class probabilities or targets, of shape `(batch, k, outputs)`; `classes`
+    their most probable classes. A single input is named `inputs`;
     several have the names of the model's inputs, or their keys. A few-shot learner takes
     `support_images`, `support_labels` (int32) and `query_images`. A single output is named
     `output_0`; several in a dict have their keys.

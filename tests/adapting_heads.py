@@ -50,6 +50,14 @@ def features(dtype=DTYPE):
     return ops.convert_to_tensor(values, dtype=dtype)
 
 
+def parts(layer):
+    """Keys, values, kernel and bias of a head of one layer, and attention to entries."""
+    dictionary = layer.dictionary
+    attention = dictionary.attention(features())
+    tensors = (dictionary.keys, dictionary.values, *layer.head.weights, attention)
+    return [ops.convert_to_numpy(ops.convert_to_tensor(tensor)) for tensor in tensors]
+
+
 def outer_loss(layer, z):
     """A loss of what the head predicts after its inner steps."""
     targets = ops.reshape(ops.arange(BATCH * OUTPUTS, dtype=z.dtype), (BATCH, OUTPUTS))

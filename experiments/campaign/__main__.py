@@ -59,7 +59,8 @@ def call(command: list[str], options: argparse.Namespace, deadline: float) -> st
     arguments.append(f"--stop_after_minutes={left / 60:.2f}")
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", f"experiments.{module}", *arguments], timeout=left + GRACE
+            [sys.executable, "-m", f"experiments.{module}", *arguments],
+            timeout=left + GRACE,
         )
     except subprocess.TimeoutExpired:
         return STOPPED

@@ -78,10 +78,23 @@ def as_json(content: Any, indent: int = 0) -> str:
     return f"{opening}\n{inner}\n{' ' * indent}{closing}"
 
 
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a text file in UTF-8."""
+    with files.replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file or a folder, if it exists, all at once."""
+    if path.exists():
+        with files.scratch_in(path.parent) as folder:
+            path.rename(folder / path.name)
+
+
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes a JSON file; on several machines the first worker does."""
     if strategies.is_first_worker():
-        files.write_text(path, as_json(content) + "\n")
+        write_text(path, as_json(content) + "\n")
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -247,7 +260,7 @@ def remove_state(folder: pathlib.Path) -> None:
     """Deletes the state of a run, and the `states_folder` that it leaves empty."""
     if not strategies.is_first_worker():
         return
-    files.remove(folder)
+    remove(folder)
     with contextlib.suppress(OSError):  # It holds others, or is gone.
         folder.parent.rmdir()
 

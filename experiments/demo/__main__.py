@@ -180,7 +180,7 @@ def export_and_serve(
             version,
             examples=found.test.images[:8],
         )
-    files.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
+    runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
     with tempfile.TemporaryDirectory() as scratch:
@@ -227,7 +227,7 @@ def publish(
         added = (more or {}).get(record["method"], {}) if record["seed"] == 0 else {}
         records.add((path.stem,), {**record, **added})
     if strategies.is_first_worker():
-        files.remove(unfinished.folder.parent)
+        runs.remove(unfinished.folder.parent)
     return records
 
 
@@ -367,6 +367,9 @@ def main(_arguments: list[str]) -> None:
     records = publish(unfinished, folder, more)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.folder}")
+    print(
+        f"Pictures: {results / 'figures'}. Next: examples/README.md has ten short scripts."
+    )
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def cnn10(
     It has a 7x7 convolution of 64 filters and stride 2, 3x3 max pooling of stride 2, three
     stages of three 3x3 convolutions (64, 128 and 256 filters), each followed by 2x2 max
     pooling, a fully connected layer of 512 units and the classifier. Batch norm and ReLU
-    follow all but the last.
+    follow all except the last.
 
     The counts of Table 5 (8.90 million parameters, 9.61 with dynamic DNS) imply predictors
     with 64 hidden filters, at the nine 3x3 convolutions only.

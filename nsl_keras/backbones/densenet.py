@@ -37,7 +37,7 @@ def densenet_bc(
     convolution to `4 growth`, batch norm, ReLU, 3x3 convolution to `growth`). Between the
     blocks are batch norm, ReLU, a 1x1 convolution to half the channels and 2x2 average
     pooling; at the end, batch norm and global average pooling. Dropout follows every
-    convolution but the first. The authors place iFiLM after the bottlenecks' batch norms
+    convolution except the first. The authors place iFiLM after the bottlenecks' batch norms
     only: `add_film(model, lambda layer: re.search("bottleneck.*_norm", layer.name))`.
 
     Args:

@@ -33,11 +33,11 @@ def resnet_v2(
     16/64/128, 3x3, 1x1 to 64/128/256; stride 2 at the second and third stage), batch
     norm and global average pooling: 256 features. ResNet-29 with 3 input channels has
     838,160 trainable parameters, ResNet-56 has 1,655,120. The authors place iFiLM after
-    each batch norm but the first, after the shortcuts' convolutions, and after the first
+    each batch norm except the first, after the shortcuts' convolutions, and after the first
     block's `_layer_1_input`.
 
     Args:
-        Those of `densenet_bc` (but `growth`, `dropout` and `seed`), and:
+        Those of `densenet_bc`, except `growth`, `dropout` and `seed`, and:
         depth: int of the form `9n + 2`: 29 and 56 in the paper.
         input_shape: tuple of 3, of any size.
 
@@ -252,5 +252,5 @@ def _resnet_v1(
             channels = branch_channels
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     if classes is not None:
-        outputs = layers.dense(outputs, classes, "classifier", use_bias=True)
+        outputs = layers.dense(outputs, classes, "classifier")
     return keras.Model(inputs, outputs, name=name)

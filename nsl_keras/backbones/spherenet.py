@@ -41,20 +41,20 @@ def self_attention_spherenet(
     pixels), with neither batch norm nor ReLU; and a linear classifier. No layer has a
     bias. It has 3,926,274 trainable parameters for 10 classes, 3,949,314 for 100.
 
-    The four networks of the paper's Table 8 are `attention` and `sphere`, each on or off.
+    The four combinations of `attention` and `sphere` are the networks of Table 8.
 
     Args:
-        Those of `cnn9` (but `variant`, `plus` and `kernel_regularizer`), and:
+        Those of `cnn9`, except `variant`, `plus` and `kernel_regularizer`, and:
         classes: int, or `None` for the features.
         filters: int or 3 ints, the filters of the stages; the last is also the number of
             features.
         attention: bool, whether there is attention.
-        sphere: bool, whether convolutions, those of the attention included, compare by
+        sphere: bool, whether convolutions, also those of the attention, compare by
             angle; `False` for plain convolutions.
         convolution: Makes the ten convolutions. `None` is `SphereConv2D` with `sphere`,
             `keras.layers.Conv2D` without.
         orthogonality: float, at least 0, the strength of an `OrthogonalityRegularizer` on
-            all kernels but the classifier's; 1e-4 in the authors' code.
+            all kernels except the classifier's; 1e-4 in the authors' code.
         l2: float, at least 0, the decay of batch norms and kernels, except the kernels of
             the default `SphereConv2D`, whose length hardly matters; 2.5e-4 in the authors'
             code, written as 5e-4 of half the squares.

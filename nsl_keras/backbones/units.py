@@ -50,8 +50,8 @@ def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
 class Units:
     """Makes a network's layers with their common options.
 
-    `make_initializer` makes one for each kernel: a shared object would give kernels of the
-    same shape the same numbers.
+    `make_initializer` makes an initializer for each kernel: a shared one would give kernels
+    of the same shape the same numbers.
     """
 
     convolution: Factory

@@ -1,7 +1,4 @@
-"""What the package needs of JAX beyond `keras.ops`.
-
-`nsl_keras.backend.tensorflow` describes the arguments of these functions.
-"""
+"""What the package needs of JAX beyond `keras.ops`."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ class Share(NamedTuple):
     """The share of a replica in a batch that does not divide.
 
     Attributes:
-        weight: The number of its examples, as a multiple of the mean over the replicas.
+        weight: This replica's example count, divided by the mean count per replica.
         counted: The number of its examples, from the first on, that metrics count.
-        times: The number of examples of the batch, as a multiple of its own.
+        times: The example count of the global batch, divided by this replica's.
     """
 
     weight: Any

@@ -1,7 +1,4 @@
-"""What the package needs of TensorFlow beyond `keras.ops`.
-
-`nsl_keras.backend.jax` has the same functions for JAX.
-"""
+"""What the package needs of TensorFlow beyond `keras.ops`."""
 
 from __future__ import annotations
 

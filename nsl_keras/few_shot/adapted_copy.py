@@ -15,7 +15,7 @@ from nsl_keras.training.normalization import from_keras
 def copy_with_classifier(
     model: keras.Model, ways: int, new_classifier: bool
 ) -> tuple[keras.Model, list[Any]]:
-    """Returns a copy of a model, and the variable that each of the copy's is fed from."""
+    """Returns a copy of a model, and the source of each variable of the copy."""
     classifier = last_layer_with_weights(model)
     new = _new_classifier(classifier, ways) if new_classifier else None
 

@@ -66,7 +66,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
 
     Args:
         images: Array of shape `(n, height, width, channels)`.
-        labels: Array of shape `(n,)`: the class of each, a number or a name.
+        labels: Array of shape `(n,)`: the class of each image, a number or a name.
         classes: Array of classes, as of `split_classes`.
 
     Returns:
@@ -100,7 +100,7 @@ def disjoint(**parts: Any) -> None:
     """Raises if a class is in two parts.
 
     Args:
-        parts: By the name of each part, array of its classes or of its images' classes.
+        parts: For each part, by its name, an array of its classes or its images' classes.
 
     Raises:
         ValueError: If parts overlap; the message names them and the classes.
@@ -129,7 +129,7 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         images: Array of shape `(n, size, size, channels)`.
-        labels: Array of shape `(n,)`: the class of each, a number or a name.
+        labels: Array of shape `(n,)`: the class of each image, a number or a name.
 
     Returns:
         `(images, labels)`, four times as many: rotated by 0, 90, 180 and 270 degrees
@@ -171,7 +171,7 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         ValueError: If the images are not of rank 4, not finite or neither uint8 nor
-            floating-point, or the labels not one for each image.
+            floating-point, or differ in number from the labels.
     """
     images = np.asarray(images)
     if images.ndim != 4 or 0 in images.shape:

@@ -24,7 +24,7 @@ Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 class Episode(NamedTuple):
     """One few-shot task, or a batch of them with one more leading axis on each array.
 
-    Images and labels are ordered by class. Classes are numbered anew in every episode.
+    Images and labels are ordered by class. Every episode numbers its classes from 0.
 
     Attributes:
         support_images: float32 array `(ways * shots, height, width, channels)`, to adapt
@@ -52,12 +52,12 @@ class Episode(NamedTuple):
 
 
 class EpisodeSampler:
-    """Draws episodes: some classes, and of each some support and some query images.
+    """Draws episodes: some classes, with support and query images of each class.
 
     An episode has `ways` different classes, drawn with equal chances, and `shots +
     queries` different images of each. Episode `i` depends on `seed` and `i` alone, so that
     several methods can be compared on the same episodes, in any order and on either
-    backend. The papers test on 600 episodes of 15 queries a class.
+    backend. The papers test on 600 episodes of 15 queries per class.
 
     The images stay in memory as they are given; uint8 takes a quarter of float32's memory.
     Episodes hold float32: uint8 images divided by 255, in [0, 1]; floating-point images
@@ -66,20 +66,20 @@ class EpisodeSampler:
     Args:
         images: Array of shape `(n, height, width, channels)`, uint8 or floating-point.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each image, a number or a
-            name. Episodes are drawn from all of them: pass those of one part only (see
-            `split_classes`, `select_classes` and `disjoint`).
+            name. Episodes are drawn from all images: pass one part of the classes only
+            (see `split_classes`, `select_classes` and `disjoint`).
         ways: int, the number of classes in an episode.
-        shots: int, the number of support images of a class.
-        queries: int, the number of query images of a class.
+        shots: int, the number of support images per class.
+        queries: int, the number of query images per class.
         seed: int, at least 0.
 
     Warns:
         UserWarning: If floating-point images seem to be in [0, 255].
 
     Raises:
-        ValueError: If there are fewer classes than `ways`, or in some class (named) fewer
-            images than `shots + queries`; if the images are not finite, or their number is
-            not that of the labels.
+        ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
+            images than `shots + queries`; if the images are not finite, or differ in
+            number from the labels.
 
     Example:
 
@@ -137,7 +137,7 @@ class EpisodeSampler:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Sixteen letters, equal for samplers of equal episodes."""
+        """Sixteen hexadecimal digits, equal for samplers of equal episodes."""
         setting = (self.ways, self.shots, self.queries, self.seed, self.labels.tolist())
         digest = hashlib.sha256(repr((setting, self.images.shape)).encode())
         digest.update(np.ascontiguousarray(self.images).data)
@@ -224,7 +224,7 @@ class EpisodeSampler:
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
         white = np.float32(255 if self.images.dtype == np.uint8 else 1)
-        # One at a time: a copy of all in between would take longer than the work.
+        # One episode at a time: a copy of all images would take longer than the division.
         for episode, numbers in zip(images, drawn, strict=True):
             np.divide(self.images[numbers], white, out=episode, casting="same_kind")
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
@@ -250,7 +250,7 @@ class EpisodeSampler:
                 epochs, pass `e * steps * batch_size`.
             fresh: bool, whether each epoch has new episodes; `False` for validation. Do
                 not pass `steps_per_epoch` to `fit`: an epoch counts once all its batches
-                were taken.
+                have been taken.
 
         Returns:
             A `keras.utils.PyDataset` of `steps` batches, for both backends.
@@ -279,7 +279,7 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self.start = validation.non_negative_integer(start, "start")
         self.fresh = validation.boolean(fresh, "fresh")
         self.epoch = 0
-        # The batches of the present epoch that were asked for; None between epochs.
+        # The batches that were asked for in the current epoch; None between epochs.
         self._taken: set[int] | None = None
 
     def __len__(self) -> int:
@@ -297,8 +297,8 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self._taken = set()
 
     def on_epoch_end(self) -> None:
-        # Keras calls it too after it looked at a batch or two to build the model, and not
-        # equally often on both backends.
+        # Keras also calls this after peeking at batches to build the model; how often
+        # depends on the backend.
         if self.fresh and self._taken is not None and len(self._taken) == self.steps:
             self.epoch += 1
         self._taken = None

@@ -19,7 +19,7 @@ Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
 
 
 class _OverEpisodes:
-    """A number for each episode, with the mean over them and its interval."""
+    """A number for each episode, with their mean and its interval."""
 
     def _numbers(self) -> np.ndarray:
         raise NotImplementedError
@@ -36,12 +36,12 @@ class _OverEpisodes:
         return float(1.96 * np.std(numbers, ddof=1) / np.sqrt(len(numbers)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation(_OverEpisodes):
     """Accuracies of a learner over episodes `start`, `start + 1`, ... of a sampler.
 
     Attributes:
-        accuracies: Array of shape `(episodes,)`, the fraction of correct queries of each.
+        accuracies: Array of shape `(episodes,)`, the fractions of correct queries.
         start: int, the index of the first episode.
         batch_normalization: The policy that the learner's batch norms followed
             (`"support"`, `"transductive"` or `"moving"`); `None` if it has none.
@@ -72,7 +72,7 @@ class Evaluation(_OverEpisodes):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Difference(_OverEpisodes):
     """Per-episode accuracy difference between two learners.
 
@@ -109,7 +109,7 @@ def evaluate(
 ) -> Evaluation:
     """Returns a learner's accuracy on the queries of many episodes.
 
-    The papers evaluate on 600 episodes of 15 queries a class. Equal samplers give equal
+    The papers evaluate on 600 episodes of 15 queries per class. Equal samplers give equal
     episodes, so that learners can be compared in pairs (`compare`). All batches have one
     size, so that the learner compiles once: the last one is filled up with copies of the
     last episode, which do not count.

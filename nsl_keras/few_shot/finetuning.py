@@ -1,7 +1,7 @@
-"""Finetuning a classifier anew in each episode, for many episodes at once.
+"""Finetuning a classifier in each episode, for many episodes at once.
 
 A copy of the model is cut before the first layer that adapts. The part before the cut is
-computed once an episode. A classifier alone is finetuned in all episodes at once; anything
+computed once per episode. A classifier alone is finetuned in all episodes at once; anything
 deeper in one episode after the other, inside one compiled loop.
 """
 
@@ -33,9 +33,9 @@ from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.training.checks import NonFiniteLossError, require_logits
 
-#: The most steps or epochs of an episode.
+#: The most steps or epochs per episode.
 MOST_STEPS = 1_000_000
-#: The most episodes that are finetuned at once: memory is that of so many.
+#: The most episodes that are finetuned at once, which bounds the memory.
 _AT_ONCE = 8
 
 #: Kernel and bias uniform in ±1 / sqrt(features).
@@ -62,18 +62,18 @@ class Finetuner:
         w <- rule(w, dL / dw)        `steps` times
 
     by the rule `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries are
-    scored. A new classifier starts at zero. A random start would keep its part outside
-    the span of the few support features, which no step trains away, and which queries
-    see. From zero the first step leads to the scores `f(query) . sum_i (onehot(y_i) -
-    1 / ways) f(x_i)`, those of class means.
+    scored. A new classifier starts at zero. Gradient steps stay in the span of the support
+    features, so the component of a random start outside it would never be trained, yet
+    would affect queries. From zero the first step leads to the scores `f(query) . sum_i
+    (onehot(y_i) - 1 / ways) f(x_i)`, those of class means.
 
     A finetuner is a learner for `evaluate`. It compiles once for each shape and follows
     the model's weights. Layers other than batch norms run in inference mode (no dropout),
     and regularizers add nothing to the loss. Random draws depend on `seed` and the
     episode's support images alone, not on its place in a batch.
 
-    Cost: a classifier alone costs little more than one forward pass an episode. Through
-    the network it is `steps` forward and backward passes over the support set.
+    Cost: a classifier alone costs little more than one forward pass per episode. Through
+    the network it takes `steps` forward and backward passes over the support set.
 
     Args:
         model: A built functional or Sequential model from images to logits, of layers
@@ -93,13 +93,13 @@ class Finetuner:
         seed: int of at least 0.
         jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
             convolutions take many times as long. JAX always compiles.
-        batch_size: int, the support images of a step: batches in an order that is drawn
-            anew for each pass over the support set, the last one of a pass smaller if
-            the size does not divide it. `None`: the whole support set in each step.
+        batch_size: int, the support images of a step: batches in an order that is drawn for
+            each pass over the support set, the last batch of a pass smaller if the size
+            does not divide it. `None`: the whole support set in each step.
         epochs: int, the number of passes over the support set, instead of `steps`: there
             are `epochs * ceil(images / batch_size)` steps. `None`: `steps` counts.
         classifier_initializer: The new classifier's start: a Keras initializer of the
-            kernel or its name, drawn anew in each episode (its own seed is ignored), with
+            kernel or its name, drawn in each episode (its own seed is ignored), with
             biases at zero; or `"torch_linear"`, kernel and biases uniform in
             `±1 / sqrt(features)`, as PyTorch's `nn.Linear`.
         similarity_rule: `DampenedMomentum` for the similarities' parameters. `None`:
@@ -114,7 +114,7 @@ class Finetuner:
 
     Raises:
         ValueError: For arguments outside these ranges, selections that match nothing, a
-            last layer that cannot be made anew, and data that are not episodes of these
+            last layer that cannot be copied, and data that are not episodes of these
             ways with finite images.
         NonFiniteLossError: If a loss in the finetuning is not finite; it names step and
             episode.
@@ -182,7 +182,7 @@ class Finetuner:
             model, self.ways, validation.boolean(new_classifier, "new_classifier")
         )
         if variables is None:
-            # In a model that is frozen as a whole, all may adapt.
+            # In a model that is frozen as a whole, all variables may adapt.
             adaptable = copy.trainable_variables or copy.variables
             static = any(each.name == "similarity" for each in adaptable)
             variables = "similarity+classifier" if static else "classifier"
@@ -255,7 +255,7 @@ class Finetuner:
         validation.finite(queries, "query_images")
         values = [ops.convert_to_tensor(source) for source in self._sources]
         count = len(labels)
-        # Of one size, so that it compiles once, and with few to fill up.
+        # Equal batch sizes, so that it compiles once with little padding.
         size = math.ceil(count / math.ceil(count / _AT_ONCE))
         found = []
         for start in range(0, count, size):
@@ -321,7 +321,7 @@ class Finetuner:
     def _with_values(self, values: Sequence[Tensor], *arrays: Tensor) -> Any:
         """Returns queries' logits, and losses `(episodes, steps)`, for a model's values.
 
-        They are arguments, since a compiled function would keep those it was traced with.
+        The values are arguments, since a compiled function would keep those of its trace.
         """
         mapping = list(zip(self._variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
@@ -410,13 +410,13 @@ class Finetuner:
 def finetuning_recipe(name: str) -> dict[str, Any]:
     """Returns the arguments of `Finetuner` for a named recipe.
 
-    * `"zero_start"`: this package's, the defaults: 100 steps on the whole support set, from
-      a classifier at zero.
-    * `"closer_look"`: that of CloserLookFewShot's code: 100 epochs in batches of 4, from
-      a classifier drawn in each episode as PyTorch's `nn.Linear`, on frozen features,
+    * `"zero_start"`: the defaults of this package: 100 steps on the whole support set,
+      from a classifier at zero.
+    * `"closer_look"`: the recipe of CloserLookFewShot's code: 100 epochs in batches of 4,
+      from a classifier drawn in each episode as PyTorch's `nn.Linear`, on frozen features,
       with batch norms by their moving statistics.
 
-    Both follow the rule of Appendix A (`DampenedMomentum`), which is that code's. To change
+    Both follow the rule of Appendix A (`DampenedMomentum`), as that code does. To change
     an argument: `{**finetuning_recipe(name), "variables": "all"}`.
 
     Args:
@@ -439,7 +439,7 @@ def finetuning_recipe(name: str) -> dict[str, Any]:
         A Closer Look at Few-shot Classification (Chen et al., ICLR 2019), Section 3.2, and
         `methods/baselinefinetune.py` of its authors' code,
         https://github.com/wyharveychen/CloserLookFewShot. Neural Similarity Learning (Liu
-        et al., NeurIPS 2019), Appendix A, has its rule and its number of epochs.
+        et al., NeurIPS 2019), Appendix A, has the same rule and number of epochs.
     """
     return dict(_RECIPES[validation.one_of(name, _RECIPES, "name")])
 

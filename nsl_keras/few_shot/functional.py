@@ -35,7 +35,7 @@ def select_variables(
     """Returns the trainable variables of a built model that a selection names.
 
     Frozen parts (`trainable=False`) do not adapt. In a model that is frozen as a whole,
-    all may: there freezing concerns training alone.
+    all variables may adapt: its freezing concerns training only.
 
     Args:
         model: A built model.
@@ -71,7 +71,7 @@ def select_variables(
 def _parts(
     model: keras.Model, selection: Selection, argument: str
 ) -> dict[str, Callable[[Any], bool]]:
-    """Returns, by its name, which variables each part of a selection matches."""
+    """Returns a test of variables for each part of a selection, by the part's name."""
     if callable(selection):
         return {"it": selection}
     if isinstance(selection, str):
@@ -135,11 +135,11 @@ class FunctionalModel:
 
     Args:
         model: A built Keras model.
-        variables: Those of its variables that are given other values.
+        variables: The variables of the model that are given other values.
         batch_normalization: `"support"`: batch norms normalize the support set by its own
-            statistics, and queries by those of the support set; `"transductive"`: each
-            batch by its own, the queries included; `"moving"`: all by the moving
-            statistics that the model has stored.
+            statistics, and queries by those of the support set; `"transductive"`: every
+            batch by its own statistics, the queries included; `"moving"`: all images by
+            the model's moving statistics.
 
     Attributes:
         variables: The variables that are given other values, in the model's order.
@@ -160,14 +160,17 @@ class FunctionalModel:
         self.batch_normalization = batch_normalization
         self._norms = _batch_norms(model)
         if batch_normalization != "moving":
-            _ = self.norms
+            self._require_convertible_norms()
 
     @property
     def norms(self) -> list[BatchNormalization]:
         """The trainable batch norms, which must be able to normalize by batches."""
-        trainable = [each for each in self._norms if each.trainable]
-        for layer in trainable:
-            if not isinstance(layer, BatchNormalization):
+        self._require_convertible_norms()
+        return [each for each in self._norms if each.trainable]
+
+    def _require_convertible_norms(self) -> None:
+        for layer in self._norms:
+            if layer.trainable and not isinstance(layer, BatchNormalization):
                 raise ValueError(
                     "Trainable batch norms must be `nsl_keras.layers.BatchNormalization` "
                     "to normalize by the images of an episode. Convert the model with "
@@ -175,10 +178,9 @@ class FunctionalModel:
                     'pass batch_normalization="moving". Received: batch_normalization='
                     f"{self.batch_normalization!r}, and layer {layer.name!r} of Keras"
                 )
-        return trainable
 
     def values(self) -> list[Tensor]:
-        """Returns the variables' own values."""
+        """Returns the values that the model's variables have."""
         return [ops.convert_to_tensor(variable) for variable in self.variables]
 
     def outputs(
@@ -188,7 +190,7 @@ class FunctionalModel:
         given: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, BatchStatistics]:
         """Returns the outputs under the policy, in float32 or wider, and statistics."""
-        # All variables, since a scope around this one ends where the new one begins.
+        # Map every variable: a StatelessScope hides the scopes around it.
         whole = {
             id(each): (each, ops.convert_to_tensor(each)) for each in self.model.variables
         }
@@ -214,7 +216,7 @@ class FunctionalModel:
         return self.outputs(values, query_images, given)[0]
 
     def batch_statistics(self, values: Sequence[Tensor], images: Tensor) -> list[Tensor]:
-        """Returns, under "moving", mean and variance of a batch at each of `norms`."""
+        """Returns, under "moving", the mean and variance of a batch at each norm."""
         with normalizing_by_batch() as found:
             self.outputs(values, images)
         pairs = zip(found.values[::2], found.values[1::2], strict=True)

@@ -1,4 +1,9 @@
-"""Model-agnostic meta-learning: a classifier that is trained to be finetuned."""
+"""Model-agnostic meta-learning: a classifier that is trained to be finetuned.
+
+A step runs `train_step` of the base of this package's models, `EpisodicLearner.call`,
+`MAML.logits` and, mapped over the episodes, `MAML._adapted`, which evaluates the model at
+other weights by `FunctionalModel`.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +46,9 @@ class MAML(EpisodicLearner):
 
     ANIL is `inner_variables="classifier"`.
 
-    All layers but batch norms run in inference mode, in training too: no dropout. Losses
-    that layers add do not count. Training holds the activations of all inner steps of all
-    episodes of a batch; `first_order=True` needs less.
+    All layers except batch norms run in inference mode, in training too: no dropout.
+    Losses from `add_loss` are ignored. Training holds the activations of all inner steps of
+    all episodes of a batch; `first_order=True` needs less.
 
     Args:
         model: Keras classifier of any kind, from images to logits of shape `(batch,
@@ -57,7 +62,7 @@ class MAML(EpisodicLearner):
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the rate of the inner steps, or its start.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
-            that is adapted, used by its absolute value.
+            that is adapted; its absolute value is used.
         first_order: bool, whether the inner gradients count as constants in training.
         extra_steps: int of at least 0, the number of further steps, on `extra_variables`
             alone, in training.
@@ -67,7 +72,7 @@ class MAML(EpisodicLearner):
         test_extra_steps: int or `None`, the number of further steps outside training;
             `None` for `extra_steps`.
         batch_normalization: Statistics that batch norms normalize by. `"support"`: those
-            of the support set, for the queries too. `"transductive"`: each set by its own,
+            of the support set, for the queries too. `"transductive"`: those of each set,
             so that an answer depends on the other queries, as in most of MAML's published
             numbers before 2020. `"moving"`: the moving statistics, which training moves
             towards those of the query images; it suits a pretrained network. Trainable
@@ -111,7 +116,7 @@ class MAML(EpisodicLearner):
 
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
-        al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), there one a weight.
+        al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), with one per weight.
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7) and
         Appendix A; no code was released. Eq. (7) has one step on the similarity alone, the
         appendix 5 on similarities and classifier, then 20 on the classifier.
@@ -166,7 +171,7 @@ class MAML(EpisodicLearner):
         if extra_steps or test_extra_steps:
             extra = select_variables(model, extra_variables, "extra_variables")
         self.functional = FunctionalModel(model, [*inner, *extra], batch_normalization)
-        # Not the variables: Keras would count them as the learner's own.
+        # Ids, since Keras would track the variables as weights of the learner.
         self._inner, self._extra = set(map(id, inner)), set(map(id, extra))
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
@@ -260,7 +265,8 @@ class MAML(EpisodicLearner):
             gradients, _ = gradients_of(loss_at, values)
             if self.first_order:
                 gradients = [ops.stop_gradient(each) for each in gradients]
-            values = [  # NSL Eq. (7); MAML Algorithm 2, lines 6 and 7.
+            # MAML's inner update (Algorithm 2, lines 6 and 7); NSL Eq. (7).
+            values = [
                 value - rate * gradient if id(variable) in changed else value
                 for variable, value, rate, gradient in zip(
                     self.functional.variables, values, rates, gradients, strict=True

@@ -21,7 +21,8 @@ class MatchingNet(MetricLearner):
         a_i       = softmax_i(cos(f(query), g(x_i)) / temperature)
         logits_c  = log sum over i with label c of a_i
 
-    The logits are log-probabilities, which are their own logits: compile as `ProtoNet`.
+    The logits are log-probabilities, so a softmax keeps them:
+    compile as `ProtoNet`.
 
     Without `reading_steps` both `f` and `g` are the backbone, which is what the few-shot
     literature calls MatchingNet. With it they are "full context embeddings": over the
@@ -34,7 +35,7 @@ class MatchingNet(MetricLearner):
         h_k        = u_k + f'(query)
 
     Args:
-        Those of `ProtoNet` but `metric`, and:
+        Those of `ProtoNet`, except `metric`, and:
         reading_steps: int, the number of readings of full context embeddings; `None` for
             none.
 

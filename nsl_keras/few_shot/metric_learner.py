@@ -1,4 +1,4 @@
-"""What learners that compare features share."""
+"""Base of the learners that compare features, and the parts that they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsl_keras.few_shot.functional import (
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass writes `scores`, and `build_scores` if it has weights of its own.
+    A subclass writes `scores`, and `build_scores` if it has further weights.
 
     Args:
         backbone: Model from images to features.
@@ -105,6 +105,7 @@ def outputs_of_sets(
     if effective_policy(model, policy) in ("moving", None):
         return _in_one_batch(model, sets, training and policy == "moving")
     functional = FunctionalModel(model, (), policy)
+    # Filled below, since `vectorized_map` can return tensors only.
     layers: list[Any] = []
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
@@ -120,7 +121,7 @@ def outputs_of_sets(
             layers[:] = statistics.layers
         return outputs, measured
 
-    # The kernels are the same in all episodes: this is one convolution a layer.
+    # Episodes share their kernels, so vectorizing gives one convolution per layer.
     outputs, measured = ops.vectorized_map(one_episode, list(sets))
     if training:
         statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
@@ -146,7 +147,7 @@ def _in_one_batch(
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Temperature(keras.layers.Layer):
-    """Divides by a number above 0. A learned one is kept as its logarithm."""
+    """Divides by a number above 0. If it is learned, the weight is its logarithm."""
 
     def __init__(self, initial: float, learned: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -171,7 +172,7 @@ class Temperature(keras.layers.Layer):
 
 
 def flattened(features: Tensor) -> Tensor:
-    """Returns features of shape `(batch, images, ...)` with one axis for the features."""
+    """Reshapes features from `(batch, images, ...)` to `(batch, images, features)`."""
     size = math.prod(features.shape[2:])
     return ops.reshape(features, (*ops.shape(features)[:2], size))
 

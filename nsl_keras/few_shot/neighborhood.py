@@ -31,7 +31,7 @@ class NeighborhoodLearner(MetricLearner):
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(h_phi(k_j), v_j)   (inner_steps times)
         logits  = h_{phi_z}(z)
 
-    with the cross-entropy as `L`. The head `h` starts anew in every episode:
+    with the cross-entropy as `L`. In every episode the head `h` starts again:
 
     * `head="cosine"`: `h(z)_c = scale * cos(z, W_c)` with a learned scale, from the class
       prototypes `W_c`, the means of the support features at length 1. With a rate of zero
@@ -44,28 +44,27 @@ class NeighborhoodLearner(MetricLearner):
     derivatives included. Compile as `ProtoNet`.
 
     Args:
-        Those of `ProtoNet` but `learn_temperature`, and:
+        Those of `ProtoNet`, except `learn_temperature`, and:
         head: `"cosine"` or `"dense"`.
-        metric: That of the attention, `"cosine"` by default.
-        temperature: float above 0, that of the attention; not trained.
+        metric: Metric of the attention, `"cosine"` by default.
+        temperature: float above 0, the attention's temperature; not trained.
         inner_steps: int, the number of inner steps. With the cosine head, and with more
-            than one step, every query has weights of its own: memory holds `features *
-            ways` numbers a query.
+            than one step, memory holds separate weights for each query, `features *
+            ways` numbers.
         inner_learning_rate: float above 0, the start value of the rate.
         learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each
-            feature, and one for the bias; `"fixed"`: not trained. Learned rates enter
-            through their absolute value.
+            feature, and one for the bias; `"fixed"`: not trained. The absolute values of
+            learned rates are used.
         scale: float above 0, the start value of the cosine head's scale.
 
     Input shape:
-        That of `ProtoNet`; the number of support images must be known.
+        That of `ProtoNet`.
 
     Output shape:
         That of `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`; and at build, if the number of support images is not
-            known.
+        ValueError: As `ProtoNet`.
 
     Example:
 
@@ -115,11 +114,6 @@ class NeighborhoodLearner(MetricLearner):
         self.scale = validation.positive_number(scale, "scale")
 
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
-        if support is None:
-            raise ValueError(
-                "The number of support images must be known. "
-                "Received: support_images.shape=(None, None, ...)"
-            )
         kernel = (math.prod(feature_shape), self.ways)
         if self.head == "dense":
             self.rate.build_for([kernel, (self.ways,)])
@@ -149,8 +143,8 @@ class NeighborhoodLearner(MetricLearner):
                 if self.head == "cosine"
                 else DenseStage(ops.zeros_like(kernel), bias=ops.zeros_like(kernel[0]))
             )
-            # In one chunk: a support set is small, and on TensorFlow of unknown size once
-            # there were several.
+            # One chunk: support sets are small, and chunking would lose the static size on
+            # TensorFlow.
             inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)
             entries = Entries(keys, values)
             return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)

@@ -37,18 +37,18 @@ class PretrainedLearner(MetricLearner):
         return super().call(inputs, training=False)
 
     def centered(self, features: Tensor) -> Tensor:
-        """Returns features less the stored vector, of shape `(batch, images, features)`."""
+        """Returns flattened features minus the stored vector."""
         features = flattened(features)
         return features - ops.cast(ops.convert_to_tensor(self.center), features.dtype)
 
     def center_on(self, images: Any, batch_size: int = 128) -> None:
-        """Stores the mean features of images; all features are then taken less this mean.
+        """Stores the mean features of images, which `centered` subtracts.
 
         Use images of the classes that the backbone was trained on.
 
         Args:
             images: Array of shape `(n, ...)`, or a data set of batches; uint8 images are
-                divided by 255, as those of episodes are (`EpisodeSampler`).
+                divided by 255, as `EpisodeSampler` does.
             batch_size: int, the number of images computed at once.
 
         Raises:
@@ -86,7 +86,7 @@ class NearestNeighbor(PretrainedLearner):
     runs in inference mode.
 
     Args:
-        Those of `ProtoNet` but the temperature's, and:
+        Those of `ProtoNet`, except `temperature` and `learn_temperature`, and:
         metric: `"cosine"` by default.
 
     Input shape:
@@ -147,7 +147,7 @@ class NearestCentroid(PretrainedLearner):
     strong baseline of recent comparisons. The backbone always runs in inference mode.
 
     Args:
-        Those of `ProtoNet` but the temperature's, and:
+        Those of `ProtoNet`, except `temperature` and `learn_temperature`, and:
         metric: `"cosine"` by default.
         normalize: bool, whether features are divided by their length before the mean is
             taken.

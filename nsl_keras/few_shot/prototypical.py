@@ -35,22 +35,22 @@ class ProtoNet(MetricLearner):
         backbone: Keras model from images to features; features of several axes are
             flattened. Images must be in the range that it is trained on:
             `EpisodeSampler` divides uint8 images by 255.
-        ways: int, the number of classes of an episode. It has no weights: a second
-            learner with the same backbone can have another number, as in the paper,
-            which trains with more ways than it tests with.
+        ways: int, the number of classes of an episode. No weights depend on
+            `ways`, so a second learner with the same backbone can use a different number.
+            The paper trains with more ways than it tests with.
         metric: `"euclidean"` (minus the squared distance), `"cosine"` or a
             `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0, what distances or cosines are divided by. Cosines
             need one well below 1, for example 0.1.
-        learn_temperature: bool, whether the temperature is trained, by its logarithm.
+        learn_temperature: bool, whether the temperature is trained, as its logarithm.
         batch_normalization: Statistics that the backbone's batch norms normalize by.
-            `"moving"`: in training those of all images of the step, support and query of
-            all its episodes; at test the moving statistics. `"support"`: in every
-            episode, training and test alike, those of its support set. `"transductive"`:
-            the support set and the queries of an episode each by its own, so that an
-            answer depends on the other queries. The last two switch dropout off and need
-            this package's batch norms (`convert_batch_norms`); frozen batch norms always
-            keep their moving statistics.
+            `"moving"`: in training the statistics of all images of the step, support and
+            query images of all episodes; at test the moving statistics. `"support"`: in
+            training and at test the statistics of each episode's support set.
+            `"transductive"`: support set and queries are normalized separately by their
+            own statistics, so that an answer depends on the other queries. `"support"`
+            and `"transductive"` switch dropout off and need this package's batch norms
+            (`convert_batch_norms`); frozen batch norms always use their moving statistics.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`. `dtype` is by default the
             backbone's; scores are computed in full precision.
 
@@ -93,7 +93,7 @@ class ProtoNet(MetricLearner):
         Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
         2.2, Eq. (1) and (2): Euclidean, without a temperature. A learned
         scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018). The authors'
-        code has the statistics of `"moving"`.
+        code uses the statistics of `"moving"`.
     """
 
     def __init__(
@@ -120,5 +120,5 @@ class ProtoNet(MetricLearner):
     ) -> Tensor:
         # Prototypical Networks Eq. (1)
         prototypes = class_means(flattened(support), membership)
-        # Prototypical Networks Eq. (2), without the softmax, which is the loss's.
+        # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scale_down(self.metric(flattened(queries), prototypes))

@@ -18,16 +18,16 @@ def relation_module(
 ) -> keras.Model:
     """Returns the relation module of the paper: from two joined feature maps to a score.
 
-    Two times 3x3 convolution ("same"), batch norm, ReLU and 2x2 max pooling; then a dense
-    layer with ReLU, and one to a single number, without the paper's sigmoid: that is in
-    `RelationLoss`.
+    It has two blocks of 3x3 convolution ("same"), batch norm, ReLU and 2x2 max pooling,
+    then a dense layer with ReLU and a dense layer with one output. The paper's sigmoid is
+    in `RelationLoss`.
 
     Args:
         map_shape: tuple of 3 ints, the shape of the joined maps (in the order of
             `keras.config.image_data_format()`): height and width of at least 4, and
             twice the channels of the backbone.
         filters: int, the filters of the convolutions.
-        units: int, the width of the dense layer between.
+        units: int, the width of the first dense layer.
 
     Returns:
         A functional `keras.Model`, with outputs of shape `(batch, 1)`.
@@ -81,7 +81,7 @@ class RelationNet(MetricLearner):
     compete in a softmax instead. The predicted class is the largest logit either way.
 
     Args:
-        Those of `ProtoNet` but `metric` and the temperature's, and:
+        Those of `ProtoNet`, except `metric`, `temperature` and `learn_temperature`, and:
         backbone: Keras model from images to feature maps, of shape `(batch, height,
             width, channels)` (in the order of `keras.config.image_data_format()`).
         relation: Keras model from joined feature maps, of twice the channels, to one
@@ -173,7 +173,7 @@ class RelationNet(MetricLearner):
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
 
     def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
-        """Each map joined to each class, of shape `(batch, maps * ways, ...)`."""
+        """Returns each map joined to each class, of shape `(batch, maps * ways, ...)`."""
         batch, count = ops.shape(maps)[:2]
         shape = (batch, count, self.ways, *maps.shape[2:])
         pairs = [sums[:, None], maps[:, :, None]]

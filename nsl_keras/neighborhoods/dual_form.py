@@ -1,10 +1,10 @@
 """Per-example finetuning of dense heads as attention over the dictionary: exact.
 
 One forward and one backward pass over the dictionary, shared by all examples, give each
-dense layer's inputs `A` (rows `a_j`) and the loss's gradients `D` (rows `d_j`) with respect
+dense layer's inputs `A` (rows `a_j`) and the loss's gradients `G` (rows `g_j`) with respect
 to its outputs. One inner step for an example with attention `w` is then
 
-    (W - rate * sum_j w_j a_j d_j^T)^T h  =  W^T h - D^T [w * (A (rate * h))]
+    (W - rate * sum_j w_j a_j g_j^T)^T h  =  W^T h - G^T [w * (A (rate * h))]
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
 weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
@@ -263,7 +263,7 @@ class DualForm(InnerLoop):
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the factor of a stage's columns, and its outputs before activation."""
+    """Returns the inputs that the columns multiply, and the outputs before activation."""
     columns, *rest = weights
     if stage.scale is not None:
         columns, inputs = unit_norm(columns), rest[0] * unit_norm(inputs)
@@ -274,7 +274,7 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
 
 
 def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
-    """Returns `sum_j w_j d_j a_j^T` and `sum_j w_j d_j`, per example."""
+    """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j`, per example."""
     weighted = attention[:, None, :] * ops.swapaxes(trace.gradients, -1, -2)
     if trace.inputs.ndim == 3:
         products = ops.matmul(weighted, trace.inputs)

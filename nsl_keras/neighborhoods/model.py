@@ -71,7 +71,7 @@ class MetaNeighborhoodModel(CheckedModel):
     Keras's AdamW.
 
     Args:
-        Those of `MetaNeighborhoodHead` and of `keras.layers.Layer`, and:
+        Those of `MetaNeighborhoodHead`, and:
         backbone: Keras layer or model from inputs to features of shape `(batch,
             features)`, or `None` if the inputs are the features. The paper omits the last
             ReLU, so that keys and features are alike.
@@ -122,14 +122,16 @@ class MetaNeighborhoodModel(CheckedModel):
         backbone: keras.layers.Layer | None,
         head: keras.layers.Layer,
         dictionary: NeighborDictionary | int = 1000,
-        *,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
+        inner_steps: int = 1,
+        inner_learning_rate: float = 0.05,
+        learning_rate_form: str = "scalar",
+        chunk_size: int | None = None,
+        task: str = "classification",
+        inner_loop: str = "auto",
         **kwargs: Any,
     ) -> None:
         # Without autocast: integers and wide floats reach the backbone as they are.
-        super().__init__(name=name, dtype=dtype, trainable=trainable, autocast=False)
+        super().__init__(autocast=False, **kwargs)
         if backbone is not None and not isinstance(backbone, keras.layers.Layer):
             raise ValueError(
                 "`backbone` must be a Keras layer or model, or None. "
@@ -137,9 +139,18 @@ class MetaNeighborhoodModel(CheckedModel):
             )
         self.backbone = backbone
         self.neighborhood = MetaNeighborhoodHead(
-            head, dictionary, dtype=self.dtype_policy, name="neighborhood", **kwargs
+            head,
+            dictionary,
+            inner_steps,
+            inner_learning_rate,
+            learning_rate_form,
+            chunk_size,
+            task,
+            inner_loop,
+            dtype=self.dtype_policy,
+            name="neighborhood",
         )
-        self.task = self.neighborhood.task
+        self.task = task
         self._unadapted = types.SimpleNamespace(metrics=[])
 
     @property

@@ -1,4 +1,4 @@
-"""A callback by which training continues after its process was killed."""
+"""A callback that resumes training after the process is killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TrainingBackup(keras.callbacks.Callback):
     Call `fit` again with the same arguments and a model made in the same way: training
     begins after the last kept epoch, and `History` holds all epochs. Weights, optimizer,
     seeds of layers (dropout, dictionaries), epoch, step and the logs of all epochs are one
-    file, so that a kill at any moment leaves a whole state. If a file is damaged later,
+    file, so that a kill at any moment leaves a complete state. If a file is damaged later,
     training continues from the previous state, with a warning.
 
     A resumed training ends with the same numbers as an uninterrupted one, to the last
@@ -63,8 +63,8 @@ class TrainingBackup(keras.callbacks.Callback):
                     callbacks=[backup])
 
     Keras's own shuffling of arrays, `shuffle` with a fixed seed, and random numbers from
-    outside a layer's `keras.random.SeedGenerator` begin anew: then each resumed epoch is
-    a random pass over the data, but another one.
+    outside a layer's `keras.random.SeedGenerator` start again: then each resumed epoch is
+    a random pass over the data, but a different one.
 
     Put `TrainingBackup` last in the list of callbacks: a resumed training loses what later
     callbacks do to weights or logs at the end of an epoch. `EntryStatistics` and
@@ -79,12 +79,12 @@ class TrainingBackup(keras.callbacks.Callback):
         folder: Folder of the states, for this training alone; made if missing.
         data: Data set whose attribute `epoch` is set at the start of each epoch, or `None`.
         callbacks: Callbacks of the same `fit` whose progress belongs to the state, as
-            `keras.callbacks.EarlyStopping`: those of their attributes that are not
-            arguments of the constructor and hold numbers, strings, arrays or lists of them.
+            `keras.callbacks.EarlyStopping`. Kept are attributes that are not constructor
+            arguments and hold numbers, strings, arrays or lists of them.
         every: int, the number of epochs between states. The last one is always kept.
         delete_at_end: bool, whether the states are deleted when training ends. Otherwise
-            call `delete` once the model is saved; until then `fit` trains no further,
-            and restores the model as it ended.
+            call `delete` once the model is saved; until then, `fit` only restores the
+            final model.
 
     Attributes:
         epoch: int, the number of epochs that are finished and kept: the next one to train.
@@ -148,6 +148,7 @@ class TrainingBackup(keras.callbacks.Callback):
         self.history: dict[str, list[Any]] = {}
         self._epochs: list[int] = []
         self._writes = True
+        self._damaged: list[pathlib.Path] = []
         # Read here, so that data sets can begin at `epoch`.
         self._found = self._newest()
         self.epoch = self._found[0]["epoch"] if self._found else 0
@@ -160,6 +161,8 @@ class TrainingBackup(keras.callbacks.Callback):
                 f"Received: unbuilt model {self.model.name!r}"
             )
         self._writes = is_first_process(self.model)
+        while self._writes and self._damaged:
+            self._damaged.pop().unlink(missing_ok=True)
         found, self._found = self._found or self._newest(), None
         self.epoch, self.history, self._epochs = 0, {}, []
         stopped = False
@@ -253,19 +256,17 @@ class TrainingBackup(keras.callbacks.Callback):
             }
 
     def _newest(self) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Returns the newest whole state, if there is one, and deletes damaged ones."""
-        if self.folder.is_dir():
-            files.clean(self.folder)
+        """Returns the newest whole state, if there is one, and notes damaged ones."""
         for path in reversed(self._paths()):
             state = _from_bytes(path.read_bytes())
             if state is not None:
                 return state
             warnings.warn(
                 f"{path} is damaged: training continues from the state before it, or "
-                "begins anew if there is none.",
+                "begins again if there is none.",
                 stacklevel=3,
             )
-            path.unlink()
+            self._damaged.append(path)
         return None
 
     def _path(self, epoch: int) -> pathlib.Path:
@@ -300,7 +301,7 @@ def _from_bytes(written: bytes) -> tuple[dict[str, Any], list[np.ndarray]] | Non
 
 
 def _variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns all that training changes, in an order that the same code reproduces."""
+    """Returns all variables that training changes, in a reproducible order."""
     optimizer = model.optimizer
     if optimizer is None:
         return list(model.variables)

@@ -75,7 +75,7 @@ class CheckedModel(ReplicatedSteps):
         raise NotImplementedError
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        # Keras leaves this to models with their own `compile`.
+        # Keras requires this of models that override `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
@@ -99,7 +99,10 @@ class CheckedModel(ReplicatedSteps):
         return super().evaluate(*args, **options)
 
     def _check_counted(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
-        """Checks arrays, but no targets that the compiled loss leaves out."""
+        """Checks arrays, skipping targets that the loss ignores.
+
+        It ignores targets of zero weight, and the class `ignore_class`.
+        """
         if hasattr(y, "__array__"):
             y = np.asarray(y)
             ignored = getattr(self.loss, "ignore_class", None)

@@ -19,7 +19,7 @@ class _Function(keras.Model):
         self.function = function
         self.model = model
         self.built = True
-        self.compile(run_eagerly=True)  # A graph would be traced anew at every call.
+        self.compile(run_eagerly=True)  # A graph would be traced at every call.
 
     def call(self, inputs: Any) -> Any:
         return self.function(inputs)

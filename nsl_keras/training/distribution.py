@@ -162,7 +162,7 @@ def distribute(model: keras.Model) -> keras.Model:
 
 
 def multi_worker_strategy(timeout: float = 300.0) -> Any:
-    """Returns a `tf.distribute.MultiWorkerMirroredStrategy` whose workers are all there.
+    """Returns a `tf.distribute.MultiWorkerMirroredStrategy` whose workers have all started.
 
     Call it in each worker, before anything else of TensorFlow. The environment variable
     `TF_CONFIG` holds the addresses of all workers and the number of this one:
@@ -171,9 +171,9 @@ def multi_worker_strategy(timeout: float = 300.0) -> Any:
          "task": {"type": "worker", "index": 0}}
 
     TensorFlow waits for missing workers without a limit, in a call that nothing can
-    interrupt. So a process whose workers are not all there in time ends, with status 1 and
-    a message on the standard error stream. When a worker ends later, the others end within
-    seconds, with an error that names it.
+    interrupt. If some workers have not started in time, the process exits with status 1
+    and a message on the standard error stream. When a worker ends later, the others end
+    within seconds, with an error that names it.
 
     Args:
         timeout: float above 0, the seconds in which all workers must have started.

@@ -1,7 +1,7 @@
-"""Files and folders that are whole at every moment, even if their writer is killed.
+"""Atomic writes of files and folders.
 
-Each is written in a scratch folder beside it, flushed to the disk, and renamed. The next
-process that writes there removes the scratch folders of killed processes.
+A file or folder is written in a scratch folder beside it, flushed to the disk, and
+renamed. The next process that writes there removes the scratch folders of killed processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a path to write to, which then replaces `path`."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _scratch_in(path.parent) as folder:
+    with scratch_in(path.parent) as folder:
         scratch = folder / path.name
         yield scratch
         # Otherwise a machine that fails may keep the name and lose the content.
@@ -35,26 +35,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         _put_on_disk(path.parent)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file in UTF-8."""
-    with replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
-
-
-def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a file or a folder, if it exists, so that no part of it stays."""
-    path = pathlib.Path(path)
-    if path.exists():
-        with _scratch_in(path.parent) as folder:
-            path.rename(folder / path.name)
-
-
 def require_room(folder: str | os.PathLike[str], size: int = 0) -> None:
     """Raises unless a folder can be written to, and its disk has room."""
     folder = pathlib.Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _scratch_in(folder) as scratch:
+        with scratch_in(folder) as scratch:
             (scratch / "probe").write_bytes(b"probe")
             _put_on_disk(scratch / "probe")
     except OSError as error:
@@ -84,7 +70,7 @@ def clean(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+def scratch_in(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a folder, and removes it afterwards with everything left in it."""
     clean(parent)
     name = f".scratch-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"

@@ -22,10 +22,10 @@ from nsl_keras.backend import (
     on_all_replicas,
 )
 
-#: The least number of examples that the moving statistics average, once there are so many.
+#: Minimum averaging window, in examples.
 SHORTEST_WINDOW = 32.0
 
-#: The fraction of all examples so far that they average, where that is more.
+#: Averaging window as a fraction of all examples so far, where that is larger.
 PART_OF_EXAMPLES = 1 / 512
 
 
@@ -34,7 +34,7 @@ class BatchStatistics:
     """Statistics by which batch norms normalized, call by call.
 
     Attributes:
-        given: Those to normalize by; `None` for those of each batch.
+        given: Statistics to normalize by; `None` for those of each batch.
         layers: The layer of each call.
         values: Mean and variance of each call, in one flat list.
     """
@@ -144,7 +144,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         if self.momentum_warmup:
-            #: How many examples were trained on. Float: it saturates, an int overflows.
+            #: The number of examples trained on. A float saturates, an int would overflow.
             self.seen_examples = self.add_weight(
                 name="seen_examples",
                 shape=(),

@@ -100,8 +100,13 @@ def test_one_step_of_a_dense_head_is_attention():
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_number_of_support_images_must_be_known():
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS)
-    size = data.SIZE
-    with pytest.raises(ValueError, match="number of support images must be known"):
-        model.build([(None, None, size), (None, None), (None, 4, size)])
+def test_an_unknown_number_of_support_images():
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, inner_steps=2)
+    (images, labels, queries), _ = data.episodes()
+    shapes = [(None, None, data.SIZE), (None, None), (None, None, data.SIZE)]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    symbols = [keras.Input(shape[1:], dtype="float32") for shape in shapes]
+    whole = keras.Model(symbols, model(symbols))
+    expected = as_numpy(model([images, labels, queries]))
+    found = whole.predict([images, labels, queries], verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -4,22 +4,21 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from golden_files import gradients
+from helpers import assert_close, gradients, normal
 from keras import ops
 
 from nsl_keras.backend import sum_over_chunks
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
+from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
 from nsl_keras.neighborhoods import dual_form
 
 
 def results(kinds, chunk_size, options):
     """Outputs, weights and all gradients, with half of the entries dropped if asked."""
-    layer = heads.build(*kinds, chunk_size=chunk_size, **options)
-    z = heads.features()
-    cotangent = np.random.default_rng(2).normal(size=(heads.BATCH, heads.OUTPUTS))
+    layer, z = heads.build(*kinds, chunk_size=chunk_size, **options), heads.features()
+    cotangent = normal(heads.BATCH, heads.OUTPUTS, seed=2, dtype=heads.DTYPE)
 
     def loss(z):
-        return ops.sum(layer(z, training=True) * ops.cast(cotangent, z.dtype))
+        return ops.sum(layer(z, training=True) * cotangent)
 
     found = gradients(loss, [z], layer.trainable_variables)
     return [*found, layer.adapted_logits(z), *layer.adapted_weights(z)]
@@ -28,8 +27,7 @@ def results(kinds, chunk_size, options):
 @pytest.mark.parametrize(
     ("kinds", "options", "chunk_sizes"),
     [
-        (("cosine",), {}, (1, 3)),
-        (("cosine",), {"dictionary": {"dropout": 0.5, "metric": "euclidean"}}, (4,)),
+        (("cosine",), {"dictionary": {"dropout": 0.5, "metric": "euclidean"}}, (1, 4)),
         (
             ("linear",),
             {"inner_steps": 2, "dictionary": {"dropout": 0.5, "dropout_scope": "batch"}},
@@ -51,26 +49,20 @@ def test_chunks_change_nothing(kinds, options, chunk_sizes):
 
 
 def test_large_dictionaries_are_summed_in_chunks_by_themselves():
-    rng = np.random.default_rng(0)
-    keys = rng.normal(size=(1300, 5))
-    z = rng.normal(size=(3, 5)).astype("float32")
     found = []
     for chunk_size in (None, 1300):
         keras.utils.set_random_seed(0)
         layer = MetaNeighborhoodHead(CosineDense(4), 1300, chunk_size=chunk_size)
         layer.build((None, 5))
-        layer.dictionary.keys.assign(keys)
-        found.append(ops.convert_to_numpy(layer(z)))
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
+        layer.dictionary.keys.assign(normal(1300, 5))
+        found.append(layer(normal(3, 5, seed=1)))
+    assert_close(*found)
 
 
 def test_sum_of_chunks():
     """Values and gradients of a sum whose terms share a tensor, along both axes."""
-    rng = np.random.default_rng(0)
-    tensors = [
-        ops.convert_to_tensor(rng.normal(size=size), dtype=heads.DTYPE)
-        for size in (3, (7, 3), (2, 7))
-    ]
+    shapes = ((3,), (7, 3), (2, 7))
+    tensors = [ops.convert_to_tensor(normal(*s, dtype=heads.DTYPE)) for s in shapes]
 
     def terms(shared, chunk):
         rows, columns = chunk
@@ -86,66 +78,12 @@ def test_sum_of_chunks():
     heads.assert_close(value(2), value(7), 1e-12, 1e-5)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("scope", "jit_compile"), [("batch", False), ("example", True)])
-def test_fit_in_chunks(scope, jit_compile):
-    layer = MetaNeighborhoodHead(
-        CosineDense(3), NeighborDictionary(50, dropout_scope=scope, seed=0), chunk_size=8
-    )
-    model = keras.Sequential([keras.Input((5,)), layer])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, jit_compile=jit_compile)
-    x = np.random.default_rng(0).normal(size=(30, 5)).astype("float32")
-    before = [np.array(variable.value) for variable in layer.trainable_variables]
-    history = model.fit(x, x[:, 0] > 0, batch_size=12, epochs=4, verbose=0).history["loss"]
-    assert history[-1] < history[0]
-    for start, variable in zip(before, layer.trainable_variables, strict=True):
-        assert np.abs(np.array(variable.value) - start).max() > 1e-4, variable.path
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="SavedModel is TensorFlow's")
-def test_saved_model_in_chunks(tmp_path):
-    import tensorflow as tf
-
-    layer = heads.build("cosine", chunk_size=3, inner_steps=2, dtype="float32")
-    model = keras.Sequential([keras.Input((5,)), layer])
-    model.export(tmp_path / "saved", verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "saved")
-    for batch in (1, 6):
-        x = np.random.default_rng(0).normal(size=(batch, 5)).astype("float32")
-        np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([keras.layers.Dense(4), keras.layers.LayerNormalization()], "LayerNormalization"),
-        ([keras.layers.Activation("tanh"), keras.layers.Dense(3)], "an activation after"),
-        ([keras.layers.Dense(3, keras.layers.PReLU())], "a PReLU as its activation"),
-    ],
-)
-def test_heads_without_a_dual_form(layers, message):
-    head = keras.Sequential(layers)
-    head.build((None, 5))
-    with pytest.raises(dual_form.NoDualFormError, match=message):
-        dual_form.stages_of(head)
-
-
 def test_activations_belong_to_the_layer_before():
-    head = keras.Sequential(
-        [
-            keras.layers.Dense(4, "tanh"),
-            keras.layers.Activation("relu"),
-            keras.layers.ReLU(negative_slope=0.5),
-            CosineDense(3),
-        ]
-    )
+    activations = keras.layers.Activation("relu"), keras.layers.ReLU(negative_slope=0.5)
+    head = keras.Sequential([keras.layers.Dense(4, "tanh"), *activations, CosineDense(3)])
     head.build((None, 5))
     first, last = dual_form.stages_of(head)
-    np.testing.assert_allclose(
-        first.activation(ops.array([2.0, -2.0])), [np.tanh(2.0), 0.0]
-    )
+    assert_close(first.activation(ops.array([2.0, -2.0])), np.array([np.tanh(2.0), 0.0]))
     assert last.scale is not None
     assert [len(stage.variables) for stage in (first, last)] == [2, 1]
 

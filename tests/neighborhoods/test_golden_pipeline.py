@@ -1,57 +1,112 @@
-"""The authors' training from images to validation, through `fit` and `evaluate`."""
+"""The authors' training steps, and their training from images to validation."""
 
 import keras
 import numpy as np
 import pytest
 from golden_backbones import AUTHORS_DECAY, authors_variables, supershallownet
 from golden_files import Golden, recipe_weights
+from helpers import IS_TENSORFLOW, as_numpy, gradients
+from keras import ops
 
 import nsl_keras
 
 pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="float64 needs the TensorFlow backend",
+    not IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
 )
+LOSS = keras.losses.SparseCategoricalCrossentropy
 
 
-def build(golden, inner_loop):
-    """Our model with the fixture's weights, and its variables by the authors' names."""
-    meta = golden.meta
-    weights = recipe_weights(meta)
-    backbone = supershallownet(golden["in.x"].shape[2:])
-    if meta["modulate"] == "all":
-        backbone = nsl_keras.convert.add_film(
-            backbone, dictionary_size=meta["film_dict_size"]
-        )
+@pytest.fixture(autouse=True)
+def float64(fixed_seed):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+def build(backbone, shape, classes, weights, inner_loop):
+    """Our model with the authors' weights, compiled, and its variables by their names."""
     model = nsl_keras.MetaNeighborhoodModel(
         backbone,
-        nsl_keras.layers.CosineDense(meta["C"]),
+        nsl_keras.layers.CosineDense(classes),
         nsl_keras.layers.NeighborDictionary(
-            meta["S"],
-            temperature=1 / float(weights.pop("alpha_raw")),
+            len(weights["k"]),
+            temperature=1 / abs(float(weights.pop("alpha_raw"))),
             value_scale=float(weights.pop("gamma")),
             dropout=0.0,
         ),
         inner_loop=inner_loop,
     )
-    model.build((None, *golden["in.x"].shape[2:]))
+    model.build((None, *shape))
     head = model.neighborhood
-    variables = authors_variables(model.backbone) | {
+    variables = {
         "w1": head.head.kernel,
         "tau": head.head.learned_scale,
         "k": head.dictionary.keys,
         "v_raw": head.dictionary.raw_values,
         "lr_raw": head.rate.raw_rates[0],
     }
+    if isinstance(backbone, keras.layers.Dense):
+        variables |= {"W": backbone.kernel, "b": backbone.bias}
+    else:
+        variables |= authors_variables(model.backbone)
     # The authors have both forms of the rate at once, and use one.
-    weights.pop("lr_diag_raw")
-    statistics = {name for name in variables if "moving" in name}
-    assert set(variables) - statistics == set(weights)
+    weights.pop("lr_diag_raw", None)
+    assert {name for name in variables if "moving" not in name} == set(weights)
     assert len(model.trainable_variables) == len(weights)
     for name, value in weights.items():
-        shape = tuple(variables[name].shape)
-        variables[name].assign(value if shape == value.shape else value.T)
+        value = value.T if name.endswith("film.k") else value
+        variables[name].assign(np.reshape(value, variables[name].shape))
     return model, variables
+
+
+def steps(golden, model, count):
+    """Trains one step on each batch with the authors' AdamW, and checks the loss."""
+    meta = golden.meta
+    optimizer = keras.optimizers.AdamW(
+        learning_rate=meta["lr"],
+        # The authors subtract wd * w a step, Keras learning_rate * weight_decay * w.
+        weight_decay=np.float64(meta["wd"] / meta["lr"]),
+        # Keras would make float32 numbers of Python's floats.
+        beta_1=np.float64(0.9),
+        beta_2=np.float64(0.999),
+        epsilon=np.float64(1e-8),
+        clipvalue=10.0,
+    )
+    optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
+    model.compile(
+        optimizer, LOSS(from_logits=True), jit_compile=False, metrics=["accuracy"]
+    )
+    for step in range(count):
+        x, y = golden["in.x"][step].astype("float64"), golden["in.labels"][step]
+        loss = model.fit(x, y, batch_size=len(x), verbose=0).history["loss"][0]
+        golden.check(f"out64.meta_loss_step{step}", np.array(loss), "float64")
+        yield step
+
+
+@pytest.mark.parametrize(
+    ("name", "inner_loop"),
+    [("mn_adamw_steps", "tape"), ("mn_adamw_steps_clipped", "dual")],
+)
+def test_training_steps(name, inner_loop):
+    """Three steps: losses, gradients, weights."""
+    golden = Golden(name)
+    weights = {key[2:]: golden[key] for key in golden.arrays if key.startswith("w.")}
+    (size, features), classes = weights["W"].shape, weights["w1"].shape[1]
+    backbone = keras.layers.Dense(features)
+    model, variables = build(backbone, (size,), classes, weights, inner_loop)
+
+    x = golden["in.x"][0].astype("float64")
+    names = [name for name in variables if f"grad64.meta_loss.{name}" in golden]
+    found = gradients(
+        lambda x: LOSS(from_logits=True)(golden["in.labels"][0], model(x)),
+        [ops.convert_to_tensor(x)],
+        [variables[name] for name in names],
+    )[1:]
+    for name, gradient in zip(names, found, strict=True):
+        golden.check(f"grad64.meta_loss.{name}", gradient, "float64")
+
+    for step in steps(golden, model, len(golden["in.x"])):
+        for name in golden.meta["updated"]:
+            golden.check(f"after64_{step + 1}.{name}", variables[name], "float64")
 
 
 class AuthorsStatistics:
@@ -69,8 +124,7 @@ class AuthorsStatistics:
         self.variance = self.kept[1]
 
     def of_keras(self):
-        layer = self.layer
-        return np.array([layer.moving_mean.value, layer.moving_variance.value])
+        return np.array([as_numpy(each) for each in self.layer.non_trainable_variables])
 
     def update(self, batch):
         """Takes in the batch that Keras has just seen."""
@@ -84,12 +138,8 @@ class AuthorsStatistics:
             variance * count / (count - 1)
         )
 
-    @property
-    def mean(self):
-        return self.total / (1 - AUTHORS_DECAY**self.steps)
-
     def assign(self):
-        self.layer.moving_mean.assign(self.mean)
+        self.layer.moving_mean.assign(self.total / (1 - AUTHORS_DECAY**self.steps))
         self.layer.moving_variance.assign(self.variance)
 
 
@@ -98,53 +148,34 @@ class AuthorsStatistics:
     [("mn_pipeline_supershallow", "dual"), ("mn_pipeline_supershallow_film", "tape")],
 )
 def test_training_and_validation(name, inner_loop):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
     golden = Golden(name)
-    meta = golden.meta
-    model, variables = build(golden, inner_loop)
-    optimizer = keras.optimizers.AdamW(
-        learning_rate=meta["lr"],
-        # The authors subtract wd * w a step, Keras learning_rate * weight_decay * w.
-        weight_decay=np.float64(meta["wd"] / meta["lr"]),
-        # Keras would make float32 numbers of Python's floats.
-        beta_1=np.float64(0.9),
-        beta_2=np.float64(0.999),
-        epsilon=np.float64(1e-8),
-        clipvalue=10.0,
-    )
-    optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    normalizations = [
-        layer
+    meta, shape = golden.meta, golden["in.x"].shape[2:]
+    backbone = supershallownet(shape)
+    if meta["modulate"] == "all":
+        size = meta["film_dict_size"]
+        backbone = nsl_keras.convert.add_film(backbone, dictionary_size=size)
+    model, variables = build(backbone, shape, meta["C"], recipe_weights(meta), inner_loop)
+    statistics = [
+        AuthorsStatistics(layer)
         for layer in model.backbone.layers
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
-    statistics = [AuthorsStatistics(layer) for layer in normalizations]
-    images, labels = golden["in.x"].astype("float64"), golden["in.labels"]
-    for step, (x, y) in enumerate(zip(images[:-1], labels[:-1], strict=True)):
-        history = model.fit(x, y, batch_size=len(x), verbose=0).history
-        golden.check(f"out64.meta_loss_step{step}", np.array(history["loss"][0]), "float64")
+    *_, images = golden["in.x"].astype("float64")
+    for _ in steps(golden, model, len(golden["in.x"]) - 1):
         for each in statistics:
-            each.update(len(x))
+            each.update(len(images))
 
     # Keras's moving statistics are others: validation needs the authors'.
     for each in statistics:
         each.assign()
     for name, variable in variables.items():
-        value = np.array(variable.value)
-        expected = golden[f"after64.{name}"]
+        value, expected = as_numpy(variable), golden[f"after64.{name}"]
         if name.endswith("film.k"):
             value = value.T
         if name == "conv1.W":
             value = value[..., :6, :6]
         golden.check(f"after64.{name}", value.reshape(expected.shape), "float64")
-    found = model.evaluate(
-        images[-1], labels[-1], batch_size=meta["B"], verbose=0, return_dict=True
-    )
+    labels, options = golden["in.labels"][-1], {"verbose": 0, "return_dict": True}
+    found = model.evaluate(images, labels, batch_size=meta["B"], **options)
     for key in ("loss", "accuracy"):
         golden.check(f"out64.val_{key}", np.array(found[key]), "float64")

@@ -4,7 +4,7 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from golden_files import gradients
+from helpers import BACKEND, as_numpy, assert_close, assert_equal, gradients, normal
 from keras import ops
 
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
@@ -14,29 +14,20 @@ from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictiona
 def test_no_adaptation_is_the_plain_head(task):
     layer = heads.build("relu", "linear", task=task)
     z = heads.features()
-    np.testing.assert_array_equal(layer(z, adapt=False), layer.head(z))
-    # A rate of nearly zero adapts by nearly nothing.
-    layer.rate.raw_rates[0].assign(1e-12)
-    np.testing.assert_allclose(layer(z), layer.head(z), rtol=1e-5, atol=1e-6)
+    assert_equal(layer(z, adapt=False), layer.head(z))
+    layer.rate.raw_rates[0].assign(1e-12)  # Adapts by nearly nothing.
+    assert_close(layer(z), layer.head(z))
 
 
 def test_all_zero_features_and_keys_stay_finite():
     layer = heads.build("cosine", dtype="float32")
-    keys = ops.convert_to_numpy(layer.dictionary.keys.value).copy()
+    keys = as_numpy(layer.dictionary.keys)
     keys[0] = 0
     layer.dictionary.keys.assign(keys)
     z = ops.zeros((heads.BATCH, heads.FEATURES))
     found = gradients(lambda z: heads.outer_loss(layer, z), [z], layer.trainable_variables)
     for tensor in (layer.adapted_logits(z), *found):
-        assert np.all(np.isfinite(ops.convert_to_numpy(tensor)))
-
-
-def test_a_number_makes_the_default_dictionary():
-    layer = MetaNeighborhoodHead(CosineDense(3), 8)
-    assert isinstance(layer.dictionary, NeighborDictionary)
-    assert layer.dictionary.num_neighbors == 8
-    mine = NeighborDictionary(8, metric="euclidean")
-    assert MetaNeighborhoodHead(CosineDense(3), mine).dictionary is mine
+        assert np.all(np.isfinite(as_numpy(tensor)))
 
 
 def ending_in(operation):
@@ -45,127 +36,114 @@ def ending_in(operation):
     return keras.Model(inputs, operation(keras.layers.Dense(3)(inputs)))
 
 
+def dense(**options):
+    return keras.layers.Dense(3, **options)
+
+
 def normalized(layer, **options):
-    inner = layer(name="inner_norm", **options)
-    return keras.Sequential([keras.layers.Dense(4), inner, keras.layers.Dense(3)])
+    return keras.Sequential([dense(), layer(name="inner_norm", **options), dense()])
 
 
-def of_two_outputs(form):
+def of_two_outputs():
     features = keras.Input((4,))
-    return keras.Model(features, form([keras.layers.Dense(n)(features) for n in (1, 2)]))
+    return keras.Model(features, [keras.layers.Dense(n)(features) for n in (1, 2)])
 
 
 def quantized():
-    head = keras.layers.Dense(3)
+    head = dense()
     head.build((None, 4))
     head.quantize("int8")
     return head
 
 
+def two_by_two():
+    return keras.layers.Reshape((2, 2))
+
+
 REGRESSION = {"task": "regression"}
+TAPE = {"inner_loop": "tape"}
+DUAL = {"inner_loop": "dual"}
 
 
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
         (lambda: keras.layers.Dense(1), {}, r'at least two classes.*task="regression"'),
-        (lambda: keras.layers.Dense(3, activation="softmax"), {}, "must return logits"),
+        (lambda: dense(activation="softmax"), {}, "must return logits"),
         (lambda: ending_in(keras.layers.Activation("sigmoid")), {}, "must return logits"),
         (lambda: ending_in(ops.softmax), {}, "must return logits"),
+        (lambda: keras.Sequential([ending_in(ops.softmax)]), {}, "must return logits"),
+        (two_by_two, {}, "of shape .batch, classes."),
+        (two_by_two, REGRESSION, "of shape .batch, outputs."),
+        (of_two_outputs, REGRESSION, r"one tensor.*\[\(None, 1\), "),
+        (lambda: normalized(keras.layers.Dropout, rate=0.5), DUAL, "Dropout"),
+        (lambda: normalized(keras.layers.LayerNormalization), DUAL, "LayerNormalization"),
         (
-            lambda: keras.Sequential(
-                [keras.Sequential([keras.layers.Dense(3, "softmax")])]
-            ),
-            {},
-            "must return logits",
+            lambda: keras.Sequential([keras.layers.Activation("tanh"), dense()]),
+            DUAL,
+            "an activation after",
         ),
-        (lambda: keras.layers.Reshape((2, 2)), {}, "of shape .batch, classes."),
-        (lambda: keras.layers.Reshape((2, 2)), REGRESSION, "of shape .batch, outputs."),
-        (lambda: of_two_outputs(list), REGRESSION, r"one tensor.*\[\(None, 1\), "),
-        (
-            lambda: normalized(keras.layers.Dropout, rate=0.5),
-            {"inner_loop": "dual"},
-            "Dropout",
-        ),
+        (lambda: dense(activation=keras.layers.PReLU()), DUAL, "a PReLU as its activation"),
         (
             lambda: normalized(keras.layers.BatchNormalization),
             {},
             "must not have state.*inner_norm/moving_mean",
         ),
-        (
-            lambda: keras.Sequential([keras.layers.Dense(3, dtype="mixed_float16")]),
-            {"inner_loop": "tape"},
-            "must compute in float32",
-        ),
+        (lambda: ending_in(dense(dtype="mixed_float16")), TAPE, "must compute in float32"),
         (
             lambda: normalized(keras.layers.UnitNormalization),
             {"chunk_size": 3},
             "`chunk_size` must be None on the nested tape",
         ),
         (
-            lambda: keras.layers.Dense(3, activity_regularizer="l2", name="own"),
+            lambda: dense(activity_regularizer="l2", name="own"),
             {},
             "not have an activity regularizer.*'own' with",
         ),
-        (lambda: keras.layers.Dense(3, lora_rank=2), {}, "plain kernels.*'Dense'"),
+        (lambda: dense(lora_rank=2), {}, "plain kernels.*'Dense'"),
         (quantized, {}, "plain kernels.*'Dense'"),
         pytest.param(
             lambda: normalized(keras.layers.GroupNormalization, groups=1),
             {},
             r"`head` must be .* exact.*layer 'inner_norm'",
-            marks=pytest.mark.skipif(
-                keras.backend.backend() == "jax", reason="JAX differentiates exactly"
-            ),
+            marks=pytest.mark.skipif(BACKEND == "jax", reason="JAX differentiates exactly"),
         ),
+        (str, {}, "`head` must be a Keras layer"),
+        (None, {"dictionary": 0}, "`dictionary` must be a positive integer"),
+        (None, {"dictionary": "large"}, "`dictionary` must be a positive integer"),
+        (None, {"inner_steps": 0}, "`inner_steps` must be a positive integer"),
+        (None, {"inner_learning_rate": -1.0}, "`inner_learning_rate` must be a finite"),
+        (None, {"learning_rate_form": "matrix"}, "`learning_rate_form` must be one of"),
+        (None, {"chunk_size": 0}, "`chunk_size` must be a positive integer"),
+        (None, {"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
+        (None, {"inner_loop": "fast"}, "`inner_loop` must be one of 'auto', 'dual'"),
     ],
 )
-def test_heads_that_cannot_adapt(make, options, message):
-    layer = MetaNeighborhoodHead(make(), 4, **options)
+def test_errors(make, options, message):
     with pytest.raises(ValueError, match=message):
-        layer.build((None, 4))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dictionary": 0}, "`dictionary` must be a positive integer"),
-        ({"dictionary": "large"}, "`dictionary` must be a positive integer"),
-        ({"inner_steps": 0}, "`inner_steps` must be a positive integer"),
-        ({"inner_learning_rate": -1.0}, "`inner_learning_rate` must be a finite number"),
-        ({"learning_rate_form": "matrix"}, "`learning_rate_form` must be one of"),
-        ({"chunk_size": 0}, "`chunk_size` must be a positive integer"),
-        ({"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
-        ({"inner_loop": "fast"}, "`inner_loop` must be one of 'auto', 'dual', 'tape'"),
-        ({"head": "dense"}, "`head` must be a Keras layer"),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        MetaNeighborhoodHead(**{"head": CosineDense(3), "dictionary": 4, **options})
+        head = CosineDense(3) if make is None else make()
+        MetaNeighborhoodHead(head, **{"dictionary": 4, **options}).build((None, 4))
 
 
 @pytest.mark.parametrize("inner_loop", ["dual", "tape"])
 def test_frozen_layers_adapt(inner_loop):
-    head = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)]
-    )
-    layer = MetaNeighborhoodHead(head, 6, inner_loop=inner_loop)
-    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    head = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh"), dense()])
+    layer, x = MetaNeighborhoodHead(head, 6, inner_loop=inner_loop), normal(7, 4)
     expected = layer(x)
     head.layers[0].trainable = False
     again = MetaNeighborhoodHead(head, layer.dictionary, inner_loop=inner_loop)
-    np.testing.assert_allclose(again(x), expected, atol=1e-6)
+    assert_close(again(x), expected)
     assert [each.trainable for each in head.layers] == [False, True]
     assert len(again.trainable_variables) == len(layer.trainable_variables)
 
 
-@pytest.mark.parametrize("method", ["adapted_logits", "adapted_weights", "nearest"])
+@pytest.mark.parametrize(
+    "method", ["adapted_logits", "adapted_weights", "nearest", "active_inner_loop"]
+)
 def test_what_needs_a_built_layer(method):
     layer = MetaNeighborhoodHead(CosineDense(3), 8)
     with pytest.raises(ValueError, match=f"`{method}` needs a built layer"):
         getattr(layer, method)(ops.ones((2, 4)))
-    with pytest.raises(ValueError, match="`active_inner_loop` needs a built layer"):
-        _ = layer.active_inner_loop
 
 
 @pytest.mark.jax
@@ -175,10 +153,7 @@ def test_integer_features(inner_loop, metric):
     features = np.arange(24).reshape(4, 6)
     dictionary = NeighborDictionary(20, metric=metric)
     layer = MetaNeighborhoodHead(CosineDense(3), dictionary, inner_loop=inner_loop)
-    expected = layer(features.astype("float32"))
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(layer(features)), ops.convert_to_numpy(expected)
-    )
+    assert_equal(layer(features), layer(features.astype("float32")))
 
 
 def test_neighbors_in_half_precision():

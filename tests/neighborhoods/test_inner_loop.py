@@ -4,14 +4,12 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from golden_files import gradients
+from helpers import as_numpy, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keras import ops
 
 from nsl_keras.backend import compiled
-from nsl_keras.layers import MetaNeighborhoodHead, NeighborDictionary
-from nsl_keras.neighborhoods.inner_loop import LOSSES
+from nsl_keras.layers import MetaNeighborhoodHead
 
 needs_float64 = pytest.mark.skipif(
     not heads.IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
@@ -38,10 +36,8 @@ def check_agreement(*kinds, tolerance=1e-9, **options):
     ("kinds", "options"),
     [
         (("cosine",), {"inner_steps": 3, "learning_rate_form": "diagonal"}),
-        (("cosine",), {"learning_rate_form": "fixed"}),
         (("linear",), {"inner_steps": 2, "learning_rate_form": "diagonal"}),
-        (("tanh", "linear"), {}),
-        (("linear",), {"task": "regression"}),
+        (("tanh", "linear"), {"learning_rate_form": "fixed"}),
         (("tanh", "tanh", "linear"), {"task": "regression", "inner_steps": 2}),
     ],
     ids=str,
@@ -90,14 +86,14 @@ def test_outer_gradients_against_finite_differences(kind, task, inner_loop):
     rng = np.random.default_rng(5)
     for variable, gradient in zip(variables, found, strict=True):
         direction = rng.normal(size=variable.shape)
-        start = ops.convert_to_numpy(variable.value).copy()
+        start = as_numpy(variable.value).copy()
         losses = []
         for sign in (1, -1):
             variable.assign(start + sign * 1e-5 * direction)
             losses.append(float(loss()))
         variable.assign(start)
         expected = (losses[0] - losses[1]) / 2e-5
-        received = np.sum(ops.convert_to_numpy(gradient) * direction)
+        received = np.sum(as_numpy(gradient) * direction)
         assert abs(expected) > 1e-7, f"{variable.path} has no influence"
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-9)
 
@@ -109,15 +105,8 @@ def test_one_step_by_hand(inner_loop):
         "linear", task="regression", inner_learning_rate=0.1, inner_loop=inner_loop
     )
     layer.rate.raw_rates[0].assign(-0.1)  # A rate is its absolute value.
-    z = ops.convert_to_numpy(heads.features())
-    keys, values, kernel, bias, attention = (
-        ops.convert_to_numpy(ops.convert_to_tensor(tensor))
-        for tensor in (
-            *(layer.dictionary.keys, layer.dictionary.values),
-            *layer.head.weights,
-            layer.dictionary.attention(z),
-        )
-    )
+    z = as_numpy(heads.features())
+    keys, values, kernel, bias, attention = heads.parts(layer)
     errors = 2 * (keys @ kernel + bias - values)
     expected = []
     for weights, example in zip(attention, z, strict=True):
@@ -126,21 +115,9 @@ def test_one_step_by_hand(inner_loop):
     heads.assert_close([layer(z)], [np.array(expected)], 1e-9)
 
 
-def test_losses_by_hand():
-    values, outputs = np.array([[0.2, 0.8]]), np.array([[1.0, -1.0]])
-    tensors = [ops.convert_to_tensor(each) for each in (values, outputs)]
-    probabilities = np.exp(outputs) / np.exp(outputs).sum()
-    np.testing.assert_allclose(
-        LOSSES["classification"](*tensors), [-(values * np.log(probabilities)).sum()], 1e-5
-    )
-    np.testing.assert_allclose(LOSSES["regression"](*tensors), [0.8**2 + 1.8**2], 1e-5)
-
-
 def test_the_tape_treats_any_head():
     inputs = keras.Input((5,))
-    hidden = keras.layers.Dense(5)(inputs)
-    residual = keras.Model(inputs, keras.layers.Dense(3)(hidden + inputs))
-    layer = MetaNeighborhoodHead(residual, NeighborDictionary(4, dropout=0.0))
-    layer.build((None, 5))
+    outputs = keras.layers.Dense(3)(keras.layers.Dense(5)(inputs) + inputs)
+    layer = MetaNeighborhoodHead(keras.Model(inputs, outputs), 4)
+    assert layer(np.ones((2, 5), "float32")).shape == (2, 3)
     assert layer.active_inner_loop == "tape"
-    assert tuple(layer(np.ones((2, 5), "float32")).shape) == (2, 3)

@@ -3,37 +3,34 @@
 import keras
 import numpy as np
 import pytest
+from helpers import as_numpy, assert_close, normal
 from keras import ops
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
 from nsl_keras.layers import MetaNeighborhoodHead, NeighborDictionary
 
 ENTRIES, FEATURES, OUTPUTS = 30, 4, 3
-rng = np.random.default_rng(0)
-KEYS = rng.normal(size=(ENTRIES, FEATURES)).astype("float32")
-TARGETS = rng.normal(size=(ENTRIES, OUTPUTS)).astype("float32")
+KEYS = normal(ENTRIES, FEATURES)
+TARGETS = normal(ENTRIES, OUTPUTS, seed=1)
 LABELS = np.arange(ENTRIES) % OUTPUTS
-QUERIES = rng.normal(size=(16, FEATURES)).astype("float32")
+QUERIES = normal(16, FEATURES, seed=2)
 
 
 class Constant(keras.layers.Layer):
     """The same outputs for every input: all that it has is a bias."""
 
-    def __init__(self, units, initializer="zeros", **kwargs):
-        super().__init__(**kwargs)
-        self.units = units
+    def __init__(self, initializer="zeros"):
+        super().__init__()
         self.initializer = initializer
 
     def build(self, input_shape):
-        self.constant = self.add_weight(
-            name="constant", shape=(self.units,), initializer=self.initializer
-        )
+        self.constant = self.add_weight((OUTPUTS,), self.initializer, name="constant")
 
     def call(self, inputs):
         return ops.zeros_like(inputs[:, :1]) + self.constant
 
     def compute_output_shape(self, input_shape):
-        return (input_shape[0], self.units)
+        return (input_shape[0], OUTPUTS)
 
 
 def make_head(head, values, temperature, metric="euclidean", **options):
@@ -49,14 +46,14 @@ def make_head(head, values, temperature, metric="euclidean", **options):
 
 def regressor(temperature=2.0, metric="euclidean", rate=0.5, **options):
     """A constant head with squared error and a rate of one half, from random outputs."""
-    head = Constant(OUTPUTS, keras.initializers.RandomNormal(stddev=3.0))
+    head = Constant(keras.initializers.RandomNormal(stddev=3.0))
     options = {"task": "regression", "inner_learning_rate": rate, **options}
     return make_head(head, TARGETS, temperature, metric, **options)
 
 
 def voter(temperature=2.0, rate=2.0):
     values = np.eye(OUTPUTS)[LABELS]
-    return make_head(Constant(OUTPUTS), values, temperature, inner_learning_rate=rate)
+    return make_head(Constant(), values, temperature, inner_learning_rate=rate)
 
 
 def nearest(k):
@@ -76,10 +73,10 @@ def test_kernel_regression(metric, temperature):
         scores = -((QUERIES[:, None] - KEYS) ** 2).sum(axis=-1)
     kernel = np.exp(scores / temperature)
     expected = kernel @ TARGETS / kernel.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(layer(QUERIES), expected, rtol=1e-4, atol=1e-5)
-    assert np.abs(ops.convert_to_numpy(layer(QUERIES, adapt=False)) - expected).max() > 1
+    assert_close(layer(QUERIES), expected, 1e-4)
+    assert np.abs(as_numpy(layer(QUERIES, adapt=False)) - expected).max() > 1
     # Another rate is none.
-    less = ops.convert_to_numpy(regressor(temperature, metric, rate=0.4)(QUERIES))
+    less = as_numpy(regressor(temperature, metric, rate=0.4)(QUERIES))
     assert np.abs(less - expected).max() > 0.1
 
 
@@ -87,32 +84,26 @@ def test_low_temperature_is_the_nearest_neighbor():
     """A constant that is the answer already stays it in further steps."""
     layer = regressor(temperature=1e-4, inner_steps=3)
     expected = KNeighborsRegressor(1).fit(KEYS, TARGETS).predict(QUERIES)
-    np.testing.assert_allclose(layer(QUERIES), expected, rtol=1e-4, atol=1e-5)
+    assert_close(layer(QUERIES), expected, 1e-4)
 
 
-@pytest.mark.parametrize("k", [4, ENTRIES])
+@pytest.mark.parametrize("k", [4, 7])
 def test_uniform_attention_is_k_nearest_neighbors(k):
     """The k nearest entries take part, at a temperature that makes them all alike."""
     outputs = regressor(temperature=1e7).adapted_logits(QUERIES, nearest(k))
     expected = KNeighborsRegressor(k).fit(KEYS, TARGETS).predict(QUERIES)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    assert_close(outputs, expected, 1e-4)
+    # Classes vote: the majority has the largest logit.
+    outputs = voter(temperature=1e7).adapted_logits(QUERIES, nearest(k))
+    shares = KNeighborsClassifier(k).fit(KEYS, LABELS).predict_proba(QUERIES)
+    assert_close(outputs, 2 * (shares - 1 / OUTPUTS), 1e-4)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1e3])
 def test_weighted_vote(rate):
-    """From zero logits, for every rate: the class of the largest `sum_j w_j v_j`."""
+    """From zero logits: for every rate the class of the largest `sum_j w_j v_j` wins."""
     layer = voter(rate=rate)
-    weights = ops.convert_to_numpy(layer.dictionary.attention(QUERIES))
-    votes = weights @ np.eye(OUTPUTS)[LABELS]
+    votes = as_numpy(layer.dictionary.attention(QUERIES)) @ np.eye(OUTPUTS)[LABELS]
     assert len(set(votes.argmax(axis=1))) == OUTPUTS
-    found = ops.convert_to_numpy(layer(QUERIES))
-    np.testing.assert_array_equal(found.argmax(axis=1), votes.argmax(axis=1))
-    # One step from zero: rate * (vote - 1 / classes).
-    np.testing.assert_allclose(found / rate, votes - 1 / OUTPUTS, atol=1e-5)
-
-
-def test_majority_vote_of_the_nearest():
-    found = voter(temperature=1e7).adapted_logits(QUERIES, nearest(7))
-    shares = KNeighborsClassifier(7).fit(KEYS, LABELS).predict_proba(QUERIES)
-    assert len(set(shares.argmax(axis=1))) == OUTPUTS
-    np.testing.assert_allclose(found, 2 * (shares - 1 / OUTPUTS), atol=1e-5)
+    # One step from zero.
+    assert_close(as_numpy(layer(QUERIES)) / rate, votes - 1 / OUTPUTS, 1e-4)

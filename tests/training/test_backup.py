@@ -182,7 +182,7 @@ def test_what_comes_after_the_backup_is_refused(tmp_path):
             model.fit(X, Y, verbose=0, callbacks=[backup, late])
 
 
-def test_damaged_states(tmp_path):
+def test_damaged_states(tmp_path, monkeypatch):
     fit(dense_model(), tmp_path / "whole", epochs=3)
     newest = (tmp_path / "whole" / "epoch_3.state").read_bytes()
     one_bit = newest[:-200] + bytes([newest[-200] ^ 1]) + newest[-199:]
@@ -191,8 +191,17 @@ def test_damaged_states(tmp_path):
         shutil.copytree(tmp_path / "whole", folder)
         (folder / "epoch_3.state").write_bytes(damaged)
         with pytest.warns(UserWarning, match=r"epoch_3.state is damaged: training cont"):
-            assert TrainingBackup(folder).epoch == 2
-        assert TrainingBackup(folder).epoch == 2
+            kept = [
+                TrainingBackup(folder, None, [keras.callbacks.Callback()], 1, False)
+                for _ in range(3)
+            ]
+        assert [each.epoch for each in kept] == [2, 2, 2]
+        assert (folder / "epoch_3.state").read_bytes() == damaged
+    # The first process alone deletes the damaged state, unless it is gone.
+    for each, writes in zip(kept, (False, True, True), strict=True):
+        monkeypatch.setattr(backup, "is_first_process", lambda model, is_=writes: is_)
+        dense_model().fit(X, Y, epochs=2, verbose=0, callbacks=[each])
+        assert ("epoch_3.state" in states(folder)) is not writes
     (folder / "epoch_2.state").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"epoch_2.state is damaged"):
         assert TrainingBackup(folder).epoch == 0

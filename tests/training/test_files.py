@@ -24,15 +24,20 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
 
+def write(path, text):
+    with files.replacing(path) as scratch:
+        scratch.write_text(text)
+
+
 def test_a_file_takes_its_place_whole(tmp_path):
     path = tmp_path / "new" / "a.json"
-    files.write_text(path, "first")
+    write(path, "first")
     with files.replacing(path) as scratch:
         assert scratch.name == "a.json"
         scratch.write_text("second")
         assert path.read_text() == "first"
         # Another file of the same folder meanwhile.
-        files.write_text(path.with_name("b"), "b")
+        write(path.with_name("b"), "b")
     assert path.read_text() == "second"
     assert names(path.parent) == ["a.json", "b"]
 
@@ -52,7 +57,7 @@ def test_a_folder_takes_its_place_whole(tmp_path):
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
 def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, error):
     path = tmp_path / "a.json"
-    files.write_text(path, "first")
+    write(path, "first")
 
     def fail(descriptor):
         raise error
@@ -60,19 +65,19 @@ def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, error):
     with monkeypatch.context() as context:
         context.setattr(os, "fsync", fail)
         with pytest.raises(type(error)):
-            files.write_text(path, "second")
+            write(path, "second")
     assert path.read_text() == "first"
     assert names(tmp_path) == ["a.json"]
 
 
 def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
     path = tmp_path / "a.json"
-    files.write_text(path, "first")
+    write(path, "first")
     killed = subprocess.run([sys.executable, "-c", KILLED, path, files.__file__])
     assert killed.returncode == -9
     assert path.read_text() == "first"
     assert len(names(tmp_path)) == 3
-    files.write_text(tmp_path / "b", "b")
+    write(tmp_path / "b", "b")
     assert names(tmp_path) == ["a.json", "b"]
 
 
@@ -82,16 +87,8 @@ def test_scratch_of_others_stays(tmp_path):
     # No system numbers its processes so high.
     for name in [*kept, f".scratch-{host}-{os.getpid()}-99", f".scratch-{host}-99999999-0"]:
         (tmp_path / name).mkdir()
-    files.write_text(tmp_path / "a", "a")
+    write(tmp_path / "a", "a")
     assert names(tmp_path) == sorted([*kept, "a"])
-
-
-def test_removal(tmp_path):
-    folder = tmp_path / "states" / "part"
-    files.write_text(folder / "a", "a")
-    files.remove(folder)
-    files.remove(folder)
-    assert names(tmp_path) == ["states"]
 
 
 def test_room(tmp_path, monkeypatch):

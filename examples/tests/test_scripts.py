@@ -1,0 +1,132 @@
+"""Each script of examples/ runs as a reader runs it, and prints its results."""
+
+import re
+
+import pytest
+from helpers import BACKEND, ROOT, run_python
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("[a-z]*.py"))
+TABLES = "tables"  # The one module there that is no script.
+tensorflow_only = pytest.mark.skipif(
+    BACKEND != "tensorflow", reason="tf.distribute is TensorFlow's"
+)
+
+
+def run(name, *flags):
+    return run_python(ROOT / "examples" / f"{name}.py", *flags)
+
+
+def numbers(pattern, printed):
+    """The numbers that a pattern's groups find: of the first line that has it."""
+    found = re.search(pattern, printed)
+    assert found, printed
+    return [float(each) for each in found.groups()]
+
+
+def test_every_script_is_tested_and_listed():
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {*SCRIPTS} - {TABLES} == tested - {"every_script_is_tested_and_listed"}
+    listed = (ROOT / "examples" / "README.md").read_text()
+    for name in {*SCRIPTS} - {TABLES}:
+        text = (ROOT / "examples" / f"{name}.py").read_text()
+        assert f"]({name}.py)" in listed
+        assert f"python examples/{name}.py" in text
+        assert len(text.splitlines()) <= 100
+
+
+def test_similarity_layer():
+    printed = run("similarity_layer", "--epochs=1", "--seeds=1")
+    numbers(r"seed 0: plain CNN ([\d.]+) %, with similarity ([\d.]+) %", printed)
+    before, after = numbers(r"parameters: (\d+) before folding, (\d+) after", printed)
+    assert before - after == 2 * 81
+    assert numbers(r"logit by folding: (\S+)", printed)[0] < 1e-4
+    assert "layers after folding: Conv2D, Conv2D, MaxPooling2D, Flatten, Dense" in printed
+
+
+def test_convert_and_fold(tmp_path):
+    printed = run("convert_and_fold", "--epochs=1", f"--output={tmp_path}")
+    assert numbers(r"logit by add_similarity: (\S+)", printed)[0] < 1e-4
+    assert numbers(r"logit by fold: (\S+)", printed)[0] < 1e-4
+    numbers(r"similarities trained, 162 parameters: ([\d.]+) %", printed)
+    loads = "import sys, keras; keras.saving.load_model(sys.argv[1]).summary()"
+    assert "NeuralSimilarity" not in run_python("-c", loads, tmp_path / "folded.keras")
+
+
+def test_dynamic():
+    printed = run("dynamic", "--epochs=2", "--seeds=1")
+    pattern = r"{}\s+test accuracy [\d.]+ %, (\d+) parameters"
+    sizes = [
+        numbers(pattern.format(name), printed)[0]
+        for name in ("plain", "dynamic", "plain, wider")
+    ]
+    assert sizes[0] < sizes[1] <= sizes[2]
+    assert "dynamic Diagonal" in printed
+
+
+def test_neighbors(tmp_path):
+    printed = run("neighbors", "--epochs=1", f"--output={tmp_path}")
+    for row in (
+        "plain model",
+        "neighbours, before adaptation",
+        "neighbours, after adaptation",
+    ):
+        numbers(rf"{row}:\s+([\d.]+) %", printed)
+    assert len(re.findall(r"entry \d+, attention [\d.]+, class \d", printed)) == 3
+    for name in ("neighbors.png", "prediction.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_few_shot_own_photos(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    printed = run("few_shot_own_photos", "--epochs=1", f"--output={first}")
+    assert "15 photos of the classes 7, 8, 9" in printed
+    numbers(r"each photo from the others: (\d+) of 15 right", printed)
+    # A folder that is there already.
+    photos = first / "photos"
+    printed = run(
+        *("few_shot_own_photos", f"--photos={photos}", "--epochs=1", f"--output={second}")
+    )
+    assert "15 photos of the classes 7, 8, 9" in printed
+    for folder in (first, second):
+        assert (folder / "classifier.keras").is_file()
+        assert (folder / "served" / "1" / "saved_model.pb").is_file()
+
+
+def test_regression():
+    printed = run("regression", "--epochs=1", "--folds=2")
+    for row in ("plain", "neighbours", "before adaptation", "kNN"):
+        numbers(rf"{row}\s+mean ([\d.]+)   folds [\d.]+, [\d.]+", printed)
+    assert len(re.findall(r"entry \d+, attention [\d.]+, target", printed)) == 3
+
+
+@tensorflow_only
+def test_several_devices():
+    printed = run("several_devices", "--epochs=1")
+    assert "2 replicas: " in printed
+    assert numbers(r"largest difference of a weight: (\S+)", printed)[0] < 1e-4
+
+
+def test_resume_after_kill():
+    printed = run("resume_after_kill", "--epochs=2")
+    begins = re.findall(r"begins at epoch (\d)", printed)
+    assert begins == ["0", "0", "1"]
+    assert "exit status -9" in printed
+    assert "equal to the last digit: True" in printed
+
+
+def test_serve(tmp_path):
+    printed = run("serve", "--epochs=1", f"--output={tmp_path}")
+    assert (tmp_path / "digits" / "1" / "saved_model.pb").is_file()
+    for line in ("features: output_0 (5, 32)", "unadapted: output_0 (5, 10)"):
+        assert line in printed
+    served = re.search(r"  classes: (\[.*\])", printed).group(1)
+    assert f"this process: {served}" in printed
+    assert "images of another size are refused" in printed
+
+
+def test_save_load_export(tmp_path):
+    printed = run("save_load_export", "--epochs=1", f"--output={tmp_path}")
+    assert numbers(r"model.keras: largest change of a logit (\S+)", printed)[0] < 1e-4
+    assert numbers(r"weights.h5: largest change of a logit (\S+)", printed)[0] < 1e-4
+    assert re.search(r"goes on after step [1-9]\d*, with training loss \d", printed)
+    assert (tmp_path / "served" / "1" / "saved_model.pb").is_file()
