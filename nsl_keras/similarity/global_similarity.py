@@ -36,7 +36,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "attention":          G1(X) G2(X)^T X, self-attention
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
-    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All but
+    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All except
     `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;

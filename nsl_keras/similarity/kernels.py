@@ -44,9 +44,9 @@ class FloatKernel(keras.layers.Layer):
         )
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """Casts inputs, also integers, to the compute dtype; raises if they are too small."""
-        # If they are, TensorFlow's convolution returns uninitialized memory (2.21, on a CPU).
-        # Keras raises; older versions let zero positions pass.
+        """Casts inputs, also integers, to the compute dtype; raises if too small."""
+        # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
+        # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         shape = tuple(inputs.shape)
         if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
             raise ValueError(
