@@ -1,4 +1,4 @@
-"""Public functions between plain models and models with neural similarities or iFiLM."""
+"""Public functions that add similarities or iFiLM to a model, fold it, or summarize it."""
 
 from nsl_keras.neighborhoods.film import add_film
 from nsl_keras.similarity.conversion import add_similarity

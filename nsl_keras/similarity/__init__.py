@@ -1,1 +1,1 @@
-"""Neural Similarity Learning: convolutions with a bilinear similarity `W^T M x`."""
+"""Neural Similarity Learning: layers with a bilinear similarity `W^T M x`."""

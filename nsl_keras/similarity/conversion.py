@@ -30,7 +30,7 @@ _CONVERTIBLE: dict[type[Layer], Any] = {
     keras.layers.Conv2D: NeuralSimilarityConv2D,
     keras.layers.Conv3D: NeuralSimilarityConv3D,
     keras.layers.DepthwiseConv2D: NeuralSimilarityDepthwiseConv2D,
-    # The depthwise part of a separable convolution.
+    # Only the depthwise part is converted.
     keras.layers.SeparableConv2D: NeuralSimilarityDepthwiseConv2D,
 }
 
@@ -56,12 +56,12 @@ def add_similarity(
     name ends in `_depthwise`, and a 1x1 convolution of the original name.
 
     Args:
-        model: A built functional or Sequential model. A derived class of one comes back
-            as a plain one. Of a `MetaNeighborhoodModel` the backbone is converted.
+        model: A built functional or Sequential model. A model of a derived class
+            becomes a plain one. Of a `MetaNeighborhoodModel` the backbone is converted.
         similarity: As for `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: As for `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels with the same
-            number of taps; all others are made for each layer.
+            number of taps; other recipes make a network for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that
             takes a layer and returns a bool. `None` converts all with more than one tap.
             Grouped convolutions take no predictor, and depthwise ones no `"full"`
@@ -82,8 +82,8 @@ def add_similarity(
             names a layer that is not convertible, or if an argument does not suit a layer.
 
     Warns:
-        UserWarning: If the outputs change: a `nsl_keras.similarities.Sparse` has fewer
-            entries than taps, or a predictor does not start at zero (`start="published"`).
+        UserWarning: If the outputs may change: a `nsl_keras.similarities.Sparse` has fewer
+            entries than taps, or a predictor has `start="published"` or is a custom layer.
 
     Example:
 
@@ -154,7 +154,7 @@ def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer
         config, rest = _separated(config)
         pointwise = [keras.layers.Conv2D(**rest)]
     config |= {
-        # Freezing applied to the kernel, not to the new similarity.
+        # If the layer was frozen, only its kernel stays frozen.
         "trainable": True,
         "kernel_trainable": layer.trainable and not freeze_backbone,
         **kwargs,
@@ -191,7 +191,7 @@ def _copy_weights(source: Any, chain: list[Any]) -> None:
         [source.depthwise_kernel, source.pointwise_kernel] if separable else [source.kernel]
     )
     for layer, kernel in zip(chain, kernels, strict=True):
-        # Copies: on JAX two layers would share a buffer, which a training step donates.
+        # NumPy copies: on JAX the layers would share buffers, which training donates.
         layer.kernel.assign(ops.convert_to_numpy(kernel))
         if layer.use_bias:
             layer.bias.assign(ops.convert_to_numpy(source.bias))
@@ -199,13 +199,13 @@ def _copy_weights(source: Any, chain: list[Any]) -> None:
 
 
 def _warn_of_changes(layers: list[Any]) -> None:
-    """Warns if `M` does not start at the identity."""
+    """Warns if `M` does not start at the identity, or is not known to."""
     changed = [layer.name for layer in layers if not _starts_at_identity(layer)]
     if changed:
         warnings.warn(
-            "The outputs of the model change: the similarity does not start at the "
-            f"identity in {', '.join(map(repr, changed))}. It does in kinds that can hold "
-            "the identity, and with predictors of `start='identity'`.",
+            "The outputs of the model may change: `M` does not start at the identity, or "
+            f"has a custom predictor, in {', '.join(map(repr, changed))}. Structures that "
+            "can hold the identity start there, and predictors of `start='identity'`.",
             # The caller's line: `add_similarity` and its decorator stand between.
             stacklevel=4,
         )
@@ -213,7 +213,7 @@ def _warn_of_changes(layers: list[Any]) -> None:
 
 def _starts_at_identity(layer: Any) -> bool:
     if layer.predictor is not None:
-        recipe = getattr(layer.predictor, "predictor", layer.predictor)  # A shared one's.
-        return getattr(recipe, "start", "identity") == "identity"
+        recipe = getattr(layer.predictor, "predictor", layer.predictor)  # Shared or not.
+        return getattr(recipe, "start", None) == "identity"
     matrix = ops.convert_to_numpy(layer.similarity_matrix)
     return np.allclose(matrix, np.eye(len(matrix)), atol=1e-6)

@@ -16,13 +16,13 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.comparison import NeuralSimilarity
+from nsl_keras.similarity.bilinear import NeuralSimilarity
 
 
 def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
-    """Returns `M(p) x_p` at every output position of a dynamic layer, channels last.
+    """Returns `M(x) x` at every output position of a dynamic layer, channels last.
 
-    Tap after tap along the last axis, in one part or several.
+    The last axis, in one part or several, holds the channels of one tap after another.
     """
     patches = windows(
         ops.moveaxis(inputs, layer.channel_axis, -1),
@@ -39,7 +39,7 @@ def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[
 def dynamic_convolution(
     layer: Any, inputs: Tensor, kernel: Tensor, training: bool | None
 ) -> Tensor:
-    """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(p)[t,u] x[p,u,c]`."""
+    """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`."""
     compared = compared_windows(layer, inputs, training)
     kernel = ops.reshape(layer.comparison.shaped(kernel), (-1, kernel.shape[-1]))
     weights = ops.split(ops.cast(kernel, inputs.dtype), len(compared))
@@ -59,7 +59,7 @@ def windows(
     dilation_rate: Sequence[int],
 ) -> list[Tensor]:
     """Returns the input under every tap, as shifted copies."""
-    # A static size where there is one; a scalar tensor of a graph where there is not.
+    # Each size is an int if known, and otherwise a scalar tensor of the graph.
     batch, *sizes, channels = ops.shape(inputs)
     lengths, extents, paddings = [], [], []
     for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
@@ -90,8 +90,8 @@ def windows(
         offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
         place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
         start = [o // s for o, s in zip(offsets, strides, strict=True)]
-        # Not by indexing: without XLA, TensorFlow's gradient of it is several times
-        # slower on a CPU than that of a slice, which is a padding.
+        # Not by indexing: without XLA, TensorFlow computes its gradient several times
+        # slower on a CPU than the gradient of a slice, which is a padding.
         shifted.append(
             ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
         )
@@ -120,9 +120,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     *Static* (`predictor=None`): `M` is a weight. The layer convolves once with
     `equivalent_kernel`, and `fold()` returns the plain `Conv2D` that computes the same.
 
-    *Dynamic* (with a predictor): `M(p)` is the identity plus the output of a small network
-    that sees the input at `p`. The layer cannot be folded, and costs more than a
-    convolution.
+    *Dynamic* (with a predictor): the parameters of `M(x)` at `p` are those of the identity
+    plus the output of a small network that sees the input at `p`. The layer cannot be
+    folded, and costs more than a convolution.
 
     Args:
         Those of `keras.layers.Conv2D`, and:
@@ -142,9 +142,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             Not with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
             place of `M`, with a Boolean diagonal `D`, `learned_shape`.
-        shape_threshold: float in [0, 1). A tap lives while its real-valued parameter,
-            which starts at 1, exceeds it.
-        kernel_trainable: bool, whether to train kernel and bias besides the similarity.
+        shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
+            exceeds this threshold.
+        kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
 
     Call arguments:
         inputs: Tensor of rank 4.
@@ -337,7 +337,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
         for each in ops.unstack(weights, multiplier, axis=-1):
             products = zip(rows, ops.unstack(each, len(rows)), strict=True)
             outputs.append(sum(row * weight for row, weight in products))  # NSL Eq. (3)
-        # The channels in the order of Keras: `c * multiplier + m`.
+        # Keras orders the output channels as `c * multiplier + m`.
         shape = (*ops.shape(rows[0])[:-1], channels * multiplier)
         outputs = ops.reshape(ops.stack(outputs, axis=-1), shape)
         return ops.moveaxis(outputs, -1, self.channel_axis)

@@ -9,7 +9,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.comparison import NeuralSimilarity
+from nsl_keras.similarity.bilinear import NeuralSimilarity
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -24,8 +24,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     with one block `M_s` of `block_size x block_size` that all `n / block_size` blocks of
     features share: feature `i = block * block_size + t`. Without `block_size` there is
     one block, `M = M_s`, of `n x n`. As in `NeuralSimilarityConv2D`, a static layer folds
-    into a plain `Dense` with the kernel `M^T W`; in a dynamic one `M(x)` is the identity
-    plus the output of a small network that sees the vector `x`.
+    into a plain `Dense` with the kernel `M^T W`; in a dynamic layer the parameters of
+    `M(x)` are those of the identity plus the output of a small network that sees `x`.
 
     Args:
         Those of `keras.layers.Dense` and of `NeuralSimilarityConv2D`, and:
@@ -67,13 +67,13 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     """
 
     plain = keras.layers.Dense
+    block_size = property(lambda self: self.comparison.block_size)
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.block_size = validation.optional(
+        self.comparison.block_size = validation.optional(
             validation.positive_integer, block_size, "block_size"
         )
-        self.comparison.block_size = self.block_size
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.comparison import NeuralSimilarity
+from nsl_keras.similarity.bilinear import NeuralSimilarity
 from nsl_keras.similarity.recurrent import SimilarityCell, cells_of, similarities_of
 
 Layer: TypeAlias = keras.layers.Layer
@@ -20,7 +20,7 @@ def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model with the outputs of a model with static similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is its learned shape). Recurrent cells become
+    the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells become
     Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
     `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as
@@ -35,8 +35,8 @@ def fold(model: keras.Model) -> keras.Model:
             weights with the new one. Of a `MetaNeighborhoodModel` the backbone is folded.
 
     Returns:
-        A `keras.Model` without layers of this package, not compiled. Its file loads with
-        Keras alone.
+        A `keras.Model` without layers of this package, not compiled, whose file loads with
+        Keras alone; for a `MetaNeighborhoodModel`, a new one with such a backbone.
 
     Raises:
         ValueError: If `model` is subclassed or not built, or has layers of this package
@@ -82,7 +82,7 @@ def is_foldable(layer: Layer) -> bool:
 
 
 def _is_ours(layer: Layer) -> bool:
-    """Whether a layer's class is this package's, or derived from one."""
+    """Whether a layer's class is, or derives from, a class of this package."""
     return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)
 
 
@@ -114,7 +114,7 @@ def _folded_recurrent(layer: Any) -> Layer:
             dtype=layer.dtype_policy,
             trainable=layer.trainable,
         )
-    elif not cells_of(layer):  # A plain direction of a `Bidirectional`.
+    elif not cells_of(layer):  # One direction of a `Bidirectional`.
         sources = [layer]
         folded = type(layer).from_config(layer.get_config())
     else:
@@ -169,7 +169,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
         del options["data_format"]
     zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
     chain: list[Layer] = []
-    if np.any(padding):  # First, so that there is enough to crop.
+    if np.any(padding):  # Padding first, so that there is enough to crop.
         chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
     if np.any(cropping):
         chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))

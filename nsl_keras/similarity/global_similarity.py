@@ -36,7 +36,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "attention":          G1(X) G2(X)^T X, self-attention
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
-    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All but
+    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All except
     `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
@@ -50,7 +50,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             layer of the mask's predictor. `None` is `C` for `"attention"`, `C // 8` for
             `"softmax_attention"` and 64 for `"predicted_mask"`.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
-            and the first layer of the mask's predictor one that divides by the input's;
+            and the first layer of the mask's predictor one that divides by the input norm;
             `False` for plain convolutions, with which training is less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
@@ -180,7 +180,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             self.gamma = self.add_weight(name="gamma", shape=(), initializer="zeros")
 
     def call(self, inputs: Tensor) -> Tensor:
-        inputs = ops.cast(inputs, self.compute_dtype)  # Integers too.
+        inputs = ops.cast(inputs, self.compute_dtype)  # Including integers.
         features = ops.moveaxis(inputs, self.channel_axis, -1)
         return ops.moveaxis(self._compare(features), -1, self.channel_axis)
 
@@ -199,7 +199,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             matrix = ops.cast(self.similarity_parameters, features.dtype)
             compared = ops.matmul(matrix, features)  # NSL Eq. (9)
         elif self.similarity == "attention":
-            # Sums over all positions, unscaled: too large for half precision.
+            # The unscaled sums over all positions are too large for half precision.
             query, key, values = map(
                 at_least_float32, (self.query(features), self.key(features), features)
             )
@@ -212,7 +212,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             weights = ops.cast(ops.softmax(at_least_float32(scores)), features.dtype)
             attended = ops.matmul(weights, self.value(features))
             gamma = ops.cast(self.gamma, features.dtype)
-            compared = gamma * attended + features  # NSL Eq. (10)
+            compared = gamma * attended + features  # NSL Eq. (10), softmax attention
         return ops.reshape(compared, shape)
 
     def compute_output_shape(

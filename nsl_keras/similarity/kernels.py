@@ -44,9 +44,9 @@ class FloatKernel(keras.layers.Layer):
         )
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """Returns inputs in the compute dtype, integers too, if the kernel fits in them."""
-        # Of inputs that are too small TensorFlow's convolution returns uninitialized memory
-        # (2.21, on a CPU). Keras raises; older versions let zero positions pass.
+        """Casts inputs, also integers, to the compute dtype; raises if too small."""
+        # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
+        # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         shape = tuple(inputs.shape)
         if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
             raise ValueError(
@@ -56,7 +56,7 @@ class FloatKernel(keras.layers.Layer):
         return ops.cast(inputs, self.compute_dtype)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        """Returns the product of the Keras layer with any kernel: here a convolution."""
+        """Returns the Keras layer's product of inputs and a kernel: a convolution."""
         padding = self.padding
         if padding == "causal":  # `Conv1D.convolution_op` leaves out the zeros.
             zeros = [[0, 0], [0, 0], [0, 0]]
@@ -88,5 +88,5 @@ class FloatKernel(keras.layers.Layer):
 
     # Keras calls these in `build` for `lora_rank` and `dora_rank`.
     enable_lora = enable_dora = _refuse
-    # Keras's error, at which `Model.quantize` passes over a layer.
+    # `Layer.quantize` raises the error that makes `Model.quantize` skip this layer.
     quantize = keras.layers.Layer.quantize

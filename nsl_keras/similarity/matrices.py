@@ -77,7 +77,7 @@ class Similarity(abc.ABC):
         return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
-        """Returns `M(p) x_p` at every output position, tap after tap on the last axis.
+        """Returns `M(x) x` at every output position, tap after tap on the last axis.
 
         The windows are the input under each tap, of shape `(batch, *positions, channels)`;
         the parameters have the same axes in front. The result may have several parts.
@@ -107,7 +107,7 @@ class Diagonal(Similarity):
     """Diagonal neural similarity (DNS): `M = diag(m)`, one weight per tap.
 
     The similarity is a spatial mask on the kernel, with `T` parameters for `T` taps.
-    Dynamic layers use `M = I + diag(P)` with the predictor's output `P`.
+    Dynamic layers use `M(x) = I + diag(P(x))` with the predictor's output `P(x)`.
 
     Example:
 
@@ -144,8 +144,8 @@ class Diagonal(Similarity):
 class Unconstrained(Similarity):
     """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
 
-    Dynamic layers use `M = I + P` with the predictor's output `P`, as the authors' code
-    does; the paper's Appendix A uses `P` alone.
+    Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
+    code does; the paper's Appendix A uses `P(x)` alone.
 
     Example:
 
@@ -168,7 +168,7 @@ class Unconstrained(Similarity):
 class Symmetric(Similarity):
     """Symmetric neural similarity: `M = (A + A^T) / 2` for any `T x T` matrix `A`.
 
-    Dynamic layers use `M = I + (P + P^T) / 2` with the predictor's output `P`.
+    Dynamic layers use `M(x) = I + (P(x) + P(x)^T) / 2` with the predictor's output `P(x)`.
 
     Example:
 
@@ -197,7 +197,7 @@ class PositiveSemidefinite(Similarity):
 
     `x^T M x` is never negative, as in distance metric learning. The parameters are the
     `T (T + 1) / 2` entries of the Cholesky factor `L`, row by row. Dynamic layers use
-    `L = I + tril(P)` with the predictor's output `P`.
+    `L(x) = I + tril(P(x))` with the predictor's output `P(x)`.
 
     Raises:
         ValueError: If an initial `M` is not symmetric and positive semidefinite.
@@ -211,7 +211,7 @@ class PositiveSemidefinite(Similarity):
     (45,)
 
     Reference:
-        As `Symmetric`.
+        The section that `Symmetric` names.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -227,7 +227,7 @@ class PositiveSemidefinite(Similarity):
                 "matrix for the similarity 'positive_semidefinite'. Received: a matrix "
                 f"with eigenvalues down to {np.min(eigenvalues):.3g}"
             )
-        # Of singular matrices too: `root^T root = M`, and its QR factor is `L^T`.
+        # This covers singular matrices: `root^T root = M`, and its QR factor is `L^T`.
         root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T
         factor = np.transpose(np.linalg.qr(root, mode="r"))
         factor = factor * np.where(np.diagonal(factor) < 0, -1.0, 1.0)
@@ -245,16 +245,16 @@ class PositiveSemidefinite(Similarity):
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Sparse(Similarity):
-    """Sparse neural similarity: `nonzeros` entries of `M` live, the others exactly zero.
+    """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
 
-    The entries of largest magnitude are kept, of equal ones those nearest to the middle
-    tap. The gradient with respect to `M` updates all `T^2` parameters (straight-through),
+    The entries of largest magnitude are kept; among equals, the nearest to the middle tap.
+    The gradient with respect to `M` updates all `T^2` parameters (straight-through),
     so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
     channels, and a 1x1 convolution. Static layers only.
 
     Args:
-        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer, `M`
-            cannot be the identity, and the layer does not start as the plain one.
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
+            that number, `M` cannot start at the identity.
 
     Raises:
         ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.
@@ -293,7 +293,7 @@ class Sparse(Similarity):
         distances = from_middle[:, None] + from_middle[None, :]
         order = np.argsort(distances.reshape(-1), kind="stable").astype("int32")
         magnitudes = ops.reshape(ops.abs(ops.stop_gradient(parameters)), (-1,))
-        # A stable sort, so that equals rank by their place in `order`.
+        # The sort is stable, so that equal entries rank by their place in `order`.
         ranks = ops.argsort(ops.argsort(-ops.take(magnitudes, order)))
         kept = ops.take(ranks, np.argsort(order)) < (self.nonzeros or size)
         mask = ops.reshape(ops.cast(kept, parameters.dtype), (size, size))
@@ -308,8 +308,8 @@ class Sparse(Similarity):
 class Full(Unconstrained):
     """Full neural similarity: one `(c T) x (c T)` matrix `M`, not shared by the channels.
 
-    Rows and columns run over the taps of the first channel, then those of the second, and
-    so on; `c` is the number of channels that a filter reads (those of one group). It has
+    Rows and columns run over the taps of the first channel, then of the second, and so
+    on; `c` is the number of channels that a filter reads (one group). `M` has
     `(c T)^2` parameters, more than the kernel itself. Static convolutions only.
 
     Example:

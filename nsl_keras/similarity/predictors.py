@@ -23,14 +23,15 @@ from nsl_keras.similarity.sphere import (
 )
 from nsl_keras.training.normalization import BatchNormalization
 
-#: The least width of a hidden layer that depends on its layer's.
+#: Minimum hidden width when it is derived from the layer's width.
 LEAST_WIDTH = 8
 
 #: Where `M` starts: at the identity, or near it as in the authors' code.
 STARTS = ("identity", "published")
 
-#: Plain and hyperspherical convolutions, and poolings, by the number of spatial axes.
-_CONVOLUTIONS = {
+#: Plain and hyperspherical layers, and poolings, by the number of spatial axes.
+_LAYERS: dict[int, tuple[Any, Any, Any]] = {
+    0: (keras.layers.Dense, SphereDense, None),
     1: (keras.layers.Conv1D, SphereConv1D, keras.layers.GlobalAveragePooling1D),
     2: (keras.layers.Conv2D, SphereConv2D, keras.layers.GlobalAveragePooling2D),
     3: (keras.layers.Conv3D, SphereConv3D, keras.layers.GlobalAveragePooling3D),
@@ -41,10 +42,10 @@ Layers = list[keras.layers.Layer]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The layer whose `M` is predicted, as far as a network has to fit it.
+    """What a predictor network must know about its layer.
 
     Attributes:
-        channels: Size of the channel axis of its input.
+        channels: Number of channels or features of the layer's input.
         outputs: Number of parameters of `M`.
         plain_width: Number of outputs of the plain layer at a position.
         is_diagonal: Whether `M` is diagonal.
@@ -75,14 +76,14 @@ class Place:
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
-        """The shape of the input, with every size but the channels' left open."""
+        """The shape of the input, with every size unknown except the channels."""
         shape: list[int | None] = [None] * (self.rank + 2)
         shape[self.channel_axis] = self.channels
         return tuple(shape)
 
 
 class Parts:
-    """The layers that a kind of predictor is made of, for one place.
+    """Makes the layers of a predictor for one place.
 
     Attributes:
         place: The layer whose `M` is predicted, a `Place`.
@@ -120,7 +121,7 @@ class Parts:
     ) -> Layers:
         """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
 
-        The arguments are those of `hidden`. With `start="identity"` the prediction is
+        Takes the arguments of `hidden`. With `start="identity"` the prediction is
         zero until the first training step.
         """
         geometry = dict(self.place.geometry or {})
@@ -163,9 +164,7 @@ class Parts:
             "dtype": self.place.dtype,
             "name": name,
         }
-        plain, sphere = keras.layers.Dense, SphereDense
-        if geometry:
-            plain, sphere, _ = _CONVOLUTIONS[self.place.rank]
+        plain, sphere, _ = _LAYERS[self.place.rank]
         if normalize is None:
             return plain(width, **options)
         return sphere(width, normalize=normalize, **options)
@@ -220,20 +219,20 @@ class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
     The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input and returns, at every output position, the parameters that
-    `M` adds to those of the identity. By `kind`, for the diagonal similarity:
+    It reads the layer's input `x` and returns, at every output position, the difference
+    between the parameters of `M(x)` and of the identity. By `kind`, if `M` is diagonal:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
         "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
     For other similarities (`T^2` outputs if unconstrained) there is no batch norm, except
-    after the output of `"cnn"` and in `"full_sphere"`, which has both.
+    after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
-    The first layer has the kernel size, strides, padding and dilation of the convolution,
-    the second stride 1 and `"same"` (in causal layers `"causal"`).
+    The first layer has the kernel size, strides, padding and dilation of the convolution;
+    the second has stride 1 and `"same"` (in causal layers `"causal"`).
 
-    A recipe has no weights: you can pass one to many layers, and each makes its own
+    A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.comparison.network`.
 
     Args:
@@ -252,17 +251,17 @@ class SimilarityPredictor:
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
-            of moving statistics); `True` for both, `False` for none; or a dictionary with
-            arguments of `nsl_keras.layers.BatchNormalization`, for those of `None`. Their
-            momentum is 0.9 unless given: an average over many steps lags behind weights
-            that move fast.
+            of moving statistics); `True` for both, `False` for none; or a dictionary of
+            arguments of `nsl_keras.layers.BatchNormalization`, for the batch norms of
+            `None`. The momentum is 0.9 unless the dictionary has another: an average over
+            many steps lags behind weights that change fast.
         start: `"identity"`: `M` is the identity until the first training step, so that the
             layer is the plain one. The scale of the last batch norm starts at zero; without
-            one, the last kernel does, or, if that compares by angle, a factor of each
-            output. `"published"`: as in the authors' code that scale starts at one and the
+            batch norm, the last kernel, or, if it compares by angle, a factor for each
+            output. `"published"`: as in the authors' code the scale starts at one and the
             last kernel at He's normal times 0.001; `M` starts near the identity.
-        kernel_regularizer: Regularizer of the network's kernels; `None` for that of the
-            layer's kernel.
+        kernel_regularizer: Regularizer of the network's kernels; `None` for the
+            regularizer of the layer's kernel.
 
     Raises:
         ValueError: For arguments outside the ranges above, at construction; for
@@ -302,9 +301,11 @@ class SimilarityPredictor:
         validation.optional(validation.positive_integer, self.width, "width")
         validation.positive_integer(self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
-        if not isinstance(self.batch_normalization, dict):
-            allowed = (None, True, False)
-            validation.one_of(self.batch_normalization, allowed, "batch_normalization")
+        if not isinstance(self.batch_normalization, (bool, dict, type(None))):
+            raise ValueError(
+                "`batch_normalization` must be None, True, False or a dictionary. "
+                f"Received: batch_normalization={self.batch_normalization!r}"
+            )
         validation.one_of(self.start, STARTS, "start")
 
     def network(self, place: Place) -> keras.Sequential:
@@ -317,6 +318,11 @@ class SimilarityPredictor:
                 "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
                 f"convolutions. Received: predictor={self}"
             )
+        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * place.rank:
+            raise ValueError(
+                "`downsampling` of a predictor must be 1 in a dilated convolution. "
+                f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
+            )
         if self.pooled and geometry["padding"] == "causal":
             raise ValueError(
                 "`predictor` must not be pooled in a causal layer, which must not look "
@@ -325,13 +331,13 @@ class SimilarityPredictor:
         make = KINDS[self.kind] if isinstance(self.kind, str) else self.kind
         layers = make(Parts(self, place))
         if self.pooled:
-            _, _, pooling = _CONVOLUTIONS[place.rank]
-            data_format = place.geometry["data_format"]
+            _, _, pooling = _LAYERS[place.rank]
+            data_format = geometry["data_format"]
             layers.append(pooling(data_format, dtype=place.dtype, name="pooling"))
         return _sequential(layers, place, "predictor")
 
     def without_batch_norms(self) -> SimilarityPredictor:
-        """Returns the recipe, with batch norms if asked for, but none by default."""
+        """Returns the recipe without default batch norms; explicit ones stay."""
         if self.batch_normalization is not None:
             return self
         return dataclasses.replace(self, batch_normalization=False)
@@ -363,7 +369,7 @@ class SimilarityPredictor:
 
 def _sequential(layers: Layers, place: Place, name: str) -> keras.Sequential:
     network = keras.Sequential(layers, name=name)
-    network.dtype_policy = place.dtype  # Or it would cast its inputs to the global one.
+    network.dtype_policy = place.dtype  # Else it would cast to the global policy.
     network.build(place.input_shape)
     return network
 
@@ -377,7 +383,7 @@ def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:
 
     Args:
         kind: `"sphere"`, `"full_sphere"` or `"cnn"`.
-        options: Arguments of `SimilarityPredictor`, also in place of those above.
+        options: Arguments of `SimilarityPredictor`; they override the settings above.
 
     Returns:
         A `SimilarityPredictor`.
@@ -408,7 +414,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     convolution, the adaptation, which brings its input to `adapted_filters` channels, with
     the layer's own kernel size, strides, padding and dilation. The shared network follows:
 
-        M = I + shared(adaptation(x))
+        parameters of M(x) = parameters of I + shared(adaptation(x))
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
     CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
@@ -416,17 +422,17 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     from the first layer built.
 
     A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
-    by one, gives each of them its own predictor.
+    by one, gives each layer a separate predictor.
 
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.
         adapted_filters: int, the number of channels after each layer's adaptation.
-        adaptation_initializer: Initializer of the adaptations' kernels, which are
-            regularized as the network's.
+        adaptation_initializer: Initializer of the adaptations' kernels, which have the
+            regularizer of the network.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
     Input shape:
-        That of an adaptation's output.
+        The output shape of an adaptation.
 
     Output shape:
         `(batch, *spatial, outputs)` or `(batch, outputs, *spatial)`, with the `outputs`
@@ -434,7 +440,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     Raises:
         ValueError: For arguments outside the ranges above, at construction; for layers
-            that the network does not fit, when these are built.
+            that the network does not fit, when those layers are built.
 
     Example:
 
@@ -463,7 +469,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         adaptation_initializer: Any = "he_normal",
         **kwargs: Any,
     ) -> None:
-        super().__init__(autocast=False, **kwargs)  # The layers decide on the dtype.
+        super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
         recipe = get(predictor)
         if not isinstance(recipe, SimilarityPredictor):
             raise ValueError(
@@ -492,14 +498,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         padding = "causal" if place.geometry["padding"] == "causal" else "same"
         ones = (1,) * place.rank
         if self.shared_network is None:
-            geometry = {
-                **place.geometry,
-                "strides": ones,
-                "padding": padding,
-                "dilation_rate": ones,
-            }
+            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
             adapted = dataclasses.replace(
-                place, channels=self.adapted_filters, geometry=geometry
+                place, channels=self.adapted_filters, geometry=place.geometry | changes
             )
             self._padding = padding
             self.shared_network = self.predictor.network(adapted)
@@ -508,7 +509,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 "A shared `predictor` must be given to causal layers alone, or to none. "
                 f"Received: {self.name!r} for layers of both kinds"
             )
-        convolution, _, _ = _CONVOLUTIONS[place.rank]
+        convolution, _, _ = _LAYERS[place.rank]
         adaptation = convolution(
             self.adapted_filters,
             **place.geometry,
@@ -530,7 +531,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         return tuple(self.shared_network.compute_output_shape(input_shape))
 
     def get_build_config(self) -> None:
-        """Returns `None`: the first of its layers makes the network."""
+        """Returns `None`: the first layer that uses the predictor makes the network."""
 
     def get_config(self) -> dict[str, Any]:
         return {

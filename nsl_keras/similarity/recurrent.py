@@ -15,7 +15,7 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.comparison import Comparison
+from nsl_keras.similarity.bilinear import Comparison
 
 #: The arguments that a cell adds to Keras's.
 _ARGUMENTS = (
@@ -29,7 +29,7 @@ _ARGUMENTS = (
     "predictor",
     "recurrent_predictor",
 )
-#: The recurrent kernel has the argument of the input kernel.
+#: Default of the recurrent arguments: the value for the input kernel.
 SAME = "same"
 
 
@@ -93,13 +93,14 @@ class SimilarityCell(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        for comparison, kernel in self._comparisons_and_kernels():
+        for comparison, kernel in self.comparisons_and_kernels():
             if comparison is not None:
                 shape = (None, kernel.shape[0])
                 comparison.build(shape, kernel.shape, kernel.regularizer, self.units)
         rewiring.pass_on_frozen(self)
 
-    def _comparisons_and_kernels(self) -> list[tuple[Comparison | None, keras.Variable]]:
+    def comparisons_and_kernels(self) -> list[tuple[Comparison | None, keras.Variable]]:
+        """Returns each kernel with its `M`, which may be `None`."""
         return [
             (self.input_comparison, self.kernel),
             (self.state_comparison, self.recurrent_kernel),
@@ -116,12 +117,12 @@ class SimilarityCell(keras.layers.Layer):
         """
         validation.built(self, "fold")
         folded = []
-        for comparison, kernel in self._comparisons_and_kernels():
+        for comparison, kernel in self.comparisons_and_kernels():
             kernel = ops.convert_to_tensor(kernel)
             if comparison is not None:
                 comparison.require_static("fold")
                 kernel = comparison.equivalent_kernel(kernel)
-            # Copies: on JAX the two would share buffers, which a training step donates.
+            # NumPy copies: on JAX the cells would share buffers, which training donates.
             folded.append(ops.convert_to_numpy(kernel))
         plain = self.plain.from_config(super().get_config())
         plain.build((None, self.kernel.shape[0]))
@@ -159,7 +160,7 @@ def compared(
     training: bool | None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Returns `M v`, where `M` is predicted from `seen` or `v`; without an `M`, `v`."""
+    """Returns `M v`, with `M` predicted from `seen` (default `v`); `v` without an `M`."""
     if comparison is None:
         return vectors
     parameters = comparison.parameters(vectors if seen is None else seen, training)
@@ -169,10 +170,7 @@ def compared(
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
     """Returns `W^T (mask * v)` for each gate of a kernel, side by side.
 
-    Args:
-        vectors: Tensor of shape `(batch, n)`.
-        masks: Dropout masks: a list with one per gate, one for all gates, or `None`.
-        kernel: The kernels of the gates, of shape `(n, gates * units)`.
+    `masks` is a list with a dropout mask for each gate, one mask for all, or `None`.
     """
     if not isinstance(masks, list):
         return ops.matmul(vectors if masks is None else vectors * masks, kernel)
@@ -201,10 +199,10 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
     kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights: Keras's cell loads a
-    file of this one's without `M_x` and `M_h`, and without an error.
+    file of this cell without `M_x` and `M_h`, and without an error.
 
-    *Dynamic*: each `M` is the identity plus the output of a small network that sees, at
-    every step, the vector that the `M` is applied to: `M_x(x_t)` and `M_h(h_{t-1})`. An
+    *Dynamic*: the parameters of `M_x(x_t)` and `M_h(h_{t-1})` are those of the identity
+    plus the output of a small network that sees, at every step, `x_t` or `h_{t-1}`. An
     unconstrained `M` predicted from `n` features without blocks holds `batch * n^2`
     numbers per step.
 
@@ -262,7 +260,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     plain = keras.layers.GRUCell
 
-    # Keras's `call` multiplies the state itself too, with the update gate.
+    # Keras's `call` cannot take `M_h h` as the state: it also adds `z * state`.
     def call(
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, Any]:
@@ -313,9 +311,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         **kwargs: Those of `keras.layers.SimpleRNNCell` and of `NeuralSimilarityGRUCell`.
 
     Call arguments:
-        inputs: Tensor of shape `(batch, features)`.
-        states: The state `h`, of shape `(batch, units)`, alone or in a list.
-        training: bool, whether to apply dropout.
+        As `NeuralSimilarityGRUCell`.
 
     Input shape:
         `(batch, features)`, one time step.
@@ -414,5 +410,5 @@ def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
 
 
 def similarities_of(layer: keras.layers.Layer) -> list[Comparison]:
-    """Returns the `M` of each kernel in a layer, those of its cells included."""
+    """Returns the `M` of each kernel in a layer, including its cells."""
     return [each for each in rewiring.sublayers(layer) if isinstance(each, Comparison)]

@@ -1,4 +1,4 @@
-"""SphereConv and SphereDense: layers that compare by angle instead of inner product.
+"""SphereNet's hyperspherical layers, which compare by angle instead of inner product.
 
 The 1e-4 under each root gives an all-zero input the value zero and finite derivatives of
 every order. Norms and angles are computed in float32.
@@ -95,12 +95,12 @@ class Sphere(FloatKernel):
         inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
-            # Before the product, which half precision might not hold.
+            # SphereNet: before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
         if self.normalize in ("both", "input"):
-            outputs = outputs / self.input_norms(inputs)
+            outputs = outputs / self.input_norms(inputs)  # Hyperspherical: cos(W, x)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
@@ -124,7 +124,7 @@ class SphereConvolution(Sphere):
     """Mixin in front of one of Keras's convolutions."""
 
     def input_norms(self, inputs: Tensor) -> Tensor:
-        # Of the patch under each position, in each group: a convolution of the squares
+        # The squared norm of each patch, in each group, is a convolution of the squares
         # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
@@ -168,9 +168,9 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         use_bias: bool, whether to add a bias, here `False` by default.
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
             counts in the norm of a patch as zeros, and each group has its own norm.
-        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all but the
-            first need `normalize="both"`, and clip the cosine to 1e-6 from -1 and 1, where
-            the gradient is zero.
+        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except
+            the first need `normalize="both"`, and clip the cosine to 1e-6 from -1 and 1,
+            where the gradient is zero.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -181,7 +181,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For invalid arguments, also those of `keras.layers.Conv2D`; for LoRA
+        ValueError: For invalid arguments, also of `keras.layers.Conv2D`; for LoRA
             and quantized policies.
 
     Example:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import keras
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.comparison import Comparison
+from nsl_keras.similarity.bilinear import Comparison
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.similarity.predictors import SharedSimilarityPredictor
@@ -34,11 +34,11 @@ class LayerSummary:
         name: Name of the layer.
         kind: The Keras layer that it generalizes.
         similarity: The structure of `M`, for example `"static Diagonal"`.
-        parameters: Number of parameters, those of the similarity included.
+        parameters: Number of parameters, including the similarity.
         similarity_parameters: Number of parameters of `M` or its predictor, and of the
             learned kernel shape.
         multiply_adds: Multiply-adds for one example; `None` if a size is unknown.
-        plain_multiply_adds: Those of the plain layer.
+        plain_multiply_adds: Multiply-adds of the plain layer.
         folds: Whether `fold` accepts it.
     """
 
@@ -121,7 +121,8 @@ def summary(model: keras.Model) -> ModelSummary:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1, counts
         parameters and operations of dynamic similarities this way.
     """
-    calls = rewiring.calls(getattr(model, "backbone", model))
+    backbone = getattr(model, "backbone", model)
+    calls = rewiring.calls(backbone)
     if hasattr(model, "neighborhood"):
         features = model.dictionary.keys.shape
         calls.append(rewiring.Call(model.neighborhood, (tuple(features),), ()))
@@ -132,7 +133,7 @@ def summary(model: keras.Model) -> ModelSummary:
         counts[call.layer].append((repeats * plain, repeats * added))
     every_count = list(itertools.chain.from_iterable(counts.values()))
     return ModelSummary(
-        **_figures(model, list(counts), every_count),
+        **_figures(model, rewiring.layers(backbone), every_count),
         layers=tuple(
             LayerSummary(**_figures(layer, [layer], its_counts))
             for layer, its_counts in counts.items()
@@ -239,10 +240,7 @@ def _of_recurrent(layer: Any, steps: float) -> tuple[float, float]:
         if hasattr(cell, "recurrent_kernel") and len(cell.kernel.shape) == 2:
             plain += _size(cell.kernel) + _size(cell.recurrent_kernel)
         if isinstance(cell, SimilarityCell):
-            for part, kernel in (
-                (cell.input_comparison, cell.kernel),
-                (cell.state_comparison, cell.recurrent_kernel),
-            ):
+            for part, kernel in cell.comparisons_and_kernels():
                 added += 0 if part is None else _of_vector(part, kernel.shape[0])
     return steps * plain, steps * added
 

@@ -304,10 +304,11 @@ def test_errors(call, message, plain):
             "Conv2D",
             {"predictor": predictors.SharedSimilarityPredictor(predictors.published())},
         ),
+        ("Conv2D", {"predictor": keras.layers.Conv2D(9, 3)}),
         # Such a layer cannot run on a CPU.
         ("Conv1D", {"predictor": predictors.SimilarityPredictor(start="published")}),
     ],
-    ids=["sparse", "published", "shared", "cannot run"],
+    ids=["sparse", "published", "shared", "custom", "cannot run"],
 )
 def test_changed_outputs_are_warned_about(layer, options):
     source = stack(keras.layers.Conv2D(4, 3, name="only"))
@@ -315,7 +316,7 @@ def test_changed_outputs_are_warned_about(layer, options):
         settings = {"data_format": "channels_first", "dtype": "mixed_float16"}
         source = stack(keras.layers.Conv1D(4, 3, name="only", **settings), shape=(3, 9))
     with pytest.warns(
-        UserWarning, match=r"outputs of the model change.* in 'only'"
+        UserWarning, match=r"outputs of the model may change.* in 'only'"
     ) as all_:
         model = add_similarity(source, **options)
     (warned,) = (each for each in all_ if "outputs" in str(each.message))
@@ -395,6 +396,7 @@ def test_backbones_of_models_with_neighbors(tmp_path):
     assert trainable_names(added.backbone) == ["similarity"]
     assert len(added.trainable_variables) == 1 + len(model.neighborhood.trainable_variables)
     counted = summary(added)
+    assert counted.folds
     # Attention, finetuning and cosines of 5 entries, 4 features and 3 classes.
     assert counted.multiply_adds == counted.layers[0].multiply_adds + 5 * 4 + 5 * 12 + 12
     assert (counted.name, counted.parameters) == ("neighbors", added.count_params())

@@ -498,7 +498,7 @@ def test_errors_of_inputs_that_are_too_small(name, predictor):
         ),
         (
             {"predictor": SimilarityPredictor(downsampling=2), "dilation_rate": 2},
-            r"`strides > 1` not supported in conjunction with `dilation_rate > 1`",
+            r"`downsampling` of a predictor must be 1 in a dilated convolution.*\(2, 2\)",
         ),
     ],
     ids=["outputs", "rank", "holes"],

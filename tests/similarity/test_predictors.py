@@ -466,7 +466,7 @@ def build_dense(predictor):
         (lambda: SimilarityPredictor(start="zero"), r"`start` must be one of .*'zero'"),
         (
             lambda: SimilarityPredictor(batch_normalization="no"),
-            r"`batch_normalization` must be one of None, True, False.*'no'",
+            r"`batch_normalization` must be None, True, False or a dictionary.*'no'",
         ),
         (
             lambda: build_dense(SimilarityPredictor(pooled=True)),

@@ -131,6 +131,14 @@ def test_kernel_trainable_can_be_set_at_any_time(when):
     assert trained_names(layer) == ["kernel", "bias", "similarity", "shape"]
 
 
+@each_predictor
+def test_the_arguments_of_a_layer_cannot_be_replaced(predictor):
+    layer = FAMILY["conv2d"].make(kernel_size=2, predictor=predictor)
+    assert layer.predictor is layer.comparison.predictor
+    with pytest.raises(AttributeError):
+        layer.similarity = "symmetric"
+
+
 def test_model_trainable_thaws_the_kernel():
     member = FAMILY["conv2d"]
     layer = member.make(kernel_size=2, kernel_trainable=False)
@@ -143,6 +151,10 @@ def test_model_trainable_thaws_the_kernel():
     assert layer.get_config()["kernel_trainable"] is False
     model.trainable = True
     assert len(model.trainable_variables) == 3
+    assert layer.kernel_trainable is True
+    assert layer.get_config()["kernel_trainable"] is True
+    # Frozen again, the layer remembers that its kernel was trained.
+    model.trainable = False
     assert layer.kernel_trainable is True
     assert layer.get_config()["kernel_trainable"] is True
 

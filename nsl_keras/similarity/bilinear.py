@@ -1,9 +1,10 @@
-"""`W^T M x` in place of `W^T x`: the `M` of one kernel, and the layers with one kernel."""
+"""The bilinear similarity `W^T M x`: the `M` of one kernel, and layers with one kernel."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import matrices, predictors
 from nsl_keras.similarity.kernels import FloatKernel
 
-#: The arguments of a `Comparison` that layers with one kernel have too.
+#: The arguments of a `Comparison` that layers with one kernel also take.
 ARGUMENTS = (
     "similarity",
     "similarity_initializer",
@@ -29,23 +30,18 @@ ARGUMENTS = (
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
-def is_identity(initializer: keras.initializers.Initializer) -> bool:
-    """Whether an initializer is Keras's identity, with ones on its diagonal."""
-    return isinstance(initializer, keras.initializers.Identity) and initializer.gain == 1
-
-
 class Comparison(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
 
-    A layer of this package holds one for each of its kernels. It has no `call`: the layer
-    takes from it the equivalent kernel of a static `M`, the parameters of a dynamic one, or
-    the product `D M v` with vectors. Without a learned shape `D` is the identity.
+    A layer holds one for each of its kernels. It has no `call`: the layer asks it for the
+    equivalent kernel of a static `M`, the parameters of a predicted `M(x)`, or the product
+    `D M v` with vectors. Without a learned shape `D` is the identity.
 
     Args:
         block_size: int or `None`, for kernels that meet vectors: the number of features in
             a block. Feature `block * T + t` of a vector takes the role of tap `t` of
             channel `block` in a convolution.
-        **kwargs: The others are those of `nsl_keras.layers.NeuralSimilarityConv2D`.
+        **kwargs: Other arguments, as for `nsl_keras.layers.NeuralSimilarityConv2D`.
 
     Attributes:
         network: The layer that predicts `M`, once built; `None` if it is static.
@@ -90,7 +86,8 @@ class Comparison(keras.layers.Layer):
             )
         for name in ("initializer", "regularizer", "constraint"):
             value = getattr(self, f"similarity_{name}")
-            if value is not None and not is_identity(value):
+            is_identity = isinstance(value, keras.initializers.Identity) and value.gain == 1
+            if value is not None and not is_identity:
                 raise ValueError(
                     f"`similarity_{name}` applies to a static similarity and must be left "
                     f"out with a predictor. Received: similarity_{name}={value}"
@@ -108,11 +105,11 @@ class Comparison(keras.layers.Layer):
         """Builds the `M` of a kernel.
 
         Args:
-            input_shape: Shape of what the kernel meets.
+            input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
             kernel_shape: Shape of the kernel.
             kernel_regularizer: Regularizer of the kernel.
             width: The number of outputs of the plain layer at a position.
-            geometry: The attributes of a convolution; `None` for vectors.
+            geometry: The attributes `_GEOMETRY` of a convolution; `None` for vectors.
             depthwise: bool, whether a convolution is depthwise.
         """
         channel_axis = -1
@@ -180,7 +177,7 @@ class Comparison(keras.layers.Layer):
     def _build_network(self, place: predictors.Place, input_shape: Any) -> None:
         if isinstance(self.predictor, predictors.NETWORK_MAKERS):
             self.network = self.predictor.network(place)
-        else:  # A custom layer.
+        else:  # The predictor is a custom layer.
             self.network = self.predictor
         shape = place.input_shape if self._on_vectors else input_shape
         if not self.network.built:
@@ -202,14 +199,13 @@ class Comparison(keras.layers.Layer):
         """Returns the parameters of `M`, predicted from inputs if it is dynamic.
 
         Args:
-            inputs: What the kernel meets: vectors `(..., features)`, or the inputs of a
-                convolution.
+            inputs: Vectors `(..., features)`, or the inputs of a convolution.
             training: bool, for batch norms of the predictor.
             positions: The number of output positions of a convolution along each axis.
 
         Returns:
-            The parameters of a static `M`; otherwise those of each vector, or of each
-            position, where every size of `positions` may be 1.
+            The parameters of a static `M`; of a predicted one, parameters for each vector
+            or position, where every size of `positions` may be 1.
         """
         if self.network is None:
             return ops.convert_to_tensor(self.similarity_parameters)
@@ -222,12 +218,13 @@ class Comparison(keras.layers.Layer):
             if self._channel_axis == 1 and len(prediction.shape) > 2:
                 prediction = ops.moveaxis(prediction, 1, -1)
             leading = ops.shape(prediction)[:-1]
-            if len(leading) == 1:  # One `M` for each example.
+            if len(leading) == 1:  # The predictor is pooled.
                 leading = (leading[0], *[1] * len(positions))
         wide = keras.backend.result_type(prediction.dtype, "float32")
         residual = ops.reshape(prediction, (*leading, *self._identity.shape))
         identity = ops.cast(self._identity, wide)
-        parameters = ops.cast(ops.cast(residual, wide) + identity, self.compute_dtype)
+        parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x), bilinear
+        parameters = ops.cast(parameters, self.compute_dtype)
         block = getattr(self.predictor, "downsampling", 1)
         if block > 1 and len(prediction.shape) > 2:
             return _repeated(parameters, block, positions)
@@ -261,7 +258,7 @@ class Comparison(keras.layers.Layer):
     def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
         """Returns `D M v` for vectors `(..., features)`, in the compute dtype.
 
-        A static `M` is applied in its own float32, whatever the dtype of the vectors.
+        A static `M` is applied in float32, whatever the dtype of the vectors.
         """
         vectors = ops.cast(vectors, parameters.dtype)
         shape = ops.shape(vectors)
@@ -315,7 +312,7 @@ class Comparison(keras.layers.Layer):
 
 
 def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
-    """Returns the parameters of each block of positions at all of its positions."""
+    """Returns parameters at every position, from parameters for each block of positions."""
     shape = list(ops.shape(parameters))
     for axis in range(1, len(positions) + 1):
         shape[axis] *= block
@@ -333,8 +330,8 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
 class NeuralSimilarity(FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
-    A subclass names the Keras layer as `plain`, and has
-    `dynamic_product(inputs, kernel, training)`, with an `M` that is predicted.
+    A subclass names the Keras layer as `plain`, and computes the product with a predicted
+    `M(x)` in `dynamic_product(inputs, kernel, training)`.
     """
 
     plain: type[keras.layers.Layer]
@@ -368,8 +365,6 @@ class NeuralSimilarity(FloatKernel):
             dtype=self.dtype_policy,
             name="comparison",
         )
-        for name in ARGUMENTS:
-            setattr(self, name, getattr(self.comparison, name))
         if self.predictor is not None and getattr(self, "groups", 1) != 1:
             raise ValueError(
                 "`groups` must be 1 with a predictor. "
@@ -394,21 +389,21 @@ class NeuralSimilarity(FloatKernel):
         inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.comparison.network is None:
-            kernel = self.comparison.equivalent_kernel(kernel)
+            kernel = self.comparison.equivalent_kernel(kernel)  # NSL Eq. (2)
             outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         else:
             outputs = self.dynamic_product(inputs, kernel, training)
         return self.finished(outputs)
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
-        """Returns the `M` that a dynamic layer predicts at each position of its output.
+        """Returns the `M(x)` that a dynamic layer predicts at each position of its output.
 
         Args:
             inputs: Batch of the layer's inputs.
 
         Returns:
-            Tensor of shape `(batch, *positions, T, T)`; each size of `positions` is 1 with
-            a pooled predictor. `D` is not part of it.
+            Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
+            `positions` is 1 with a pooled predictor.
 
         Raises:
             ValueError: If the layer is static, or not built yet.
@@ -465,14 +460,20 @@ class NeuralSimilarity(FloatKernel):
         self.comparison.require_static("fold")
         plain = self.plain.from_config(super().get_config())
         plain.build(self.get_build_config()["input_shape"])
-        # Copies: on JAX the two would share buffers, which a training step donates.
+        # NumPy copies: on JAX the two layers would share buffers, which training donates.
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
         if self.bias is not None:
             plain.bias.assign(ops.convert_to_numpy(self.bias))
         rewiring.copy_activations(self, plain)
         if isinstance(plain.activation, keras.layers.Layer) and not self.kernel_trainable:
-            plain.activation.trainable = plain.trainable  # As kernel and bias.
+            plain.activation.trainable = plain.trainable  # Like kernel and bias.
         return plain
+
+    @keras.layers.Layer.trainable.setter
+    def trainable(self, value: bool) -> None:
+        # While the layer is frozen, so is its kernel: remember how it was.
+        self._kernel_trainable = self.kernel_trainable
+        keras.layers.Layer.trainable.fset(self, value)
 
     @property
     def kernel_trainable(self) -> bool:
@@ -498,3 +499,7 @@ class NeuralSimilarity(FloatKernel):
             **self.comparison.arguments(),
             "kernel_trainable": self.kernel_trainable,
         }
+
+
+for _name in ARGUMENTS:  # Read-only: the `Comparison` holds the values.
+    setattr(NeuralSimilarity, _name, property(attrgetter(f"comparison.{_name}")))
