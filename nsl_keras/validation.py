@@ -205,8 +205,8 @@ def built(layer: Any, what: str) -> None:
     """Raises unless a layer is built."""
     if not layer.built:
         raise ValueError(
-            f"`{what}` needs a built layer or model. Call it on data, or its "
-            f"`build(input_shape)`, first. Received: unbuilt {layer.name!r}"
+            f"`{what}` needs a built layer or model. Call it on data first, or "
+            f"call its `build(input_shape)`. Received: unbuilt {layer.name!r}"
         )
 
 

@@ -117,7 +117,7 @@ def is_first_process(model: keras.Model) -> bool:
 
 
 def start_workers(timeout: float) -> Any:
-    """Raises: strategies are TensorFlow's."""
+    """Raises a `RuntimeError`: `tf.distribute` exists only on TensorFlow."""
     raise RuntimeError(
         "`multi_worker_strategy` needs the TensorFlow backend; on JAX use "
         "keras.distribution.initialize and keras.distribution.DataParallel. Received: "

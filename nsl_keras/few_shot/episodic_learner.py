@@ -63,8 +63,9 @@ class EpisodicLearner(CheckedModel):
         valid = ops.all(ops.any(membership > 0, axis=2), axis=1)
         valid &= ops.all(ops.any(membership > 0, axis=1), axis=1)
         for images in (support_images, query_images):
-            axes = tuple(range(1, len(images.shape)))
-            valid &= ops.all(ops.isfinite(images), axis=axes)
+            if keras.backend.is_float_dtype(images.dtype):
+                axes = tuple(range(1, len(images.shape)))
+                valid &= ops.all(ops.isfinite(images), axis=axes)
         return ops.where(valid[:, None, None], logits, float("nan"))
 
     def logits(

@@ -81,7 +81,7 @@ class Finetuner:
             episodes' (`EpisodeSampler` divides uint8 images by 255).
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
-            collection of names or paths of variables, or a function that takes a variable
+            list of names or paths of variables, or a function that takes a variable
             (of the copy, with the model's names) and returns whether to adapt it. `None`:
             `"similarity+classifier"` where static similarities can be adapted, else
             `"classifier"`, the strategies of the paper.

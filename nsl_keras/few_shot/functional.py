@@ -23,7 +23,7 @@ from nsl_keras.training.normalization import (
     normalizing_by_batch,
 )
 
-Selection: TypeAlias = str | Collection[str] | Callable[[Any], bool]
+Selection: TypeAlias = str | Sequence[str] | Callable[[Any], bool]
 
 SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")
 POLICIES = ("support", "transductive", "moving")
@@ -41,7 +41,7 @@ def select_variables(
         model: A built model.
         selection: `"similarity"`, the parameters of static similarities; `"classifier"`,
             the variables of the last layer with weights; `"similarity+classifier"`, both;
-            `"all"`; a collection of names or paths of variables; or a function that takes
+            `"all"`; a list of names or paths of variables; or a function that takes
             a variable and returns whether to take it.
         argument: Name of the argument, for the message.
 

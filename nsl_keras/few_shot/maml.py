@@ -46,7 +46,8 @@ class MAML(EpisodicLearner):
 
     ANIL is `inner_variables="classifier"`.
 
-    All layers except batch norms run in inference mode, in training too: no dropout.
+    All layers run in inference mode in training too, without dropout, except batch norms
+    that normalize by batches.
     Losses from `add_loss` are ignored. Training holds the activations of all inner steps of
     all episodes of a batch; `first_order=True` needs less.
 
@@ -55,7 +56,7 @@ class MAML(EpisodicLearner):
             ways)`, without a softmax.
         inner_variables: The trainable variables that the inner steps change: `"all"`,
             `"classifier"` (the last layer with weights), `"similarity"` (the parameters
-            of static similarities), `"similarity+classifier"`; a collection of names or
+            of static similarities), `"similarity+classifier"`; a list of names or
             paths of variables; or a function that takes a variable and returns whether to
             change it, registered with `keras.saving.register_keras_serializable` if the
             model is to be saved.

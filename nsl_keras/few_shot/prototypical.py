@@ -118,7 +118,7 @@ class ProtoNet(MetricLearner):
     def scores(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        # Prototypical Networks Eq. (1)
+        # Prototypical Networks Eq. (1): prototypes
         prototypes = class_means(flattened(support), membership)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scale_down(self.metric(flattened(queries), prototypes))

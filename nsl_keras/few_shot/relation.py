@@ -141,8 +141,8 @@ class RelationNet(MetricLearner):
     def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
         if len(feature_shape) != 3:
             raise ValueError(
-                "`backbone` must return feature maps, with two axes of space and one of "
-                "channels, neither pooled away nor flattened. "
+                "`backbone` must return feature maps, with two spatial axes and a channel "
+                "axis, neither pooled away nor flattened. "
                 f"Received: features of shape {(None, *feature_shape)}"
             )
         first = keras.config.image_data_format() == "channels_first"
@@ -167,7 +167,7 @@ class RelationNet(MetricLearner):
         sets = [self._pairs(sums, queries)]
         if self.batch_normalization == "support":
             sets.insert(0, self._pairs(sums, support))
-        found = outputs_of_sets(  # Relation Network Eq. (1)
+        found = outputs_of_sets(  # Relation Network Eq. (1): relation score
             self.relation, self.batch_normalization, sets, training
         )[-1]
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))

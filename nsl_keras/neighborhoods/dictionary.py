@@ -376,9 +376,9 @@ class NeighborDictionary(keras.layers.Layer):
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
-        # Keras warns of a softmax over one entry.
+        # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         single = scores.shape[-1] == 1
-        attention = ops.ones_like(scores) if single else ops.softmax(scores)  # MN Eq. (5)
+        attention = ops.ones_like(scores) if single else ops.softmax(scores)
         dtype = attention.dtype
         return Entries(ops.cast(keys, dtype), ops.cast(values, dtype)), attention
 

@@ -116,7 +116,7 @@ class InstanceFiLM(keras.layers.Layer):
         scale = ops.reshape(1 + ops.matmul(weights, self.scales), per_channel)
         shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
         scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
-        return scale * inputs + shift  # MN Eq. (4)
+        return scale * inputs + shift  # MN Eq. (4): iFiLM
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

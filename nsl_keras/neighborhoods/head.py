@@ -51,8 +51,9 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             outputs, without state such as moving statistics. The scale of a `CosineDense`
             layer is trained, but not adapted; frozen layers (`trainable=False`) are
             adapted, but not trained.
-        dictionary: `NeighborDictionary`, whose open `num_values` and `task` are taken from
-            the head; or int, the number of entries `S` of a default dictionary.
+        dictionary: `NeighborDictionary`, whose `num_values` and `task` are taken from the
+            head if they are `None`; or int, the number of entries `S` of a default
+            dictionary.
         inner_steps: int, the number of inner steps. Above 1, every example has its own
             weights, so memory grows.
         inner_learning_rate: float above 0, the initial value of the rate.

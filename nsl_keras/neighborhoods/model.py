@@ -40,7 +40,7 @@ _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("in_step", defau
 
 @contextlib.contextmanager
 def _with_both_predictions() -> Iterator[None]:
-    """Lets `call` return `Predictions`."""
+    """Makes `call` return `Predictions`."""
     token = _in_step.set(True)
     try:
         yield
@@ -62,8 +62,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
     `fit` and `evaluate` report the compiled metrics, and the same metrics before
     adaptation with the prefix `unadapted_`. These are not a baseline: compare with the
-    plain model, trained in the same way. Where both are equal, training has switched the
-    inner step off (`inner_rates` near zero).
+    plain model, trained in the same way. If the two are equal, training has driven the
+    `inner_rates` to zero.
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
@@ -406,7 +406,8 @@ class MetaNeighborhoodModel(CheckedModel):
                 return super().train_step(*arguments)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
             with GradientTape() as outer_tape:
-                # The call runs the inner loop, on a tape of its own.
+                # The call finetunes the head on a tape of its own: `NestedTape._finetune`
+                # or `DualForm._traces`.
                 predictions = self(x, training=True)
                 loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
             self.descend(outer_tape, loss)  # MN Algorithm 1, line 10.

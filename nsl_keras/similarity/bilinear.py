@@ -38,9 +38,9 @@ class Comparison(keras.layers.Layer):
     `D M v` with vectors. Without a learned shape `D` is the identity.
 
     Args:
-        block_size: int or `None`, for kernels that meet vectors: the number of features in
-            a block. Feature `block * T + t` of a vector takes the role of tap `t` of
-            channel `block` in a convolution.
+        block_size: int or `None`, for kernels of dense and recurrent layers: the number of
+            features in a block. Feature `block * T + t` of a vector takes the role of tap
+            `t` of channel `block` in a convolution.
         **kwargs: Other arguments, as for `nsl_keras.layers.NeuralSimilarityConv2D`.
 
     Attributes:
@@ -223,7 +223,7 @@ class Comparison(keras.layers.Layer):
         wide = keras.backend.result_type(prediction.dtype, "float32")
         residual = ops.reshape(prediction, (*leading, *self._identity.shape))
         identity = ops.cast(self._identity, wide)
-        parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x), bilinear
+        parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x)
         parameters = ops.cast(parameters, self.compute_dtype)
         block = getattr(self.predictor, "downsampling", 1)
         if block > 1 and len(prediction.shape) > 2:
@@ -258,7 +258,7 @@ class Comparison(keras.layers.Layer):
     def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
         """Returns `D M v` for vectors `(..., features)`, in the compute dtype.
 
-        A static `M` is applied in float32, whatever the dtype of the vectors.
+        A static `M` is applied in the variables' dtype, whatever that of the vectors.
         """
         vectors = ops.cast(vectors, parameters.dtype)
         shape = ops.shape(vectors)
@@ -336,8 +336,14 @@ class NeuralSimilarity(FloatKernel):
 
     plain: type[keras.layers.Layer]
     dynamic_product: Any
-    similarity: matrices.Similarity
-    predictor: Any
+    # Read-only: the `Comparison` holds the values.
+    similarity = property(attrgetter("comparison.similarity"))
+    similarity_initializer = property(attrgetter("comparison.similarity_initializer"))
+    similarity_regularizer = property(attrgetter("comparison.similarity_regularizer"))
+    similarity_constraint = property(attrgetter("comparison.similarity_constraint"))
+    predictor = property(attrgetter("comparison.predictor"))
+    learn_shape = property(attrgetter("comparison.learn_shape"))
+    shape_threshold = property(attrgetter("comparison.shape_threshold"))
 
     def __init__(
         self,
@@ -389,7 +395,8 @@ class NeuralSimilarity(FloatKernel):
         inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.comparison.network is None:
-            kernel = self.comparison.equivalent_kernel(kernel)  # NSL Eq. (2)
+            # The static bilinear similarity: a plain product with the folded kernel.
+            kernel = self.comparison.equivalent_kernel(kernel)
             outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         else:
             outputs = self.dynamic_product(inputs, kernel, training)
@@ -499,7 +506,3 @@ class NeuralSimilarity(FloatKernel):
             **self.comparison.arguments(),
             "kernel_trainable": self.kernel_trainable,
         }
-
-
-for _name in ARGUMENTS:  # Read-only: the `Comparison` holds the values.
-    setattr(NeuralSimilarity, _name, property(attrgetter(f"comparison.{_name}")))

@@ -204,8 +204,9 @@ def _warn_of_changes(layers: list[Any]) -> None:
     if changed:
         warnings.warn(
             "The outputs of the model may change: `M` does not start at the identity, or "
-            f"has a custom predictor, in {', '.join(map(repr, changed))}. Structures that "
-            "can hold the identity start there, and predictors of `start='identity'`.",
+            f"has a custom predictor, in {', '.join(map(repr, changed))}. Outputs are "
+            "unchanged if the similarity can represent the identity, and the predictor has "
+            "`start='identity'`.",
             # The caller's line: `add_similarity` and its decorator stand between.
             stacklevel=4,
         )

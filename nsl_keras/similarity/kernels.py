@@ -1,4 +1,4 @@
-"""The kernel of layers that derive from Keras's and compute with it in another way."""
+"""A mixin for layers that keep a Keras layer's kernel but replace its `call`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 
     The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
-    in float32. LoRA, DoRA and quantization, which change Keras's `call`, are refused.
+    in the variables' dtype. LoRA, DoRA and quantization, which change Keras's `call`, are
+    refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

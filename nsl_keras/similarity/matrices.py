@@ -67,10 +67,10 @@ class Similarity(abc.ABC):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
         taps, channels, filters = kernel.shape
-        # `W^T M x = (M^T W)^T x`
         if self.shared_by_channels:
             matrix = self.matrix(parameters, taps)
-            return ops.einsum("tu,tco->uco", matrix, kernel)  # NSL Eq. (2)
+            # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
+            return ops.einsum("tu,tco->uco", matrix, kernel)
         matrix = self.matrix(parameters, channels * taps)
         by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
         equivalent = ops.matmul(ops.transpose(matrix), by_channel)  # NSL Eq. (1)

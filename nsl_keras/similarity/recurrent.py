@@ -356,7 +356,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         c_t = f * c_{t-1} + i * activation(W_c^T M_x x_t + R_c^T M_h h_{t-1} + b_c)
         h_t = o * activation(c_t)
 
-    with `s` the `recurrent_activation`. The carry `c` meets no kernel, and no `M`.
+    with `s` the `recurrent_activation`. The carry `c` has no kernel, so it has no `M`.
 
     With default initializers the static cell equals `keras.layers.LSTMCell`: `M_x` and
     `M_h` start at the identity.

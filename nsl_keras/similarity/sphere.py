@@ -28,7 +28,7 @@ SIGMOID_CURVATURE = 0.3
 INITIAL_CURVATURE = 0.7
 SMALLEST_CURVATURE = 0.05
 
-#: Angles are taken of cosines this far from 1: the arc cosine has no derivative there.
+#: Cosines are clipped this far from 1 and -1, where the arc cosine has no derivative.
 COSINE_MARGIN = 1e-6
 
 
@@ -95,12 +95,12 @@ class Sphere(FloatKernel):
         inputs = self.prepared(inputs)
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
-            # SphereNet: before the product, which half precision might not hold.
+            # SphereNet: cos(W, x); before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
         if self.normalize in ("both", "input"):
-            outputs = outputs / self.input_norms(inputs)  # Hyperspherical: cos(W, x)
+            outputs = outputs / self.input_norms(inputs)  # SphereNet: cos(W, x)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:

@@ -39,7 +39,7 @@ def require_before_backup(callback: keras.callbacks.Callback) -> None:
 
 
 class TrainingBackup(keras.callbacks.Callback):
-    """Keeps the state of training in a folder, and continues from it after a kill.
+    """Saves the state of training to a folder, and resumes after the process is killed.
 
     Call `fit` again with the same arguments and a model made in the same way: training
     begins after the last kept epoch, and `History` holds all epochs. Weights, optimizer,
@@ -68,7 +68,7 @@ class TrainingBackup(keras.callbacks.Callback):
 
     Put `TrainingBackup` last in the list of callbacks: a resumed training loses what later
     callbacks do to weights or logs at the end of an epoch. `EntryStatistics` and
-    `DictionaryInitializer` refuse to come after it.
+    `DictionaryInitializer` raise an error if they come after it.
 
     States are kept after epochs. Divide long epochs with `steps_per_epoch`. Processes that
     train a model together share the folder: the first one writes, and all of them read.

@@ -37,7 +37,7 @@ class DistributedModel(ReplicatedSteps):
     * `fit` reports the losses and metrics of all replicas.
     * `steps_per_execution` works, but saves no time.
 
-    Losses of padded sequences with a mask are still means of the replicas' means.
+    Masked losses of padded sequences are still averaged per replica, then over replicas.
 
     Args:
         model: A functional, Sequential or subclassed model with the `train_step`,

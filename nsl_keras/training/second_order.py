@@ -1,7 +1,7 @@
 """Layers and operations of Keras without exact second derivatives on TensorFlow.
 
 Training through inner steps differentiates gradients. Where TensorFlow has no derivative
-of a gradient it returns none, without an error, and training would ignore that part. So
+of a gradient it silently returns `None`, and training would ignore that part. So
 the known ones are refused by name, in layers and in the graphs of models. JAX
 differentiates all of them.
 

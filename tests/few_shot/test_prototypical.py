@@ -5,7 +5,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras.few_shot import ProtoNet
+from nsl_keras.few_shot import EpisodeSampler, ProtoNet
 
 
 def prototypes(support, labels):
@@ -55,3 +55,14 @@ def test_the_temperature_is_learned_by_its_logarithm():
     assert np.isclose(float(variable.value), np.log(4.0)) and not fixed.weights
     variable.assign(np.log(2.0))
     np.testing.assert_allclose(model(inputs), 2 * logits, rtol=1e-5)
+
+
+def test_integer_images_train_in_a_graph():
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 1), "uint8")
+    sampler = EpisodeSampler(images, np.arange(20) % 2, ways=2, shots=2, queries=2)
+    backbone = keras.Sequential([keras.layers.Rescaling(1 / 255), keras.layers.Flatten()])
+    backbone.build((None, 4, 4, 1))
+    model = ProtoNet(backbone, ways=2, learn_temperature=True)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(sampler.batches(batch_size=2, steps=2), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
