@@ -391,16 +391,13 @@ class NeuralSimilarity(FloatKernel):
         if not self._kernel_trainable:
             self._apply_kernel_trainable()
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        inputs = self.prepared(inputs)
+    def product(self, inputs: Tensor, training: bool | None) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
         if self.comparison.network is None:
             # The static bilinear similarity: a plain product with the folded kernel.
             kernel = self.comparison.equivalent_kernel(kernel)
-            outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        else:
-            outputs = self.dynamic_product(inputs, kernel, training)
-        return self.finished(outputs)
+            return self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
+        return self.dynamic_product(inputs, kernel, training)
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M(x)` that a dynamic layer predicts at each position of its output.
@@ -422,7 +419,7 @@ class NeuralSimilarity(FloatKernel):
                 "Received: predictor=None"
             )
         validation.built(self, "predicted_matrices")
-        inputs = self.prepared(inputs)
+        inputs = ops.cast(inputs, self.compute_dtype)
         shape = list(self.compute_output_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         parameters = self.comparison.parameters(inputs, positions=shape[1:])

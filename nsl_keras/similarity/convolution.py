@@ -189,6 +189,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """
 
     plain = keras.layers.Conv2D
+    plain_product = keras.layers.Conv2D.convolution_op
     dynamic_product = dynamic_convolution
 
 
@@ -266,6 +267,7 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """
 
     plain = keras.layers.Conv3D
+    plain_product = keras.layers.Conv3D.convolution_op
     dynamic_product = dynamic_convolution
 
 

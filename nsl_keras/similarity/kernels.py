@@ -30,6 +30,9 @@ class FloatKernel(keras.layers.Layer):
         if self.quantization_mode is not None:
             self._refuse()
         validation.known_axis(input_shape, self.channel_axis, "channel axis")
+        #: The shape in which a number for each filter broadcasts to the outputs.
+        self.filters_shape = [1] * len(input_shape)
+        self.filters_shape[self.channel_axis] = -1
         super().build(input_shape)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
@@ -44,8 +47,7 @@ class FloatKernel(keras.layers.Layer):
             f"{self.dtype_policy}"
         )
 
-    def prepared(self, inputs: Tensor) -> Tensor:
-        """Casts inputs, also integers, to the compute dtype; raises if too small."""
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         shape = tuple(inputs.shape)
@@ -54,7 +56,18 @@ class FloatKernel(keras.layers.Layer):
                 "Computed output size would be zero or negative: the kernel must fit into "
                 f"the input. Received: kernel_size={self.kernel_size}, input_shape={shape}"
             )
-        return ops.cast(inputs, self.compute_dtype)
+        # Integers too, which Keras leaves as they are.
+        outputs = self.product(ops.cast(inputs, self.compute_dtype), training)
+        if self.bias is not None:
+            # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
+            # the bias along the width where that equals the number of filters (Keras 3.15).
+            bias = ops.cast(self.bias, outputs.dtype)
+            outputs = outputs + ops.reshape(bias, self.filters_shape)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def product(self, inputs: Tensor, training: bool | None) -> Tensor:
+        """Returns the outputs before bias and activation."""
+        raise NotImplementedError
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         """Returns the Keras layer's product of inputs and a kernel: a convolution."""
@@ -72,20 +85,6 @@ class FloatKernel(keras.layers.Layer):
             data_format=self.data_format,
             dilation_rate=self.dilation_rate,
         )
-
-    def finished(self, outputs: Tensor) -> Tensor:
-        """Returns the outputs with bias and activation."""
-        if self.bias is not None:
-            # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
-            # the bias along the width where that equals the number of filters (Keras 3.15).
-            outputs = outputs + self.along_channels(self.bias, outputs)
-        return outputs if self.activation is None else self.activation(outputs)
-
-    def along_channels(self, vector: Tensor, outputs: Tensor) -> Tensor:
-        """Returns a number for each filter, in a shape that broadcasts to the outputs."""
-        shape = [1] * len(outputs.shape)
-        shape[self.channel_axis] = -1
-        return ops.reshape(ops.cast(vector, outputs.dtype), shape)
 
     # Keras calls these in `build` for `lora_rank` and `dora_rank`.
     enable_lora = enable_dora = _refuse

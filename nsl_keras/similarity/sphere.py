@@ -91,8 +91,7 @@ class Sphere(FloatKernel):
                 autocast=False,
             )
 
-    def call(self, inputs: Tensor) -> Tensor:
-        inputs = self.prepared(inputs)
+    def product(self, inputs: Tensor, training: bool | None) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
@@ -104,9 +103,10 @@ class Sphere(FloatKernel):
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
-                curvature = self.along_channels(curvature, outputs)
+                curvature = ops.cast(curvature, outputs.dtype)
+                curvature = ops.reshape(curvature, self.filters_shape)
             outputs = respond(outputs, self.response, curvature)
-        return self.finished(ops.cast(outputs, self.compute_dtype))
+        return ops.cast(outputs, self.compute_dtype)
 
     def input_norms(self, inputs: Tensor) -> Tensor:
         """Returns the norm of the input under the kernel, for each entry of the product."""
