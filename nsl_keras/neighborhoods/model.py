@@ -62,8 +62,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
     `fit` and `evaluate` report the compiled metrics, and the same metrics before
     adaptation with the prefix `unadapted_`. These are not a baseline: compare with the
-    plain model, trained in the same way. If the two are equal, training has driven the
-    `inner_rates` to zero.
+    plain model, trained in the same way. If the two are equal, look at
+    `inner_rates`: training may have driven them to zero.
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
