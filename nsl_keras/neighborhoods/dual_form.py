@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -147,11 +147,10 @@ class DualForm(InnerLoop):
                 outputs = stage.activation(_linear(stage, weights, outputs)[1])
             return outputs[:, 0]
         outputs, start = queries, self._start(attention.dtype)
-        all_rates = iter(self.learning_rate.rates())
+        rates = iter(self.learning_rate.rates())
         for stage, weights, trace in zip(
             self.stages, start, self._traces(start, entries), strict=True
         ):
-            rates = [next(all_rates) for _ in stage.variables]
             if stage.scale is None:
                 outputs = _attend(weights, trace, attention, rates, outputs)
             else:
@@ -162,7 +161,7 @@ class DualForm(InnerLoop):
                     axes=(0, 0, 1),
                     chunk_size=self.chunk_size,
                 )
-                finetuned = _updated(stage, weights, sums, rates)
+                finetuned = _updated(stage, weights, iter(sums), rates)
                 outputs = _linear(stage, finetuned, outputs[:, None])[1][:, 0]
             outputs = stage.activation(outputs)
         return outputs
@@ -201,23 +200,16 @@ class DualForm(InnerLoop):
             ]
 
         for _ in range(self.steps):
-            all_sums = iter(
-                sum_over_chunks(
-                    terms,
-                    tree.flatten(weights),
-                    [*entries, attention],
-                    axes=(0, 0, 1),
-                    chunk_size=self.chunk_size,
-                )
+            sums = sum_over_chunks(
+                terms,
+                tree.flatten(weights),
+                [*entries, attention],
+                axes=(0, 0, 1),
+                chunk_size=self.chunk_size,
             )
-            all_rates = iter(self.learning_rate.rates())
+            gradients, rates = iter(sums), iter(self.learning_rate.rates())
             weights = [
-                _updated(
-                    stage,
-                    own,
-                    [next(all_sums) for _ in stage.variables],
-                    [next(all_rates) for _ in stage.variables],
-                )
+                _updated(stage, own, gradients, rates)
                 for stage, own in zip(self.stages, weights, strict=True)
             ]
         return weights
@@ -266,11 +258,18 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
     """Returns the inputs that the columns multiply, and the outputs before activation."""
     columns, *rest = weights
     if stage.scale is not None:
-        columns, inputs = unit_norm(columns), rest[0] * unit_norm(inputs)
+        inputs = rest[0] * unit_norm(inputs)
     outputs = ops.matmul(inputs, ops.swapaxes(columns, -1, -2))
+    if stage.scale is not None:
+        outputs = outputs * _inverse_norms(columns)[..., None, :]
     if stage.bias is not None:
         outputs = outputs + rest[0][..., None, :]
     return inputs, outputs
+
+
+def _inverse_norms(columns: Tensor) -> Tensor:
+    squares = ops.sum(ops.square(columns), axis=-1)
+    return ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
 
 
 def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
@@ -287,10 +286,16 @@ def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
 
 
 def _updated(
-    stage: DenseStage, weights: _Weights, sums: list[Tensor], rates: list[Tensor]
+    stage: DenseStage,
+    weights: _Weights,
+    gradients: Iterator[Tensor],
+    rates: Iterator[Tensor],
 ) -> _Weights:
-    """Returns the stage's weights after one step, per example."""
-    (columns, *rest), gradient = weights, sums[0]
+    """Returns the stage's weights after one step, per example.
+
+    It takes the next gradients and rates, those of the stage's variables.
+    """
+    (columns, *rest), gradient = weights, next(gradients)
     if stage.scale is not None:
         # From the unit columns back to the columns themselves.
         squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
@@ -299,9 +304,9 @@ def _updated(
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse
     # MN Eq. (3), for cosine layers and several steps.
-    columns = columns - ops.reshape(rates[0], (-1,)) * gradient
+    columns = columns - ops.reshape(next(rates), (-1,)) * gradient
     if stage.bias is not None:
-        rest = [rest[0] - rates[1] * sums[1]]
+        rest = [rest[0] - next(rates) * next(gradients)]
     return [columns, *rest]
 
 
@@ -309,16 +314,16 @@ def _attend(
     weights: _Weights,
     trace: _Trace,
     attention: Tensor,
-    rates: list[Tensor],
+    rates: Iterator[Tensor],
     inputs: Tensor,
 ) -> Tensor:
     """Returns a dense stage's outputs after one step from shared weights."""
     columns, *bias = weights
-    scaled = ops.reshape(rates[0], (-1,)) * inputs
+    scaled = ops.reshape(next(rates), (-1,)) * inputs
     scores = ops.matmul(scaled, ops.transpose(trace.inputs))
     outputs = ops.matmul(inputs, ops.transpose(columns))
     if bias:
-        scores = scores + rates[1]
+        scores = scores + next(rates)
         outputs = outputs + bias[0]
     # The dual form of MN Eq. (3), one step.
     return outputs - ops.matmul(attention * scores, trace.gradients)
