@@ -33,7 +33,8 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(at)
         columns = tf.unstack(function(at), axis=-1)
-    return [tape.gradient(column, at) for column in columns]
+    unconnected = tf.UnconnectedGradients.ZERO
+    return [tape.gradient(column, at, None, unconnected) for column in columns]
 
 
 # Loops.

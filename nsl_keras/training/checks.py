@@ -128,8 +128,8 @@ def mark_non_finite(outputs: Tensor, inputs: Any) -> Tensor:
     mark = ops.cast(-1 if dtype.startswith("int") else float("nan"), dtype)
     for each in keras.tree.flatten(inputs):
         if keras.backend.is_float_dtype(each.dtype):
-            finite = ops.isfinite(ops.reshape(each, (ops.shape(each)[0], -1)))
-            keep = ops.reshape(ops.all(finite, axis=-1), (-1, *[1] * (outputs.ndim - 1)))
+            finite = ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
+            keep = ops.reshape(finite, (-1, *[1] * (len(outputs.shape) - 1)))
             outputs = ops.where(keep, outputs, mark)
     return outputs
 

@@ -45,6 +45,18 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["epoch_0.state"]
 
 
+def test_arguments_by_position():
+    """As Keras orders them: callbacks are the sixth, validation data the eighth."""
+    model, seen = classifier(), []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(1))
+    model.fit(X, Y, 8, 2, 0, [callback])
+    assert len(seen) == 2
+    with pytest.raises(ValueError, match="must hold classes 0 to 2"):
+        model.fit(X, Y, 8, 1, 0, None, 0.0, (X, Y + 1))
+    with pytest.raises(ValueError, match="must hold classes 0 to 2"):
+        model.fit(X, Y + 1, 8, 1, 0)
+
+
 def test_targets_that_the_loss_leaves_out_are_not_checked():
     model = classifier(ignore_class=-1)
     labels = np.where(Y == 2, -1, Y)
