@@ -312,7 +312,7 @@ def test_examples_with_nan_get_no_class():
     others = np.arange(48) != 5
     assert_close(found[others], model.predict(X, verbose=0)[others])
     batches = ((batch,) for batch in np.split(spoiled(X, np.nan), 3))
-    assert np.isnan(model.predict(batches, verbose=0)[5]).all()
+    assert np.isnan(model.predict(batches, steps=3, verbose=0)[5]).all()
 
 
 CROSS_ENTROPY = keras.losses.CategoricalCrossentropy(from_logits=False)
