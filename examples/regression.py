@@ -76,7 +76,7 @@ def main():
     print("neighbours - plain, by fold:", ", ".join(f"{each:+.3f}" for each in differences))
     found = model.neighbors(test_x[:1], k=3)
     values = scale_y.inverse_transform(found.values[0])[:, 0]
-    print("one patient, the three entries of largest attention:")
+    print("one patient, the three entries that moved the prediction most:")
     rows = zip(found.indices[0], found.weights[0], values, strict=True)
     for entry, weight, value in rows:
         print(f"  entry {entry}, attention {weight:.2f}, target {value:.0f}")

@@ -210,15 +210,12 @@ def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
 
     def neighbors(inputs: Any) -> dict[str, Any]:
         features = model.features(inputs, training=False)
-        nearest = model.neighborhood.nearest(features, min(k, model.num_neighbors))
-        found = {
-            "entries": nearest.indices,
-            "weights": nearest.weights,
-            "values": nearest.values,
-        }
+        found = model.neighborhood.neighbors(features, min(k, model.num_neighbors))
+        outputs = {**found._asdict(), "entries": found.indices}
+        del outputs["indices"]
         if model.task == "classification":
-            found["classes"] = ops.argmax(nearest.values, axis=-1)
-        return found
+            outputs["classes"] = ops.argmax(found.values, axis=-1)
+        return outputs
 
     return {
         "serve": lambda inputs: model(inputs, training=False),

@@ -180,6 +180,7 @@ def test_several_inputs_of_a_regression(regression):
         "entries": (5, 3),
         "weights": (5, 3),
         "values": (5, 3, 2),
+        "output_changes": (5, 3, 2),
     }
     given["second"] = vectors(4)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Batch sizes must agree"):

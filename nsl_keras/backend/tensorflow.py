@@ -24,8 +24,7 @@ def gradients_of(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(at)
         value, auxiliary = function(at)
-    gradients = tape.gradient(value, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return gradients, auxiliary
+    return _recorded(tape.gradient(value, at), at), auxiliary
 
 
 def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
@@ -33,8 +32,26 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(at)
         columns = tf.unstack(function(at), axis=-1)
-    unconnected = tf.UnconnectedGradients.ZERO
-    return [tape.gradient(column, at, None, unconnected) for column in columns]
+    gradients = [tape.gradient(column, at) for column in columns]
+    return _recorded(gradients, [at] * len(columns))
+
+
+def _recorded(gradients: list[Any], at: Sequence[Any]) -> list[Any]:
+    """Returns gradients with zeros where there are none; raises if there are none at all.
+
+    Rematerialization stops all tapes while it runs a function the first time.
+    """
+    if all(gradient is None for gradient in gradients):
+        raise RuntimeError(
+            "The inner steps must be recorded by a gradient tape, and none records here. "
+            "On TensorFlow, `keras.remat`, `keras.RematScope` and `tf.recompute_grad` stop "
+            "all tapes: apply them to the backbone alone, not to a head or a model that "
+            "is finetuned, or use the JAX backend."
+        )
+    return [
+        tf.zeros_like(tensor) if gradient is None else gradient
+        for tensor, gradient in zip(at, gradients, strict=True)
+    ]
 
 
 # Loops.

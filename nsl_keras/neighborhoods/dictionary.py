@@ -261,7 +261,7 @@ class NeighborDictionary(keras.layers.Layer):
                 values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
             self.raw_values.assign(values)
 
-    def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> None:
+    def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> np.ndarray:
         """Sets the entries to examples, drawn at random without replacement.
 
         Keys become the features; values become the targets, or the labels, smoothed by 1 %
@@ -274,6 +274,9 @@ class NeighborDictionary(keras.layers.Layer):
                 `(n, num_values)`; or targets, of that shape (or `(n,)` for one output).
             seed: int or `None`, the seed of the draw.
 
+        Returns:
+            NumPy array of the number of the example that became each entry.
+
         Raises:
             ValueError: For fewer examples than entries, labels outside the classes,
                 classes without enough examples, a dictionary of given values, and features
@@ -284,6 +287,7 @@ class NeighborDictionary(keras.layers.Layer):
             self.build((None, *features.shape[1:]))
         drawn = self.draw_examples(y, len(features), seed)
         self.assign_examples(features[drawn], y[drawn])
+        return drawn
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of the examples that become entries, without replacement."""

@@ -23,6 +23,7 @@ from keras import ops, tree
 
 from nsl_keras.backend import Tensor, gradients_of, sum_over_chunks
 from nsl_keras.neighborhoods.cosine import CosineDense
+from nsl_keras.neighborhoods.explain import average_over_path
 from nsl_keras.neighborhoods.inner_loop import (
     Entries,
     InnerLearningRate,
@@ -174,6 +175,28 @@ class DualForm(InnerLoop):
             for tensor in (ops.swapaxes(columns, -1, -2), *rest)[: len(stage.variables)]
         ]
 
+    def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        stage, *others = self.stages
+        if self.steps > 1 or others or stage.activation is not keras.activations.linear:
+            return super().effects(entries, attention, queries)
+        start = self._start(attention.dtype)
+        ((inputs, gradients),) = traces = self._traces(start, entries)
+        sums = _weighted_sums(traces[0], attention)
+
+        def total(sums: list[Tensor]) -> tuple[Tensor, None]:
+            rates = iter(self.learning_rate.rates())
+            finetuned = _updated(stage, start[0], iter(sums), rates)
+            return ops.sum(_linear(stage, finetuned, queries[:, None])[1]), None
+
+        # An output depends on the sums of its own column alone, so that the derivatives of
+        # the total are those of each output.
+        columns, biases = average_over_path(
+            lambda time: gradients_of(total, [time * each for each in sums])[0],
+            [ops.zeros_like(each) for each in sums],
+        )
+        slopes = ops.matmul(columns, ops.transpose(inputs)) + biases[..., None]
+        return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
+
     def _start(self, dtype: str) -> list[_Weights]:
         """Returns the shared weights before the first step."""
         return [
@@ -261,15 +284,11 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
         inputs = rest[0] * unit_norm(inputs)
     outputs = ops.matmul(inputs, ops.swapaxes(columns, -1, -2))
     if stage.scale is not None:
-        outputs = outputs * _inverse_norms(columns)[..., None, :]
+        squares = ops.sum(ops.square(columns), axis=-1)
+        outputs = outputs * ops.rsqrt(ops.maximum(squares, NORM_EPSILON))[..., None, :]
     if stage.bias is not None:
         outputs = outputs + rest[0][..., None, :]
     return inputs, outputs
-
-
-def _inverse_norms(columns: Tensor) -> Tensor:
-    squares = ops.sum(ops.square(columns), axis=-1)
-    return ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
 
 
 def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:

@@ -20,33 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from nsl_keras.backend import Tensor, gradients_of_columns
+from nsl_keras.backend import Tensor
 
 #: Gauss-Legendre nodes of the integral: exact for polynomials in `t` up to degree 63.
 PATH_POINTS = 32
-#: How many of them are computed at once: memory grows with these.
-_POINTS_AT_ONCE = 8
-
-
-class Nearest(NamedTuple):
-    """The dictionary entries of largest attention for an example, the heaviest first.
-
-    Attributes:
-        indices: Entry numbers, of shape `(batch, k)`.
-        weights: Attention weights, of that shape.
-        values: Class probabilities (in regression targets) of the entries, of shape
-            `(batch, k, outputs)`.
-    """
-
-    indices: Any
-    weights: Any
-    values: Any
 
 
 class Neighbors(NamedTuple):
-    """The fields of `Nearest`, and the effects of the entries.
+    """Dictionary entries of an example: those of largest effect, or of largest attention.
 
     Attributes:
+        indices: Entry numbers, of shape `(batch, k)`, the first of them first.
+        weights: Attention weights, of that shape.
+        values: Class probabilities (in regression targets) of the entries, of shape
+            `(batch, k, outputs)`.
         output_changes: The contribution of each entry to the example's logits (in
             regression outputs), of shape `(batch, k, outputs)`. Over all entries they sum
             to the outputs after adaptation minus those before. They are an integral over
@@ -62,39 +49,25 @@ class Neighbors(NamedTuple):
     output_changes: Any
 
 
-def output_changes(
-    adapted_outputs: Callable[[Tensor, Tensor], Tensor],
-    attention: Tensor,
-    queries: Tensor,
-    indices: Tensor,
-) -> Tensor:
-    """Returns the shares of chosen entries in the change of the outputs.
+def average_over_path(
+    slopes: Callable[[Tensor], list[Tensor]], start: list[Tensor]
+) -> list[Tensor]:
+    """Returns the integrals of `slopes(t)`, a list of tensors, over `t` from 0 to 1.
 
-    `adapted_outputs(weights, queries)` returns outputs from weights of shape
-    `(rows, entries)` and queries of shape `(rows, features)`, row by row. The path ends at
-    `attention`; `indices` of shape `(batch, k)` are the chosen entries.
+    `start` are zeros of the same shapes.
     """
-    nodes, node_weights = (
-        ops.convert_to_tensor(values / 2, dtype=attention.dtype)
-        for values in np.polynomial.legendre.leggauss(PATH_POINTS)
+    nodes, weights = np.polynomial.legendre.leggauss(PATH_POINTS)
+    times, weights = (
+        ops.convert_to_tensor(values, start[0].dtype)
+        for values in ((nodes + 1) / 2, weights / 2)
     )
-    entries, features = attention.shape[1], queries.shape[1]
-    repeated = ops.broadcast_to(queries, (_POINTS_AT_ONCE, *ops.shape(queries)))
-    repeated = ops.reshape(repeated, (-1, features))
-    parts = []
-    for start in range(0, PATH_POINTS, _POINTS_AT_ONCE):
-        some = slice(start, start + _POINTS_AT_ONCE)
-        along_path = (nodes[some, None, None] + 0.5) * attention
-        slopes = gradients_of_columns(
-            lambda weights: adapted_outputs(weights, repeated),
-            ops.reshape(along_path, (-1, entries)),
-        )
-        by_point = (_POINTS_AT_ONCE, -1, entries)
-        parts.append(
-            [ops.tensordot(node_weights[some], ops.reshape(s, by_point), 1) for s in slopes]
-        )
-    averages = [sum(columns) for columns in zip(*parts, strict=True)]
-    shares = [
-        ops.take_along_axis(attention * average, indices, axis=-1) for average in averages
-    ]
-    return ops.stack(shares, axis=-1)
+
+    def add(point: Tensor, totals: list[Tensor]) -> list[Tensor]:
+        found = slopes(times[point])
+        return [
+            total + weights[point] * slope
+            for total, slope in zip(totals, found, strict=True)
+        ]
+
+    integrals: list[Tensor] = ops.fori_loop(0, PATH_POINTS, add, start)
+    return integrals

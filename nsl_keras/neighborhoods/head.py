@@ -17,10 +17,9 @@ from nsl_keras.neighborhoods.dual_form import (
     NoDualFormError,
     stages_of,
 )
-from nsl_keras.neighborhoods.explain import Nearest, Neighbors, output_changes
+from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.inner_loop import (
     LOSSES,
-    Entries,
     InnerLearningRate,
     InnerLoop,
     NestedTape,
@@ -29,6 +28,7 @@ from nsl_keras.training.checks import require_logits
 from nsl_keras.training.second_order import require_second_derivatives
 
 INNER_LOOPS = ("auto", "dual", "tape")
+RANKINGS = ("effect", "attention")
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -165,7 +165,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         if len(outputs) != 2 or not isinstance(outputs[-1], int) or outputs[-1] < least:
             raise ValueError(
                 "`head` must map features to one tensor of shape (batch, classes), with at "
-                'least two classes, or with task="regression" of shape (batch, outputs). '
+                "least two classes (a binary classifier has two outputs, too), or with "
+                'task="regression" of shape (batch, outputs). '
                 f"Received: output shape {outputs}"
             )
         if self.task == "classification":
@@ -258,30 +259,13 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         queries = ops.cast(features, self._precision)
         return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
 
-    def neighbors(self, features: Tensor, k: int = 5) -> Neighbors:
-        """Returns `nearest` and the entries' effects on the outputs, as `Neighbors`."""
-        nearest, entries, attention, queries = self._look_up_nearest(features, k)
-        changes = output_changes(
-            lambda weights, queries: self._finetuning.outputs(entries, weights, queries),
-            attention,
-            queries,
-            nearest.indices,
-        )
-        return Neighbors(*nearest, changes)
+    def neighbors(self, features: Tensor, k: int = 5, by: str = "effect") -> Neighbors:
+        """Returns `k` dictionary entries of each example, as `Neighbors`.
 
-    def nearest(self, features: Tensor, k: int = 5) -> Nearest:
-        """Returns the `k` entries of largest attention, as `Nearest`.
-
-        Raises:
-            ValueError: If `k` is not in `1..num_neighbors`, or the layer is not built yet.
+        Arguments are those of `MetaNeighborhoodModel.neighbors`.
         """
-        return self._look_up_nearest(features, k)[0]
-
-    def _look_up_nearest(
-        self, features: Tensor, k: int
-    ) -> tuple[Nearest, Entries, Tensor, Tensor]:
-        """Returns the nearest entries, all entries, the attention and the queries."""
-        validation.built(self, "nearest")
+        validation.built(self, "neighbors")
+        validation.one_of(by, RANKINGS, "by")
         k = validation.positive_integer(k, "k")
         if k > self.dictionary.num_neighbors:
             raise ValueError(
@@ -290,9 +274,15 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             )
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries)
-        weights, indices = largest(attention, k)
-        nearest = Nearest(indices, weights, ops.take(entries.values, indices, axis=0))
-        return nearest, entries, attention, queries
+        changes = self._finetuning.effects(entries, attention, queries)
+        effects = ops.sum(ops.abs(changes), axis=-1)
+        _, indices = largest(attention if by == "attention" else effects, k)
+        return Neighbors(
+            indices,
+            ops.take_along_axis(attention, indices, axis=1),
+            ops.take(entries.values, indices, axis=0),
+            ops.take_along_axis(changes, indices[..., None], axis=1),
+        )
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

@@ -15,7 +15,8 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, gradients_of
+from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns
+from nsl_keras.neighborhoods.explain import average_over_path
 
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
@@ -128,6 +129,22 @@ class InnerLoop(abc.ABC):
     @abc.abstractmethod
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         """Returns each example's finetuned weights, tensors `(batch, *variable_shape)`."""
+
+    def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        """Returns each entry's share in the change of each output; see `explain.py`.
+
+        The shape is `(batch, entries, outputs)`.
+        """
+
+        def slopes(time: Tensor) -> list[Tensor]:
+            return gradients_of_columns(
+                lambda weights: self.outputs(entries, weights, queries), time * attention
+            )
+
+        start = [ops.zeros_like(attention)] * entries.values.shape[-1]
+        return ops.stack(
+            [attention * slope for slope in average_over_path(slopes, start)], axis=-1
+        )
 
 
 class NestedTape(InnerLoop):

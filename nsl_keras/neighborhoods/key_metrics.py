@@ -25,7 +25,8 @@ def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
 class KeyMetric(abc.ABC):
     """A function of all pairs of queries and keys, larger where they are nearer.
 
-    For a custom metric, subclass it with `call`, and with `get_config` if it has arguments.
+    For a custom metric, subclass it with `__call__`, and with `get_config` if it has
+    arguments.
     Register the class with `keras.saving.register_keras_serializable` to save models that
     use it, and pass an instance as `metric`.
 
@@ -34,7 +35,7 @@ class KeyMetric(abc.ABC):
         keys: Tensor of shape `(..., keys, features)`.
 
     Output shape:
-        `(..., queries, keys)`, in float32 or wider.
+        `(..., queries, keys)`. A dictionary passes tensors in float32 or wider.
 
     Attributes:
         defined_at_zero: bool, whether the metric is meaningful for an all-zero vector. If
@@ -46,20 +47,15 @@ class KeyMetric(abc.ABC):
     >>> import nsl_keras
     >>> @keras.saving.register_keras_serializable("examples")
     ... class InnerProduct(nsl_keras.key_metrics.KeyMetric):
-    ...     def call(self, queries, keys):
+    ...     def __call__(self, queries, keys):
     ...         return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
     >>> layer = nsl_keras.layers.NeighborDictionary(20, 3, metric=InnerProduct())
     """
 
     defined_at_zero = True
 
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        queries, keys = ops.convert_to_tensor(queries), ops.convert_to_tensor(keys)
-        dtype = keras.backend.result_type(queries.dtype, "float32")
-        return self.call(ops.cast(queries, dtype), ops.cast(keys, dtype))
-
     @abc.abstractmethod
-    def call(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Returns the metric of each query and key, which have the same dtype."""
 
     def get_config(self) -> dict[str, Any]:
@@ -89,7 +85,7 @@ class Cosine(KeyMetric):
 
     defined_at_zero = False
 
-    def call(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return ops.matmul(unit_norm(queries), ops.swapaxes(unit_norm(keys), -1, -2))
 
 
@@ -111,7 +107,7 @@ class Euclidean(KeyMetric):
         As `Cosine`.
     """
 
-    def call(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         # No derivative: the result does not depend on the center.
         center = ops.stop_gradient(ops.mean(keys, axis=-2, keepdims=True))
         queries, keys = queries - center, keys - center

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import tree
 
 from nsl_keras import rewiring, validation
@@ -260,7 +261,7 @@ class MetaNeighborhoodModel(CheckedModel):
         batch_size: int = 128,
         steps: int | None = None,
         verbose: Any = 0,
-    ) -> None:
+    ) -> np.ndarray:
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
         Keys become the features of the drawn examples, values their smoothed labels or
@@ -275,6 +276,10 @@ class MetaNeighborhoodModel(CheckedModel):
                 it is infinite.
             verbose: As in `keras.Model.predict`.
 
+        Returns:
+            NumPy array of shape `(num_neighbors,)`, the number of the example that became
+            each entry: `drawn[model.neighbors(x).indices]` are examples.
+
         Raises:
             ValueError: As `NeighborDictionary.initialize_from`; for inputs that are not
                 finite; and if there are no targets.
@@ -287,7 +292,9 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model = nsl_keras.MetaNeighborhoodModel(
         ...     None, keras.layers.Dense(3), dictionary=6)
         >>> x = np.random.default_rng(0).normal(size=(30, 4)).astype("float32")
-        >>> model.initialize_from(x, np.arange(30) % 3, seed=0)
+        >>> drawn = model.initialize_from(x, np.arange(30) % 3, seed=0)
+        >>> drawn.shape
+        (6,)
         """
         x, y = data.gather(x, y, steps)
         if y is None:
@@ -305,16 +312,18 @@ class MetaNeighborhoodModel(CheckedModel):
             verbose=verbose,
         )
         self.dictionary.assign_examples(features, y[drawn])
+        return drawn
 
     def neighbors(
         self,
         x: Any,
         k: int = 5,
+        by: str = "effect",
         batch_size: int = 32,
         steps: int | None = None,
         verbose: Any = 0,
     ) -> Neighbors:
-        """Returns each example's entries of largest attention, and their contributions.
+        """Returns the dictionary entries that moved each example's prediction most.
 
         Over all entries (`k = num_neighbors`), `output_changes` sums to
         `model(x) - model(x, adapt=False)`, up to the error that
@@ -323,6 +332,8 @@ class MetaNeighborhoodModel(CheckedModel):
         Args:
             x: Inputs, as for `predict`.
             k: int, the number of entries; at most `num_neighbors`.
+            by: `"effect"`: the entries whose `output_changes` are largest, in absolute
+                value summed over the outputs; `"attention"`: those of largest weight.
             batch_size: As in `initialize_from`; an example takes several times the memory
                 of a prediction.
             steps: As in `initialize_from`.
@@ -331,10 +342,10 @@ class MetaNeighborhoodModel(CheckedModel):
         Returns:
             `Neighbors(indices, weights, values, output_changes)` of NumPy arrays: entry
             numbers and weights of shape `(n, k)`; values and contributions of shape
-            `(n, k, outputs)`; the entry of largest attention first.
+            `(n, k, outputs)`; the entry of largest effect (or attention) first.
 
         Raises:
-            ValueError: If `k` is not in `1..num_neighbors`, or the model is not built.
+            ValueError: For an invalid `k` or `by`, or if the model is not built.
 
         Example:
 
@@ -348,7 +359,7 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         found: Neighbors = data.predict(
-            lambda batch: self.neighborhood.neighbors(self.features(batch), k),
+            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
             self,
             x,
             batch_size=batch_size,
@@ -435,6 +446,13 @@ class MetaNeighborhoodModel(CheckedModel):
     def metrics(self) -> list[keras.metrics.Metric]:
         """The loss, the compiled metrics, and those before adaptation."""
         return [*super().metrics, *self._unadapted.metrics]
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of what `evaluate` returns, in that order."""
+        results = self.get_metrics_result()
+        own = [metric.name for metric in self.metrics if metric.name in results]
+        return [*own, *sorted(set(results).difference(own))]
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None

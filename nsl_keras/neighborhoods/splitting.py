@@ -15,8 +15,9 @@ def split_classifier(
 ) -> tuple[keras.Model, keras.layers.Layer]:
     """Returns copies of a model up to its last dense layer, and of that layer.
 
-    The layer's outputs are linear. `softmax` decides whether a softmax at the end is
-    dropped or refused.
+    The layer's outputs are linear. A 1x1 convolution of a 1x1 map, as `MobileNet` ends in,
+    becomes a dense layer. `softmax` decides whether a softmax at the end is dropped or
+    refused.
     """
     calls = rewiring.calls(model)
     passing = [keras.activations.linear]
@@ -27,17 +28,28 @@ def split_classifier(
         dropped.append(calls.pop().layer)
     last: Any = calls[-1].layer if calls else None
     activation = getattr(last, "activation", keras.activations.linear)
-    if type(last) not in (keras.layers.Dense, CosineDense) or activation not in passing:
+    is_dense = type(last) in (keras.layers.Dense, CosineDense) or (
+        _is_dense_convolution(calls[-1]) if calls else False
+    )
+    if not is_dense or activation not in passing:
         name = getattr(activation, "__name__", activation)
         found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
         raise ValueError(
-            "`model` must end in a Dense or CosineDense layer with linear outputs; in "
-            "classification a softmax may follow. "
+            "`model` must end in a Dense or CosineDense layer with linear outputs, or a "
+            "1x1 convolution of a 1x1 map; in classification a softmax may follow (a "
+            "sigmoid of one output may not: use a softmax of two). "
             f"Received: model {model.name!r}, which ends in {found}, activation={name!r}"
         )
     dropped.append(last)
     uses = [call.layer for call in calls].count(last)
-    if len(model.outputs) != 1 or len(model.output_shape) != 2 or uses != 1:
+    axes = len(calls[-1].output_shapes[0])
+    is_vector = axes == (4 if isinstance(last, keras.layers.Conv2D) else 2)
+    if (
+        len(model.outputs) != 1
+        or len(model.output_shape) != 2
+        or not is_vector
+        or uses != 1
+    ):
         raise ValueError(
             "`model` must have one output, of shape (batch, classes) or (batch, targets), "
             "from a last layer that it uses once. Received: output shapes "
@@ -45,26 +57,42 @@ def split_classifier(
             f"{uses} times"
         )
     backbone = rewiring.rebuild(
-        model, lambda layer: [_identity_for(layer)] if layer in dropped else None
+        model, lambda layer: [_passing_on(layer)] if layer in dropped else None
     )
-    config = last.get_config()
-    if "activation" in config:
-        config["activation"] = "linear"
-    head = type(last).from_config(config)
-    head.build(calls[-1].input_shapes[0])
-    head.set_weights(last.get_weights())
+    if isinstance(last, keras.layers.Conv2D):
+        head = keras.layers.Dense(
+            last.filters, use_bias=last.use_bias, dtype=last.dtype_policy
+        )
+    else:
+        config = last.get_config()
+        if "activation" in config:
+            config["activation"] = "linear"
+        head = type(last).from_config(config)
+    head.build(backbone.output_shape)
+    weights = zip(last.get_weights(), head.weights, strict=True)
+    head.set_weights([weight.reshape(own.shape) for weight, own in weights])
     return backbone, head
+
+
+def _is_dense_convolution(call: rewiring.Call) -> bool:
+    """Whether a call is that of a 1x1 convolution of a 1x1 map."""
+    layer: Any = call.layer
+    if type(layer) is not keras.layers.Conv2D or layer.kernel_size != (1, 1):
+        return False
+    shape = list(call.output_shapes[0])
+    del shape[-1 if layer.data_format == "channels_last" else 1]
+    return shape[1:] == [1, 1] and layer.groups == 1
 
 
 def _activation_of(layer: Any) -> Any:
     """Returns the activation of a layer without weights; `None` for others."""
     if type(layer) is keras.layers.Softmax and layer.axis in (-1, 1):
         return keras.activations.softmax
+    if type(layer) in (keras.layers.Flatten, keras.layers.Reshape):
+        return keras.activations.linear
     return layer.activation if type(layer) is keras.layers.Activation else None
 
 
-def _identity_for(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Returns a layer that returns its input in the dtype of `layer`."""
-    return keras.layers.Activation(
-        "linear", name=f"instead_of_{layer.name}", dtype=layer.dtype_policy
-    )
+def _passing_on(layer: Any) -> keras.layers.Layer:
+    """Returns a layer that returns its input, flat, in the dtype of `layer`."""
+    return keras.layers.Flatten(name=f"instead_of_{layer.name}", dtype=layer.dtype_policy)

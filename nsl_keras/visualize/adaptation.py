@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from keras import ops, tree
 
+from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
@@ -32,7 +33,7 @@ def plot_adaptation(
     """Draws what adaptation does to one prediction: neighbours, weights, and effects.
 
     At the top is the prediction before and after adaptation. Below are the `k` entries
-    with the largest attention weights, and what each adds to every logit (see
+    that moved it most, with their attention, and what each adds to every logit (see
     `MetaNeighborhoodModel.neighbors`); then the total of all others, and the sum. The title
     says "no effect" if no logit changes by 0.01, or no output of a regression by 1 %.
 
@@ -51,7 +52,8 @@ def plot_adaptation(
         A matplotlib figure.
 
     Raises:
-        ValueError: If `k` is not in `1..num_neighbors`.
+        ValueError: If `k` is not in `1..num_neighbors`, the model is not built, or
+            `example` has a batch axis.
 
     Example:
 
@@ -67,6 +69,14 @@ def plot_adaptation(
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
     batch = tree.map_structure(lambda part: part[None], data.gather(example)[0])
+    validation.built(model, "plot_adaptation")
+    ranks = tree.map_shape_structure(len, model.get_build_config()["input_shape"])
+    if [part.ndim for part in tree.flatten(batch)] != tree.flatten(ranks):
+        shapes = [part.shape[1:] for part in tree.flatten(batch)]
+        raise ValueError(
+            "`example` must be one input of the model, without a batch axis. "
+            f"Received: shapes {shapes}"
+        )
     found = model.neighbors(batch, k)
     entries, weights, values, effects = (np.asarray(part[0]) for part in found)
     before = data.predict(lambda x: model(x, adapt=False), model, batch)[0]

@@ -169,14 +169,15 @@ def test_a_model_s_entries_are_its_features():
     """In inference mode; an example is then its own nearest neighbour."""
     layers = [keras.Input((4,)), keras.layers.Dense(6), keras.layers.Dropout(0.5)]
     model = nsl_keras.MetaNeighborhoodModel(keras.Sequential(layers), CosineDense(3), 12)
-    model.initialize_from(X, LABELS, seed=4, batch_size=5)
+    drawn = model.initialize_from(X, LABELS, seed=4, batch_size=5)
     features = as_numpy(model.backbone(X))
     dictionary = NeighborDictionary(12, 3)
     dictionary.initialize_from(features, LABELS, seed=4)
     np.testing.assert_allclose(model.dictionary.keys, dictionary.keys, rtol=1e-5)
     np.testing.assert_allclose(model.dictionary.values, dictionary.values, rtol=1e-5)
     rows = rows_of(model.dictionary.keys, features)
-    found = model.neighbors(X[rows], k=1)
+    np.testing.assert_array_equal(drawn, rows)
+    found = model.neighbors(X[drawn], k=1, by="attention")
     np.testing.assert_array_equal(found.indices[:, 0], np.arange(12))
 
 

@@ -33,11 +33,11 @@ def check_close(found, expected, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("task", "inner_loop"),
-    [("classification", "dual"), ("regression", "dual"), ("regression", "tape")],
+    "task",
+    ["classification", "regression"],
 )
-def test_closed_form_of_a_dense_head(task, inner_loop):
-    layer = heads.build("linear", task=task, inner_loop=inner_loop)
+def test_closed_form_of_a_dense_head(task):
+    layer = heads.build("linear", task=task)
     keys, values, kernel, bias, weights = heads.parts(layer)
     outputs = keys @ kernel + bias
     if task == "classification":
@@ -121,10 +121,24 @@ def test_entries_without_attention_change_nothing():
     assert np.abs(found.output_changes[:, 1:]).max() < 1e-12
 
 
+@pytest.mark.parametrize("kinds", [("cosine",), ("tanh", "linear")])
+def test_rankings(kinds):
+    layer = heads.build(*kinds)
+    effects = np.abs(changes_of(layer)).sum(axis=2)
+    np.testing.assert_array_equal(neighbors_of(layer).indices, np.argsort(-effects))
+    attention = as_numpy(layer.dictionary.attention(heads.features()))
+    found = as_numpy(layer.neighbors(heads.features(), 3, by="attention").indices)
+    np.testing.assert_array_equal(found, np.argsort(-attention)[:, :3])
+
+
 @pytest.mark.parametrize(
-    ("k", "message"),
-    [(ENTRIES + 1, "`k` must be at most `num_neighbors`"), (0, "`k` must be a positive")],
+    ("options", "message"),
+    [
+        ({"k": ENTRIES + 1}, "`k` must be at most `num_neighbors`"),
+        ({"k": 0}, "`k` must be a positive"),
+        ({"by": "weight"}, "`by` must be one of"),
+    ],
 )
-def test_errors(k, message):
+def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        neighbors_of(heads.build("linear"), k)
+        heads.build("linear").neighbors(heads.features(), **options)

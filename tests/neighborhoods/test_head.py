@@ -138,7 +138,7 @@ def test_frozen_layers_adapt(inner_loop):
 
 
 @pytest.mark.parametrize(
-    "method", ["adapted_logits", "adapted_weights", "nearest", "active_inner_loop"]
+    "method", ["adapted_logits", "adapted_weights", "neighbors", "active_inner_loop"]
 )
 def test_what_needs_a_built_layer(method):
     layer = MetaNeighborhoodHead(CosineDense(3), 8)

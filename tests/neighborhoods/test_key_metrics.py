@@ -25,8 +25,6 @@ def test_against_numpy(metric):
     else:
         expected = exact_distances(queries, keys)
     assert_close(key_metrics.get(metric)(queries, keys), expected)
-    half = key_metrics.get(metric)(ops.cast(queries, "float16"), keys)
-    assert keras.backend.standardize_dtype(half.dtype) == "float32"
 
 
 def test_distances_far_from_zero():
@@ -61,7 +59,7 @@ class ScaledProduct(key_metrics.KeyMetric):
     def __init__(self, scale):
         self.scale = scale
 
-    def call(self, queries, keys):
+    def __call__(self, queries, keys):
         return self.scale * ops.matmul(queries, ops.swapaxes(keys, -1, -2))
 
     def get_config(self):

@@ -9,6 +9,7 @@ from helpers import OneBatch, as_numpy, assert_close, normal, randomize
 from keras import ops
 
 import nsl_keras
+from nsl_keras import backend
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -330,7 +331,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
         (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
         (lambda: make_model().inner_rates, "`inner_rates` needs a built layer"),
         (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
-        (lambda: make_model().neighbors(X), "`nearest` needs a built layer"),
+        (lambda: make_model().neighbors(X), "`neighbors` needs a built layer"),
         (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
         (lambda: make_model().initialize_from(X), "`y` must be given"),
         (lambda: make_model().initialize_from(OneBatch(X)), "`y` must be given"),
@@ -445,3 +446,24 @@ def test_one_output_takes_vectors_and_may_be_squashed():
     found = [model.evaluate(X, targets, verbose=0) for targets in (y, y[:, None])]
     expected = np.mean((as_numpy(model(X))[:, 0] - y) ** 2)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX needs no tape")
+@pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+def test_rematerialization_is_refused(inner_loop, in_graph):
+    """It stops the tapes, so that adaptation would vanish."""
+    compile_step = backend.compiled if in_graph else lambda step, _: step
+    model = make_model(inner_loop=inner_loop)
+    model.build(X.shape)
+    with pytest.raises((RuntimeError, ValueError), match="apply them to the backbone"):
+        compile_step(keras.remat(lambda x: model(x)), False)(ops.convert_to_tensor(X))
+
+
+def test_names_of_what_evaluate_returns():
+    model = make_model()
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
+    model.compile(loss=LOSS, metrics=metrics)
+    listed = model.evaluate(X, Y, verbose=0)
+    named = model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert dict(zip(model.metrics_names, listed, strict=True)) == named

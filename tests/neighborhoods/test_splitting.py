@@ -55,6 +55,12 @@ ENDS = {
     "activation": lambda: [layers.Dense(3), layers.Activation("softmax")],
     "layer": lambda: [layers.Dense(3, use_bias=False), layers.Softmax()],
     "cosine": lambda: [CosineDense(3), layers.Activation("softmax")],
+    "convolution": lambda: [
+        layers.Reshape((1, 1, 4)),
+        layers.Conv2D(3, 1),
+        layers.Reshape((3,)),
+        layers.Activation("softmax"),
+    ],
 }
 
 
@@ -64,6 +70,7 @@ ENDS = {
         (functional, "softmax"),
         (functional, "cosine"),
         (sequential, "layer"),
+        (sequential, "convolution"),
         (nested, "activation"),
         (nested, "logits"),
     ],
@@ -163,6 +170,20 @@ REGRESSION = {"task": "regression"}
             lambda: keras.Sequential([keras.Input((5, 4)), layers.Dense(3)]),
             {},
             r"of shape \(batch, classes\) or \(batch, targets\)",
+        ),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((5, 4)), layers.Dense(3), layers.Flatten()]
+            ),
+            {},
+            "`model` must have one output",
+        ),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((8, 8, 3)), layers.Conv2D(3, 1), layers.Flatten()]
+            ),
+            {},
+            "which ends in Conv2D",
         ),
         (lambda: sequential(layers.Dense(1)), {}, "at least two classes"),
         (lambda: sequential(layers.Dense(3, "softmax")), REGRESSION, "with linear outputs"),

@@ -97,3 +97,8 @@ def test_images_and_the_most_probable_of_many_classes():
     probabilities = np.max([softmax(each) for each in outputs_of(model, images[5])], axis=0)
     shown = {int(label.get_text()) for label in matrix.get_xticklabels()}
     assert shown == set(np.argsort(-probabilities)[:12].tolist())
+
+
+def test_a_batch_is_no_example():
+    with pytest.raises(ValueError, match="`example` must be one input of the model"):
+        visualize.plot_adaptation(small_model(keras.layers.Dense(3)), X[:2])
