@@ -6,6 +6,7 @@ import keras
 from layer_harness import LayerCase
 
 from nsl_keras import layers, predictors, similarities
+from nsl_keras.key_metrics import Euclidean
 
 IMAGE, SEQUENCE, BOX = (9, 8, 4), (9, 4), (5, 4, 3, 2)
 partial = functools.partial
@@ -318,6 +319,18 @@ NEIGHBORHOODS = [
         ),
         (7,),
         1,
+    ),
+    LayerCase(
+        "neighbor_dictionary_distance",
+        partial(
+            layers.NeighborDictionary,
+            *(12, 3),
+            metric=Euclidean(squared=False),
+            learn_temperature=True,
+            fixed_values=True,
+        ),
+        (7,),
+        2,
     ),
     LayerCase(
         "meta_neighborhood_head_dual",

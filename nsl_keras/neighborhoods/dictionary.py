@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
@@ -44,8 +44,9 @@ class NeighborDictionary(keras.layers.Layer):
             `None` takes it from given values, or else from the `MetaNeighborhoodHead` that
             uses the dictionary.
         metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0, not trained; small values concentrate attention on few
-            neighbours.
+        temperature: float above 0; small values concentrate attention on few neighbours.
+        learn_temperature: bool, whether it is trained: then `1 / temperature` is a weight,
+            which enters through its absolute value. Appendix A.4 reports that it overfits.
         value_scale: float above 0, the factor inside the values' softmax.
         fixed_values: bool, or the values themselves, of shape `(num_neighbors,
             num_values)`. Fixed values are not trained. `True` gives one-hot rows, the
@@ -96,6 +97,7 @@ class NeighborDictionary(keras.layers.Layer):
         num_values: int | None = None,
         metric: str | KeyMetric = "cosine",
         temperature: float = 0.2,
+        learn_temperature: bool = False,
         value_scale: float = 10.0,
         fixed_values: Any = False,
         dropout: float = 0.5,
@@ -113,6 +115,7 @@ class NeighborDictionary(keras.layers.Layer):
         )
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
+        self.learn_temperature = learn_temperature
         self.value_scale = validation.positive_number(value_scale, "value_scale")
         self.task = validation.optional(validation.one_of, task, LOSSES, "task")
         self.fixed_values = fixed_values
@@ -191,6 +194,13 @@ class NeighborDictionary(keras.layers.Layer):
             initializer=self.key_initializer,
             autocast=False,
         )
+        if self.learn_temperature:
+            self.inverse_temperature = self.add_weight(
+                name="inverse_temperature",
+                shape=(),
+                initializer=keras.initializers.Constant(1 / self.temperature),
+                autocast=False,
+            )
         if self.fixed_values is False:
             self.raw_values = self.add_weight(
                 name="value_logits" if self.task == "classification" else "value_targets",
@@ -369,22 +379,26 @@ class NeighborDictionary(keras.layers.Layer):
 
         Entries that a whole batch leaves out are not returned. `kept` replaces the draw.
         """
-        keys, values = ops.convert_to_tensor(self.keys), self.values
+        queries = at_least_float32(queries)
+        keys, values = (ops.cast(each, queries.dtype) for each in (self.keys, self.values))
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
                 taken = self._random_order()[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
             else:
                 kept = self.draw_kept(queries)
-        scores = self.metric(queries, keys) / self.temperature
+        scores = self.metric(queries, keys)
+        if self.learn_temperature:
+            scores = scores * ops.abs(self.inverse_temperature)
+        else:
+            scores = scores / self.temperature
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         single = scores.shape[-1] == 1
         attention = ops.ones_like(scores) if single else ops.softmax(scores)
-        dtype = attention.dtype
-        return Entries(ops.cast(keys, dtype), ops.cast(values, dtype)), attention
+        return Entries(keys, values), attention
 
     def _random_order(self) -> Tensor:
         draws = keras.random.uniform((self.num_neighbors,), seed=self.seed_generator)
@@ -422,6 +436,7 @@ class NeighborDictionary(keras.layers.Layer):
             "num_values": self.num_values,
             "metric": key_metrics.serialize(self.metric),
             "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
             "value_scale": self.value_scale,
             "fixed_values": self.fixed_values,
             "dropout": self.dropout,

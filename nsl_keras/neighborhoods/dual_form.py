@@ -7,8 +7,9 @@ to its outputs. One inner step for an example with attention `w` is then
     (W - rate * sum_j w_j a_j g_j^T)^T h  =  W^T h - G^T [w * (A (rate * h))]
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
-weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
-do use per-example weights: one large product, in chunks of entries that fit the cache.
+weights. Several steps, a rate for each weight, and cosine layers, which need the norms of
+their finetuned columns, do use per-example weights: one large product, in chunks of entries
+that fit the cache.
 """
 
 from __future__ import annotations
@@ -152,11 +153,14 @@ class DualForm(InnerLoop):
         for stage, weights, trace in zip(
             self.stages, start, self._traces(start, entries), strict=True
         ):
-            if stage.scale is None:
+            if stage.scale is None and self.learning_rate.form != "elementwise":
                 outputs = _attend(weights, trace, attention, rates, outputs)
             else:
+                count = len(stage.variables)
                 sums = sum_over_chunks(
-                    lambda _, chunk: _weighted_sums(_Trace(*chunk[:2]), chunk[2])[:1],
+                    lambda _, chunk, count=count: _weighted_sums(
+                        _Trace(*chunk[:2]), chunk[2]
+                    )[:count],
                     [],
                     [*trace, attention],
                     axes=(0, 0, 1),
@@ -323,7 +327,7 @@ def _updated(
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse
     # MN Eq. (3), for cosine layers and several steps.
-    columns = columns - ops.reshape(next(rates), (-1,)) * gradient
+    columns = columns - ops.transpose(next(rates)) * gradient
     if stage.bias is not None:
         rest = [rest[0] - next(rates) * next(gradients)]
     return [columns, *rest]

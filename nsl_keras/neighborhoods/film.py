@@ -21,13 +21,15 @@ class InstanceFiLM(keras.layers.Layer):
 
         w = softmax_j(sharpness * cos(g, k_j)),
 
-    and the weights mix the scales `G` and shifts `B` of the entries. Both start at zero,
-    so the layer starts as the identity. Place it after a batch norm.
+    and the weights mix the scales `G` and shifts `B` of the entries. The layer starts as
+    the identity. Place it after a batch norm.
 
     Args:
         dictionary_size: int, the number of entries.
-        sharpness: float above 0, the initial value of the learned factor in front of the
-            cosine: an inverse temperature.
+        sharpness: float above 0, the initial value of the factor in front of the cosine:
+            an inverse temperature.
+        learn_sharpness: bool, whether this factor is trained.
+        residual: bool; if false, the layer is `y = (w G) a + w B`, and `G` starts at 1.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
@@ -57,15 +59,16 @@ class InstanceFiLM(keras.layers.Layer):
     (2, 8, 8, 16)
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4). The paper
-        scales by `w G` with a fixed temperature; the residual form and the learned
-        `sharpness` with an initial value of 5 follow the authors' code.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2, Eq. (4), which is
+        `residual=False, learn_sharpness=False`. The defaults follow the authors' code.
     """
 
     def __init__(
         self,
         dictionary_size: int = 10,
         sharpness: float = 5.0,
+        learn_sharpness: bool = True,
+        residual: bool = True,
         axis: int = -1,
         key_initializer: Any = "random_normal",
         **kwargs: Any,
@@ -75,6 +78,8 @@ class InstanceFiLM(keras.layers.Layer):
             dictionary_size, "dictionary_size"
         )
         self.sharpness = validation.positive_number(sharpness, "sharpness")
+        self.learn_sharpness = learn_sharpness
+        self.residual = residual
         self.axis = validation.one_of(axis, (-1, 1), "axis")
         self.key_initializer = keras.initializers.get(key_initializer)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
@@ -88,7 +93,10 @@ class InstanceFiLM(keras.layers.Layer):
             name="keys", shape=shape, initializer=self.key_initializer, autocast=False
         )
         self.scales = self.add_weight(
-            name="scales", shape=shape, initializer="zeros", autocast=False
+            name="scales",
+            shape=shape,
+            initializer="zeros" if self.residual else "ones",
+            autocast=False,
         )
         self.shifts = self.add_weight(
             name="shifts", shape=shape, initializer="zeros", autocast=False
@@ -97,6 +105,7 @@ class InstanceFiLM(keras.layers.Layer):
             name="sharpness",
             shape=(),
             initializer=keras.initializers.Constant(self.sharpness),
+            trainable=self.learn_sharpness,
             autocast=False,
         )
 
@@ -112,8 +121,7 @@ class InstanceFiLM(keras.layers.Layer):
         weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
         per_channel = [-1, *(1 for _ in inputs.shape[1:])]
         per_channel[channel_axis] = inputs.shape[channel_axis]
-        # The authors' code adds the scales to 1.
-        scale = ops.reshape(1 + ops.matmul(weights, self.scales), per_channel)
+        scale = ops.reshape(ops.matmul(weights, self.scales) + self.residual, per_channel)
         shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
         scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
         return scale * inputs + shift  # MN Eq. (4): iFiLM
@@ -133,6 +141,8 @@ class InstanceFiLM(keras.layers.Layer):
             **super().get_config(),
             "dictionary_size": self.dictionary_size,
             "sharpness": self.sharpness,
+            "learn_sharpness": self.learn_sharpness,
+            "residual": self.residual,
             "axis": self.axis,
             "key_initializer": keras.initializers.serialize(self.key_initializer),
         }

@@ -21,7 +21,7 @@ from nsl_keras.neighborhoods.explain import average_over_path
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
-FORMS = ("scalar", "diagonal", "fixed")
+FORMS = ("scalar", "diagonal", "elementwise", "fixed")
 
 
 class Entries(NamedTuple):
@@ -73,6 +73,8 @@ class InnerLearningRate(keras.layers.Layer):
                 (shape[0], *(1 for _ in shape[1:])) if len(shape) > 1 else ()
                 for shape in shapes
             ]
+        elif self.form == "elementwise":
+            rate_shapes = list(shapes)
         else:
             rate_shapes = []
         self.raw_rates = [

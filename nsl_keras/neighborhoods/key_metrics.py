@@ -91,10 +91,13 @@ class Cosine(KeyMetric):
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Euclidean(KeyMetric):
-    """Minus the squared Euclidean distance: `-||q - k||^2`.
+    """Minus the Euclidean distance, squared by default: `-||q - k||^2`.
 
     It is `2 q.k - q.q - k.k` after the mean of the keys is subtracted from both: distances
     do not change, and the terms do not cancel far from zero.
+
+    Args:
+        squared: bool; if false, the metric is `-||q - k||`.
 
     Example:
 
@@ -104,18 +107,27 @@ class Euclidean(KeyMetric):
     -25.0
 
     Reference:
-        As `Cosine`.
+        As `Cosine`. The paper's "negative Euclidean distance" has no square; a square makes
+        the attention a Gaussian kernel.
     """
+
+    def __init__(self, squared: bool = True) -> None:
+        self.squared = squared
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         # No derivative: the result does not depend on the center.
         center = ops.stop_gradient(ops.mean(keys, axis=-2, keepdims=True))
         queries, keys = queries - center, keys - center
-        return (
+        metric = (
             2 * ops.matmul(queries, ops.swapaxes(keys, -1, -2))
             - ops.sum(ops.square(queries), axis=-1, keepdims=True)
             - ops.sum(ops.square(keys), axis=-1)[..., None, :]
         )
+        # A square root has no finite derivative at zero.
+        return metric if self.squared else -ops.sqrt(ops.maximum(-metric, NORM_EPSILON))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"squared": self.squared}
 
 
 _BY_NAME = {"cosine": Cosine, "euclidean": Euclidean}
@@ -160,7 +172,7 @@ def serialize(metric: KeyMetric) -> str | dict[str, Any]:
     'euclidean'
     """
     for name, kind in _BY_NAME.items():
-        if type(metric) is kind:
+        if type(metric) is kind and metric.get_config() == kind().get_config():
             return name
     config: dict[str, Any] = keras.saving.serialize_keras_object(metric)
     return config

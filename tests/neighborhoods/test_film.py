@@ -16,12 +16,27 @@ def randomize(variables):
         variable.assign(0.5 + np.abs(0.3 * rng.normal(size=variable.shape)))
 
 
+@pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (5, 4), (3, 5, 4), (2, 3, 5, 4)])
-def test_starts_as_the_identity(shape):
-    layer, x = InstanceFiLM(6), normal(2, *shape)
-    assert_equal(layer(x), x)
+def test_starts_as_the_identity(shape, paper):
+    options = {"residual": False, "learn_sharpness": False} if paper else {}
+    layer, x = InstanceFiLM(6, **options), normal(2, *shape)
+    assert_close(layer(x), x, 1e-6)
     # 3 K c + 1 numbers, as the authors' layer.
-    assert sum(int(np.prod(v.shape)) for v in layer.trainable_variables) == 3 * 6 * 4 + 1
+    numbers = sum(int(np.prod(v.shape)) for v in layer.trainable_variables)
+    assert numbers == 3 * 6 * 4 + (not paper)
+
+
+def test_the_paper_s_form():
+    layer, x = InstanceFiLM(6, residual=False), normal(2, 4)
+    layer.build(x.shape)
+    randomize(layer.trainable_variables)
+    outputs = as_numpy(layer(x))
+    twin = InstanceFiLM(6)
+    twin.build(x.shape)
+    twin.set_weights(layer.get_weights())
+    twin.scales.assign(twin.scales - 1)
+    assert_close(outputs, twin(x))
 
 
 def test_masked_steps_are_left_out_of_the_mean():

@@ -25,6 +25,10 @@ def test_against_numpy(metric):
     else:
         expected = exact_distances(queries, keys)
     assert_close(key_metrics.get(metric)(queries, keys), expected)
+    if metric == "euclidean":
+        distance = key_metrics.Euclidean(squared=False)
+        assert_close(distance(queries, keys), -np.sqrt(-expected))
+        assert key_metrics.get(key_metrics.serialize(distance)).squared is False
 
 
 def test_distances_far_from_zero():
