@@ -186,7 +186,7 @@ layer = dynamic.get_layer("first")
 taps = {"centre": 12, "two above": 2, "two below": 22, "two left": 10, "two right": 14}
 figure, axes = plt.subplots(2, 6, figsize=(13, 3.8), layout="constrained")
 for row, (name, picture) in zip(axes, noisy_pictures.items()):
-    masks = 1 + keras.ops.convert_to_numpy(layer.comparison.network(picture))[0]
+    masks = 1 + keras.ops.convert_to_numpy(layer.bilinear_form.network(picture))[0]
     spread = np.quantile(np.abs(masks - 1), 0.99)
     row[0].imshow(pictures[name][0])
     row[0].set_ylabel(name)
@@ -209,7 +209,7 @@ for row, (name, picture) in zip(axes, noisy_pictures.items()):
     row[0].set_title(f"{name}, with noise")
     seen = {"first": picture, "second": inside(picture)}
     for axis, (which, inputs) in zip(row[1:], seen.items()):
-        network = dynamic.get_layer(which).comparison.network
+        network = dynamic.get_layer(which).bilinear_form.network
         change = keras.ops.convert_to_numpy(network(inputs))[0]
         axis.imshow(np.sqrt(np.mean(change**2, axis=-1)), cmap="viridis")
         axis.set_title(f"{which} layer")

@@ -48,10 +48,9 @@ def own(similarity: str) -> Formulation:
     """The package's: slices; masks and a product for each tap, or one mixing product."""
 
     def convolution(inputs: tf.Tensor, kernel: tf.Tensor, parameters: tf.Tensor):
-        comparison = types.SimpleNamespace(
+        form = types.SimpleNamespace(
             similarity=nsl_keras.similarities.get(similarity),
             parameters=lambda *_: parameters,
-            shaped=lambda kernel: kernel,
         )
         layer = types.SimpleNamespace(
             kernel_size=(3, 3),
@@ -59,7 +58,7 @@ def own(similarity: str) -> Formulation:
             padding="same",
             dilation_rate=(1, 1),
             channel_axis=-1,
-            comparison=comparison,
+            bilinear_form=form,
         )
         return dynamic_convolution(layer, inputs, kernel, None)
 

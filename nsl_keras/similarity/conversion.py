@@ -13,13 +13,13 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.similarity import matrices
+from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
 )
-from nsl_keras.similarity.recurrent import similarities_of
 
 Layer: TypeAlias = keras.layers.Layer
 

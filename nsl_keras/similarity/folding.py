@@ -9,8 +9,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.bilinear import NeuralSimilarity
-from nsl_keras.similarity.recurrent import SimilarityCell, cells_of, similarities_of
+from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.recurrent import SimilarityCell, cells_of
 
 Layer: TypeAlias = keras.layers.Layer
 

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import keras
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.bilinear import Comparison
+from nsl_keras.similarity.bilinear_form import BilinearForm, similarities_of
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.matrices import Diagonal
-from nsl_keras.similarity.predictors import SharedSimilarityPredictor
-from nsl_keras.similarity.recurrent import SimilarityCell, similarities_of
+from nsl_keras.similarity.recurrent import SimilarityCell
+from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -173,7 +173,7 @@ def _text(value: str | int | None) -> str:
     return "?" if value is None else value
 
 
-def _describe(part: Comparison) -> str:
+def _describe(part: BilinearForm) -> str:
     how = "static" if part.predictor is None else "dynamic"
     return f"{how} {type(part.similarity).__name__}"
 
@@ -226,7 +226,7 @@ def _multiply_adds(layer: Any, input_shape: Shape) -> tuple[float, float]:
     plain = positions * sum(map(_size, kernels))
     if getattr(layer, "predictor", None) is None:
         return plain, 0
-    part, kernel = layer.comparison, layer.kernel
+    part, kernel = layer.bilinear_form, layer.kernel
     if not convolves:
         return plain, positions * _of_vector(part, kernel.shape[0])
     compared = positions * _entries(part) * kernel.shape[-2]
@@ -240,19 +240,19 @@ def _of_recurrent(layer: Any, steps: float) -> tuple[float, float]:
         if hasattr(cell, "recurrent_kernel") and len(cell.kernel.shape) == 2:
             plain += _size(cell.kernel) + _size(cell.recurrent_kernel)
         if isinstance(cell, SimilarityCell):
-            for part, kernel in cell.comparisons_and_kernels():
+            for part, kernel in cell.forms_and_kernels():
                 added += 0 if part is None else _of_vector(part, kernel.shape[0])
     return steps * plain, steps * added
 
 
-def _of_vector(part: Comparison, features: int) -> float:
+def _of_vector(part: BilinearForm, features: int) -> float:
     """Returns the multiply-adds of `M v`, and of predicting `M`, for one vector."""
     compared = _entries(part) * features // part.taps
     predicted = 0 if part.network is None else _of_network(part.network, (None, features))
     return compared + predicted
 
 
-def _entries(part: Comparison) -> int:
+def _entries(part: BilinearForm) -> int:
     return part.taps if isinstance(part.similarity, Diagonal) else part.taps**2
 
 

@@ -20,7 +20,7 @@ from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, fold, summary
-from nsl_keras.similarity.recurrent import similarities_of
+from nsl_keras.similarity.bilinear_form import similarities_of
 
 
 def convolutional():
@@ -343,7 +343,7 @@ def test_training_changes_the_similarities_alone(predictor, plain):
     for variable, old in zip(model.weights, before, strict=True):
         changed = np.any(as_numpy(variable.value) != old)
         assert np.all(np.isfinite(as_numpy(variable.value)))
-        if id(variable) in new or "comparison" not in variable.path:
+        if id(variable) in new or "bilinear_form" not in variable.path:
             assert changed == (id(variable) in new), variable.path
     model.trainable = False
     model.trainable = True

@@ -187,7 +187,7 @@ def test_positive_semidefinite_starts_in_half_precision(dtype):
     """Rounded to it a matrix of rank 3 would have eigenvalues below zero."""
     matrix = GRAM @ GRAM.T
     layer = from_initial_matrix(matrix, dtype)
-    assert layer.comparison.similarity_parameters.dtype == dtype
+    assert layer.bilinear_form.similarity_parameters.dtype == dtype
     found = ops.convert_to_numpy(ops.cast(layer.similarity_matrix, "float32"))
     np.testing.assert_allclose(found, matrix, atol=0.05 * matrix.max())
 
@@ -259,20 +259,22 @@ def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
     member = FAMILY[name]
     layer = member.make_built(kernel_size=2, similarity=similarities.Sparse(nonzeros))
     unconstrained = member.make_built(kernel_size=2, similarity="unconstrained")
-    unconstrained.comparison.similarity_parameters.assign(layer.similarity_matrix)
+    unconstrained.bilinear_form.similarity_parameters.assign(layer.similarity_matrix)
     inputs = member.tensor()
     cotangent = random(*layer.compute_output_shape(inputs.shape))
     received, expected = (
         gradients(
             lambda inputs: ops.sum(ops.square(each(inputs) - cotangent)),
             [inputs],
-            [each.comparison.similarity_parameters],
+            [each.bilinear_form.similarity_parameters],
         )
         for each in (layer, unconstrained)
     )
     for ours, theirs in zip(received, expected, strict=True):
         assert_close(ours, theirs, 1e-5)
-    assert np.count_nonzero(ops.convert_to_numpy(received[1])) == layer.comparison.taps**2
+    assert (
+        np.count_nonzero(ops.convert_to_numpy(received[1])) == layer.bilinear_form.taps**2
+    )
 
 
 def test_sparse_entries_come_back():
@@ -290,7 +292,7 @@ def test_sparse_entries_come_back():
     student.kernel.assign(teacher.kernel)
     target = np.zeros((9, 9), "float32")
     target[2, 7] = 1.0
-    teacher.comparison.similarity_parameters.assign(target)
+    teacher.bilinear_form.similarity_parameters.assign(target)
     model = keras.Sequential([student])
     model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
     outputs = ops.convert_to_numpy(teacher(inputs))
@@ -326,7 +328,7 @@ def test_a_custom_matrix_over_channels():
     images = random(2, 5, 5, 3)
     layer(images)
     factors = RNG.normal(size=27)
-    layer.comparison.similarity_parameters.assign(factors)
+    layer.bilinear_form.similarity_parameters.assign(factors)
     # M is diagonal, channel after channel: each weight has its own factor.
     expected = layer.kernel * factors.reshape(3, 3, 3).transpose(1, 2, 0)[..., None]
     assert_close(layer.equivalent_kernel, expected, 1e-6)

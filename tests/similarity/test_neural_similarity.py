@@ -52,7 +52,7 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     identity = identity_parameters(layer.similarity, layer.similarity_matrix.shape[0])
-    parameters = ops.convert_to_numpy(layer.comparison.similarity_parameters)
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
     moved = parameters != identity
     # Symmetric matrices and kernels of zeros aside, all of them.
     assert moved.mean() > 0.9
@@ -86,11 +86,11 @@ def test_similarity_initializer_by_name_and_as_a_function():
     options = {"similarity": "unconstrained", "similarity_initializer": "orthogonal"}
     layer = NeuralSimilarityConv2D(6, 3, **options)
     layer.build((None, 9, 8, 4))
-    matrix = ops.convert_to_numpy(layer.comparison.similarity_parameters)
+    matrix = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(9), atol=1e-5)
     layer = NeuralSimilarityConv2D(6, 3, similarity_initializer=authors)
     layer.build((None, 9, 8, 4))
-    assert_equal(layer.comparison.similarity_parameters, np.eye(3).reshape(-1))
+    assert_equal(layer.bilinear_form.similarity_parameters, np.eye(3).reshape(-1))
 
 
 def test_regularizer_and_constraint():
@@ -99,9 +99,9 @@ def test_regularizer_and_constraint():
         similarity_regularizer=keras.regularizers.L1(0.3),
         similarity_constraint="non_neg",
     )
-    constraint = layer.comparison.similarity_parameters.constraint
+    constraint = layer.bilinear_form.similarity_parameters.constraint
     assert isinstance(constraint, keras.constraints.NonNeg)
-    parameters = ops.convert_to_numpy(layer.comparison.similarity_parameters)
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
     (loss,) = layer.losses
     assert_close(loss, 0.3 * np.abs(parameters).sum(), 1e-5)
 
@@ -134,7 +134,7 @@ def test_kernel_trainable_can_be_set_at_any_time(when):
 @each_predictor
 def test_the_arguments_of_a_layer_cannot_be_replaced(predictor):
     layer = FAMILY["conv2d"].make(kernel_size=2, predictor=predictor)
-    assert layer.predictor is layer.comparison.predictor
+    assert layer.predictor is layer.bilinear_form.predictor
     with pytest.raises(AttributeError):
         layer.similarity = "symmetric"
 
@@ -174,7 +174,7 @@ def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_
     again = loaded.layers[0]
     assert again.kernel_trainable is False
     trained = again.trainable_variables
-    assert trained and all("/comparison/" in variable.path for variable in trained)
+    assert trained and all("/bilinear_form/" in variable.path for variable in trained)
     assert trained_names(again) == trained_names(layer)
     for old, new in zip(values(layer.weights), values(again.weights), strict=True):
         np.testing.assert_array_equal(new, old)
@@ -201,9 +201,9 @@ def make_shaped(name, predictor=None, dtype="float32", **options):
 
 
 def drop(layer, *taps):
-    shape = np.ones(layer.comparison.taps)
+    shape = np.ones(layer.bilinear_form.taps)
     shape[list(taps)] = 0.2
-    layer.comparison.shape_parameters.assign(shape)
+    layer.bilinear_form.shape_parameters.assign(shape)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
@@ -212,7 +212,7 @@ def test_shape_is_boolean_above_the_threshold(threshold):
     layer.build((None, 5, 5, 2))
     assert_equal(layer.learned_shape, np.ones(6))
     real = np.array([1.0, threshold, threshold + 0.01, threshold - 0.01, -2, 7])
-    layer.comparison.shape_parameters.assign(real)
+    layer.bilinear_form.shape_parameters.assign(real)
     # Not above the threshold where it is the threshold.
     assert_equal(layer.learned_shape, [1, 0, 1, 0, 0, 1])
     assert keras.backend.standardize_dtype(layer.learned_shape.dtype) == "float32"
@@ -233,10 +233,10 @@ def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
     layer = make_shaped(name, similarity=SIMILARITIES[similarity], dtype=dtype)
     whole = ops.convert_to_numpy(layer.equivalent_kernel)
     drop(layer, 0)
-    shape = np.ones(layer.comparison.taps)
+    shape = np.ones(layer.bilinear_form.taps)
     shape[0] = 0
     matrix = static_matrix(layer)
-    masked = np.tile(shape, len(matrix) // layer.comparison.taps)[:, None] * matrix
+    masked = np.tile(shape, len(matrix) // layer.bilinear_form.taps)[:, None] * matrix
     outputs = layer(member.tensor(dtype))
     assert_close(outputs, member.expected(layer, masked), TOLERANCES[dtype])
     assert_close(layer.fold()(member.tensor(dtype)), outputs, TOLERANCES[dtype])
@@ -253,12 +253,12 @@ def test_dynamic_layer_masks_the_rows_of_every_matrix(name, similarity):
     layer = make_shaped(name, "sphere", dtype, similarity=SIMILARITIES[similarity])
     drop(layer, 1)
     inputs = member.tensor(dtype)
-    identity = identity_parameters(layer.similarity, layer.comparison.taps)
-    prediction = ops.convert_to_numpy(layer.comparison.network(inputs))
+    identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
+    prediction = ops.convert_to_numpy(layer.bilinear_form.network(inputs))
     prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
     matrix = to_matrix(layer.similarity, identity + prediction)
     expected = member.expected(
-        layer, np.where(np.arange(layer.comparison.taps) == 1, 0, 1)[:, None] * matrix
+        layer, np.where(np.arange(layer.bilinear_form.taps) == 1, 0, 1)[:, None] * matrix
     )
     assert_close(layer(inputs), expected, TOLERANCES[dtype])
 
@@ -276,15 +276,15 @@ def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
     def scalar(inputs):
         return ops.sum(layer(inputs) * cotangent)
 
-    (_, received) = gradients(scalar, [inputs], [layer.comparison.shape_parameters])
-    real = np.array(ops.convert_to_numpy(layer.comparison.shape_parameters))
+    (_, received) = gradients(scalar, [inputs], [layer.bilinear_form.shape_parameters])
+    real = np.array(ops.convert_to_numpy(layer.bilinear_form.shape_parameters))
     expected = []
-    for tap in range(layer.comparison.taps):
+    for tap in range(layer.bilinear_form.taps):
         outcomes = []
         for state in (1.0, 0.0):
             changed = real.copy()
             changed[tap] = state
-            layer.comparison.shape_parameters.assign(changed)
+            layer.bilinear_form.shape_parameters.assign(changed)
             outcomes.append(float(ops.convert_to_numpy(scalar(inputs))))
         expected.append(outcomes[0] - outcomes[1])
     assert_close(received, expected, {"float64": 1e-10, "float32": 1e-4}[dtype])
@@ -297,7 +297,7 @@ def test_training_drops_a_tap_and_takes_it_back():
     )
     inputs = RNG.normal(size=(16, 7, 7, 2)).astype("float32")
     layer.build(inputs.shape)
-    for variable in (layer.kernel, layer.comparison.similarity_parameters):
+    for variable in (layer.kernel, layer.bilinear_form.similarity_parameters):
         variable.trainable = False
     teacher = keras.layers.Conv2D(4, 2, use_bias=False)
     teacher.build(inputs.shape)
