@@ -140,7 +140,7 @@ def train(
     record = image_training.first_record("image_classification", name, seed, model)
     record["steps"] = trained.steps
     network = strategies.network_of(model)
-    record["multiply_adds"] = nsl_keras.convert.summary(network).multiply_adds
+    record["multiply_adds"] = methods.multiply_adds(network)
     if rate is not None:
         record["learning_rate"] = rate
     batches = image_training.make_batches(found.train, trained, seed)

@@ -16,16 +16,10 @@ from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.matrices import Diagonal
 
-_TITLES = [
-    "Layer",
-    "Kind",
-    "Similarity",
-    "Parameters",
-    "Added",
-    "Multiply-adds",
-    "Plain",
-    "Folds",
-]
+_TITLES = (
+    *("Layer", "Kind", "Similarity", "Parameters"),
+    *("Added", "Multiply-adds", "Plain", "Folds"),
+)
 _KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel")
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
@@ -73,7 +67,7 @@ class ModelSummary(LayerSummary):
 
     def __str__(self) -> str:
         fields = [field.name for field in dataclasses.fields(LayerSummary)]
-        rows = [_TITLES]
+        rows = [list(_TITLES)]
         for each in (*self.layers, self):
             rows.append([_text(getattr(each, field)) for field in fields])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
