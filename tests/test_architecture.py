@@ -17,6 +17,7 @@ FLOORS = {
     "losses": 2,
     "regularizers": 2,
     "rewiring": 2,
+    "similarities": 2,
     "training": 3,
     "similarity": 4,
     "neighborhoods": 4,
@@ -30,7 +31,6 @@ FLOORS = {
     "key_metrics": 6,
     "layers": 6,
     "predictors": 6,
-    "similarities": 6,
     "__init__": 7,
 }
 
@@ -112,7 +112,6 @@ def test_name_modules_hold_no_code():
         "key_metrics",
         "layers",
         "predictors",
-        "similarities",
     ):
         for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
             assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), name

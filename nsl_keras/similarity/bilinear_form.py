@@ -10,9 +10,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import rewiring, similarities, validation
 from nsl_keras.backend import Tensor, outside_traces
-from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity import predictors
 from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 
 
@@ -50,7 +50,7 @@ class BilinearForm(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.similarity = matrices.get(similarity)
+        self.similarity = similarities.get(similarity)
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
@@ -144,7 +144,7 @@ class BilinearForm(keras.layers.Layer):
                 channels=input_shape[self._channel_axis],
                 outputs=start.size,
                 width=width,
-                is_diagonal=isinstance(self.similarity, matrices.Diagonal),
+                is_diagonal=isinstance(self.similarity, similarities.Diagonal),
                 geometry=geometry,
                 kernel_regularizer=kernel_regularizer,
                 dtype=self.dtype_policy,

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import rewiring, similarities, validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import matrices, predictors
+from nsl_keras.similarity import predictors
 from nsl_keras.similarity.bilinear_form import BilinearForm
 
 #: The arguments that a cell adds to Keras's.
@@ -64,8 +64,10 @@ class SimilarityCell(keras.layers.Layer):
                 "`similarity` and `recurrent_similarity` must not both be None. "
                 f"Received: similarity=None, recurrent_similarity={recurrent_similarity}"
             )
-        self.similarity = validation.optional(matrices.get, similarity)
-        self.recurrent_similarity = validation.optional(matrices.get, recurrent_similarity)
+        self.similarity = validation.optional(similarities.get, similarity)
+        self.recurrent_similarity = validation.optional(
+            similarities.get, recurrent_similarity
+        )
         self.block_size = block_size
         self.recurrent_block_size = recurrent_block_size
         self.similarity_initializer = keras.initializers.get(similarity_initializer)

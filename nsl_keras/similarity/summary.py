@@ -12,9 +12,9 @@ import keras
 import numpy as np
 
 from nsl_keras import rewiring
+from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.folding import is_foldable
-from nsl_keras.similarity.matrices import Diagonal
 
 _TITLES = (
     *("Layer", "Kind", "Similarity", "Parameters"),

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.bilinear_form import similarities_of
-from nsl_keras.similarity.matrices import Diagonal
 from nsl_keras.visualize import figures
 
 #: The maximum of panels in a row, and of entries in a panel with numbers.

@@ -17,10 +17,9 @@ from similarity_layers import (
 
 from nsl_keras import similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
-from nsl_keras.similarity import matrices
 
 RNG = np.random.default_rng(8)
-each_kind = pytest.mark.parametrize("name", matrices.KINDS)
+each_kind = pytest.mark.parametrize("name", similarities.KINDS)
 
 
 def random(*shape, dtype="float32"):
@@ -38,7 +37,7 @@ def random_parameters(similarity, size, *leading, dtype="float32"):
 @each_kind
 def test_get(name):
     similarity = similarities.get(name)
-    assert type(similarity) is matrices.KINDS[name]
+    assert type(similarity) is similarities.KINDS[name]
     assert similarities.get(similarity) is similarity
     config = keras.saving.serialize_keras_object(similarity)
     assert config["registered_name"] == f"nsl_keras>{type(similarity).__name__}"
@@ -51,7 +50,7 @@ def test_get(name):
     ids=["name", "none", "config_of_another"],
 )
 def test_unknown_identifiers_name_the_known_ones(identifier):
-    known = ", ".join(repr(name) for name in matrices.KINDS)
+    known = ", ".join(repr(name) for name in similarities.KINDS)
     message = rf"`similarity` must be one of {known}.*, or a `.*Received: similarity="
     with pytest.raises(ValueError, match=message):
         similarities.get(identifier)
@@ -105,7 +104,7 @@ def test_shortcuts_agree_with_the_general_way(name, dtype):
             ops.concatenate(each, axis=-1) if isinstance(each, list) else each
             for each in (
                 getattr(similarity, method)(*arguments),
-                getattr(matrices.Similarity, method)(similarity, *arguments),
+                getattr(similarities.Similarity, method)(similarity, *arguments),
             )
         )
         assert_close(special, general, tolerance)
