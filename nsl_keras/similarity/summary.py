@@ -20,7 +20,7 @@ _TITLES = (
     *("Layer", "Kind", "Similarity", "Parameters"),
     *("Added", "Multiply-adds", "Plain", "Folds"),
 )
-_KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel")
+_KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
 
@@ -171,14 +171,15 @@ def _row(whole: Any, layers: Sequence[Any], count: np.ndarray) -> dict[str, Any]
 
 def _kernels(layer: Any) -> list[keras.Variable] | None:
     """Returns the kernels that act once at each position or step; `None` if unknown."""
-    parts = [layer]
     if isinstance(layer, _RECURRENT):
-        parts = [cell for cell in rewiring.sublayers(layer) if hasattr(cell, "units")]
-    elif not hasattr(layer, "kernel_size") and not hasattr(layer, "units"):
-        parts = []
-    found = [
-        getattr(part, name) for part in parts for name in _KERNELS if hasattr(part, name)
-    ]
+        parts = rewiring.sublayers(layer)
+        # Convolutional cells have no `units`.
+        cells = [x for x in parts if hasattr(x, "recurrent_kernel") and hasattr(x, "units")]
+        found = [kernel for x in cells for kernel in (x.kernel, x.recurrent_kernel)]
+    elif hasattr(layer, "kernel_size") or hasattr(layer, "units"):
+        found = [getattr(layer, name) for name in _KERNELS if hasattr(layer, name)]
+    else:
+        found = []
     shapes = [weight.shape for weight in getattr(layer, "weights", ())]
     has_matrices = any(sum(size > 1 for size in shape) > 1 for shape in shapes)
     return None if has_matrices and not found else found

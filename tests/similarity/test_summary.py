@@ -80,13 +80,19 @@ def recipe(**options):
             2 * 7 * (4 + 6) * 24,
             2 * 7 * (4**2 + 6**2),
         ),
+        (
+            keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, predictor=recipe())),
+            (7, 4),
+            7 * (4 + 6) * 18,
+            7 * (4 * 5 + 5 * 4 + 4 + 6 * 5 + 5 * 6 + 6),
+        ),
     ],
 )
 def test_one_layer(layer, shape, plain, added):
     model = keras.Sequential([keras.Input(shape), layer])
     (row,) = summary(model).layers
     assert (row.plain_multiply_adds, row.multiply_adds) == (plain, plain + added)
-    dynamic = getattr(layer, "predictor", None) is not None
+    dynamic = getattr(getattr(layer, "cell", layer), "predictor", None) is not None
     assert row.folds == (not dynamic)
     assert row.similarity.startswith("dynamic" if dynamic else "static")
     assert row.parameters == model.count_params()
