@@ -36,8 +36,8 @@ from experiments.no_harm.networks import NETWORKS, MakeLayer, Network, Tensor
 
 FLAGS = flags.FLAGS
 
-#: Where the records are, in results/.
-PLACE = "moving_statistics"
+#: The file of the records, in results/.
+PLACE = "moving_statistics.jsonl"
 CLASSES = 20
 
 
@@ -248,7 +248,9 @@ def _define_flags() -> None:
 def main(_arguments: list[str]) -> None:
     found = few_shot_data.load("images", data_file=FLAGS.data_file)
     setting = {"classes": CLASSES, "steps": FLAGS.steps, "data_file": found.fingerprint}
-    records = runs.RunRecords(runs.results_folder(FLAGS.output_dir) / PLACE, setting)
+    records = runs.RunRecords(
+        runs.results_folder(FLAGS.output_dir) / PLACE, setting=setting
+    )
     titles: dict[runs.Key, str] = {
         (network, size, seed): f"{TRAINED[network].title}, batches of {size}, seed {seed}"
         for seed in map(int, FLAGS.seeds)

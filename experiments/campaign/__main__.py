@@ -21,9 +21,9 @@ Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files 
     python -m experiments.neural_similarity --dataset=cifar10 \
         --data_dir=~/tensorflow_datasets --write_data_file=cifar10_pieces
 
-Results are small JSON files in --output_dir/results/: a file a run, and in
-campaign/<plan>.json the seconds of each command that is finished. Such a command is not
-called again: to renew a run, delete its file and the command's line there.
+Results are lines of JSON in --output_dir/results/: one a run, and in campaign.jsonl one a
+finished command. Such a command is not called again: to renew a run, delete its line and
+the command's.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str]) -> int:
     """Calls what is left of a plan; returns 1 if a command failed."""
     options = parse(arguments)
     deadline = time.monotonic() + 60 * options.budget_minutes
-    path = runs.results_folder(options.output_dir) / "campaign" / f"{options.plan}.json"
-    done = runs.read_json(path) if path.exists() else {}
+    path = runs.results_folder(options.output_dir) / "campaign.jsonl"
+    done = runs.RunRecords(path, options.plan)
     outcomes: dict[str, list[str]] = {FINISHED: [], STOPPED: [], FAILED: []}
     for planned in plans.commands(options.plan, options.seeds.split(",")):
         command = [*planned, *options.also]
         name = " ".join(command)
-        if name in done:
+        if done.holds((name,)):
             outcome = FINISHED
         elif time.monotonic() > deadline:
             outcome = STOPPED
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str]) -> int:
             start = time.monotonic()
             outcome = call(command, options, deadline)
             if outcome == FINISHED:
-                done[name] = round(time.monotonic() - start, 1)
-                runs.write_json(path, done)
+                seconds = round(time.monotonic() - start, 1)
+                done.add((name,), {"seconds": seconds})
         outcomes[outcome].append(name)
     print(f"\n{len(outcomes[FINISHED])} commands finished, {len(outcomes[STOPPED])} left")
     for name in outcomes[FAILED]:

@@ -318,7 +318,8 @@ def step_time_ratio(
 
 
 def make_runs(
-    folder: pathlib.Path,
+    path: pathlib.Path,
+    name: str,
     setting: dict,
     titles: Mapping[str, str],
     train: Callable[..., dict],
@@ -326,7 +327,8 @@ def make_runs(
     """Makes the runs that the flags ask for, or the trials of their rates.
 
     Args:
-        folder: Where the runs are kept; trials are kept in its `tuning_folder`.
+        path: The file of the runs; trials are in that of `tuning_place`.
+        name: The name of their setting.
         setting: What they have in common. That of trials differs: they hold out the
             validation images.
         titles: Titles of the rows by name.
@@ -339,13 +341,11 @@ def make_runs(
     """
     if FLAGS.tune:
         setting = {**setting, "tuning_share": FLAGS.tuning_share}
-    records = runs.RunRecords(
-        tuning_folder(folder) if FLAGS.tune else folder,
-        setting,
-        states=runs.states_folder(FLAGS.state_dir, setting),
-    )
+    states = runs.states_folder(FLAGS.state_dir, setting)
+    where = tuning_place(path, name) if FLAGS.tune else (path, name)
+    records = runs.RunRecords(*where, setting, states)
     if not FLAGS.tune:
-        rates = tuned_rates(folder, titles, setting) if FLAGS.tuned else {}
+        rates = tuned_rates(path, name, titles, setting) if FLAGS.tuned else {}
         runs.run_all(
             records,
             runs.every(titles, FLAGS.seeds),
@@ -369,31 +369,30 @@ def make_runs(
     return records
 
 
-def tuning_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Where the trials for a folder of runs are."""
-    return folder.parent.with_name(f"{folder.parent.name}_tuning") / folder.name.replace(
-        "_everything_", "_all_"
-    )
+def tuning_place(path: pathlib.Path, name: str) -> tuple[pathlib.Path, str]:
+    """The file of the trials for the runs of a setting, and their name in it."""
+    trials = path.with_name(f"{path.stem}_tuning.jsonl")
+    return trials, name.replace("_everything_", "_all_")
 
 
 def tuned_rates(
-    folder: pathlib.Path, names: Iterable[str], setting: dict
+    path: pathlib.Path, name: str, titles: Iterable[str], setting: dict
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images.
 
     Raises:
         ValueError: If rows have no trials, not the same ones, or those of another setting.
     """
-    trials = runs.RunRecords(tuning_folder(folder))
+    trials = runs.RunRecords(*tuning_place(path, name))
     different = runs.differences(trials.setting or setting, setting)
-    for name in _OF_TRIALS:
-        different.pop(name, None)
+    for each in _OF_TRIALS:
+        different.pop(each, None)
     if different:
         raise ValueError(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
+    found: dict[str, dict[float, list[float]]] = {title: {} for title in titles}
     for trial in trials.runs:
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])

@@ -9,7 +9,7 @@ One recipe for all: AdamW, a cosine classifier, the same backbone, batches and s
 The papers' own tables are made by experiments.neural_similarity and
 experiments.image_classification.
 
-Writes below --output_dir, runs/ by default: a record a run in results/demo/<dataset>/ in
+Writes below --output_dir, runs/ by default: a line a run in results/demo.jsonl in
 place of those that are there, pictures in results/figures/, and a served model in
 saved_models/<name>/<version>/. The test images are looked at once, after training. An
 interrupted demo goes on where it stopped; a finished one begins anew.
@@ -213,21 +213,22 @@ def export_and_serve(
 
 
 def publish(
-    unfinished: runs.RunRecords, folder: pathlib.Path, more: dict[str, dict] | None = None
+    unfinished: runs.RunRecords, path: pathlib.Path, more: dict[str, dict] | None = None
 ) -> runs.RunRecords:
-    """Puts finished runs in the place of those in a folder; deletes the states.
+    """Puts finished runs in the place of older ones of the data set; deletes the states.
 
     Args:
         unfinished: The records of all runs.
-        folder: Where the results are.
+        path: The file of the results.
         more: What to add to the first seed's record of a method.
     """
-    records = runs.RunRecords(folder, unfinished.setting, replace=True)
-    for path, record in unfinished.by_path.items():
+    runs.clear(path, FLAGS.dataset)
+    records = runs.RunRecords(path, FLAGS.dataset, unfinished.setting)
+    for record in unfinished.runs:
         added = (more or {}).get(record["method"], {}) if record["seed"] == 0 else {}
-        records.add((path.stem,), {**record, **added})
+        records.add(record["key"], {**record, **added})
     if strategies.is_first_worker():
-        runs.remove(unfinished.folder.parent)
+        runs.remove(unfinished.path.parent)
     return records
 
 
@@ -291,11 +292,10 @@ def tune(
         _, record = train_one(name, changed, seed, state)
         return {**record, "change": change}
 
-    folder = results / "demo" / f"{FLAGS.dataset}_tuning"
-    files.require_room(folder)
+    files.require_room(results)
     unfinished = runs.RunRecords(
-        states / "records",
-        {**dataclasses.asdict(setting), **counts},
+        states / "records.jsonl",
+        setting={**dataclasses.asdict(setting), **counts},
         states=states / "models",
     )
     titles = {
@@ -304,8 +304,8 @@ def tune(
         for seed in range(FLAGS.seeds)
     }
     runs.run_all(unfinished, titles, trial)
-    records = publish(unfinished, folder)
-    print(f"\n{table.tuning(records.runs)}\n\nWrote {records.folder}")
+    records = publish(unfinished, results / "demo_tuning.jsonl")
+    print(f"\n{table.tuning(records.runs)}\n\nWrote {records.path}")
 
 
 def main(_arguments: list[str]) -> None:
@@ -331,8 +331,8 @@ def main(_arguments: list[str]) -> None:
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = output / "saved_models" / f"{FLAGS.dataset}_{served}"
     version = chosen_version(states, served_folder)
-    folder = results / "demo" / FLAGS.dataset
-    for written in (folder, results / "figures", served_folder):
+    path = results / "demo.jsonl"
+    for written in (results / "figures", served_folder):
         files.require_room(written)
     models: dict[str, keras.Model] = {}
 
@@ -342,12 +342,12 @@ def main(_arguments: list[str]) -> None:
             models[name] = model
         return {**record, **test_accuracies(model, found.test)}
 
-    unfinished = runs.RunRecords(states / "records", whole_setting)
+    unfinished = runs.RunRecords(states / "records.jsonl", setting=whole_setting)
     titles = {name: TITLES[name] for name in names}
     runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
     if FLAGS.strategy == "multiworker":
-        records = publish(unfinished, folder)
-        print(f"\n{table.table(records.runs)}\n\nWrote {records.folder}")
+        records = publish(unfinished, path)
+        print(f"\n{table.table(records.runs)}\n\nWrote {records.path}")
         return  # Pictures, the served model and times are made on one machine.
     first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
     for name in names:
@@ -364,9 +364,9 @@ def main(_arguments: list[str]) -> None:
     ratios = step_time_ratios(models, (batch.images, batch.labels))
     more = {name: {"step_time_ratio": ratios[name]} for name in names}
     more[served] = {"served": answers, **more[served]}
-    records = publish(unfinished, folder, more)
+    records = publish(unfinished, path, more)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
-    print(f"{table.table(records.runs)}\n\nWrote {records.folder}")
+    print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(
         f"Pictures: {results / 'figures'}. Next: examples/README.md has ten short scripts."
     )

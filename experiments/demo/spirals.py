@@ -7,7 +7,7 @@ Euclidean distance as similarity, temperature 0.1.
 
     python -m experiments.demo.spirals
 
-Writes results/spirals.json, results/figures/spirals.png, and an animation of the training,
+Writes results/spirals.jsonl, results/figures/spirals.png, and an animation of the training,
 results/figures/spirals.gif, below --output_dir.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from experiments.common import command, runs
+from experiments.common import command, runs, tables
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
@@ -211,18 +211,17 @@ def write_pictures(
 def section(results: pathlib.Path) -> str:
     """The section of results/README.md."""
     title = "## Meta-Neighborhoods, Figure 3: spirals"
-    path = results / "spirals.json"
-    if not path.exists():
+    found = runs.read(results / "spirals.jsonl")
+    if not found:
         return f"{title}\n\nNot run."
-    content = runs.read_json(path)
+    (content,) = found
     return (
         f"{title}\n\n"
-        f"`{content['command']}`: {100 * content['test_accuracy']:.1f} % of "
+        f"{tables.commands([content])}: {100 * content['test_accuracy']:.1f} % of "
         f"{content['test_examples']:,} test points with {content['num_neighbors']} "
         f"neighbours, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
         "itself.\n\n"
-        "![Entries and classes in training](figures/spirals.png)\n\n"
-        "As an animation: [figures/spirals.gif](figures/spirals.gif)."
+        "![Entries and classes in training](figures/spirals.png)"
     )
 
 
@@ -250,8 +249,8 @@ def main(_arguments: list[str]) -> None:
     print(f"with Meta-Neighborhoods: {100 * content['test_accuracy']:.1f} %")
     print(f"its head before it adapts: {100 * content['unadapted_test_accuracy']:.1f} %")
     folder = runs.results_folder(FLAGS.output_dir)
-    path = folder / "spirals.json"
-    runs.write_json(path, content)
+    path = folder / "spirals.jsonl"
+    runs.RunRecords(path).add(("spirals",), content)
     pictures = write_pictures(snapshots, values.argmax(axis=1), test[0], folder / "figures")
     for written in (path, *pictures):
         print(f"Wrote {written}")

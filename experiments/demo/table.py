@@ -80,7 +80,7 @@ def sections(results: pathlib.Path) -> str:
 def section(results: pathlib.Path, dataset: str) -> str:
     """Markdown of the demo on a data set, and of how its setting was chosen."""
     title = f"## Demo: {dataset}"
-    records = runs.RunRecords(results / "demo" / dataset)
+    records = runs.RunRecords(results / "demo.jsonl", dataset)
     found, setting = records.runs, records.setting
     if not found:
         return f"{title}\n\nNot run."
@@ -97,7 +97,7 @@ def section(results: pathlib.Path, dataset: str) -> str:
         f"{served['test_images']} predictions agree, logits to "
         f"{served['largest_logit_difference']:.1e}.",
     ]
-    trials = runs.RunRecords(results / "demo" / f"{dataset}_tuning").runs
+    trials = runs.RunRecords(results / "demo_tuning.jsonl", dataset).runs
     if trials:
         parts.append(
             "Hyper-parameters, chosen on validation images "

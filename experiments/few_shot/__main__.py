@@ -115,7 +115,7 @@ def main(_arguments: list[str]) -> None:
     records = run_methods(training, names, FLAGS.seeds, results)
     training.forget(names, FLAGS.seeds)
     print(f"\n{table.section(records)}\n")
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ models with a dictionary before adaptation too.
 experiments/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
 mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
 
-Finished runs are kept in --output_dir/results/image_classification/ and are not run again.
+Finished runs are kept in --output_dir/results/image_classification.jsonl and are not run again.
 An interrupted run goes on from its last saved state. --output_dir=. adds to the results of
 this repository; `python -m experiments.tables` makes their tables. Trained models are in
 --model_dir; --figures draws those of the first seed. With --experiment=A.9 models are told
@@ -248,7 +248,8 @@ def main(_arguments: list[str]) -> None:
     if not FLAGS.tune:
         files.require_room(models)
     made = image_training.make_runs(
-        runs.results_folder(FLAGS.output_dir) / "image_classification" / place,
+        runs.results_folder(FLAGS.output_dir) / "image_classification.jsonl",
+        place,
         setting,
         {name: methods.METHODS[name].title for name in names},
         functools.partial(
@@ -261,10 +262,10 @@ def main(_arguments: list[str]) -> None:
         ),
     )
     if FLAGS.tune:
-        print(f"\n{tables.trials(made.runs)}\n\nWrote {made.folder}")
+        print(f"\n{tables.trials(made.runs)}\n\nWrote {made.path}")
         return
     print(f"\n{table.section(made, [FLAGS.experiment])}\n")
-    print(f"Wrote {made.folder}")
+    print(f"Wrote {made.path}")
     if FLAGS.figures:
         draw(names, fine, models)
 

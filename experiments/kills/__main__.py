@@ -5,7 +5,7 @@
 
 Each run must then end with the weights and figures of one that nothing interrupted, to the
 last digit (times apart), leave nothing behind, and not be stuck. Writes what was found to
---output_dir/results/kills/, a file an example. Needs Linux and TensorFlow.
+--output_dir/results/kills.jsonl, a line an example. Needs Linux and TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> None:
             share = len(range(number, FLAGS.kills, len(FLAGS.example)))
             found = campaign(example, share, folder / example, generator)
             failed |= bool(found["failures"])
-            path = runs.results_folder(FLAGS.output_dir) / "kills" / f"{example}.json"
-            runs.write_json(path, {**about, **found})
+            path = runs.results_folder(FLAGS.output_dir) / "kills.jsonl"
+            runs.RunRecords(path).add((example,), {**about, **found})
             print(f"Wrote {path}", flush=True)
     sys.exit(int(failed))
 

@@ -199,7 +199,8 @@ def main(_arguments: list[str]) -> None:
     network += "" if predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
     made = image_training.make_runs(
-        runs.results_folder(FLAGS.output_dir) / "neural_similarity" / place,
+        runs.results_folder(FLAGS.output_dir) / "neural_similarity.jsonl",
+        place,
         setting,
         {name: chosen.methods[name].title for name in names},
         functools.partial(train, setting=setting, trained=trained, found=found),
@@ -208,7 +209,7 @@ def main(_arguments: list[str]) -> None:
         print(f"\n{tables.trials(made.runs)}\n")
     else:
         print(f"\n{table.section(made, [FLAGS.table])}\n")
-    print(f"Wrote {made.folder}")
+    print(f"Wrote {made.path}")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ DATA = {"whole targets": (10, 1.0), "half of each target": (20, 0.5)}
 #: By name: what times the identity `M` starts at; `None` for descent on `W` itself.
 FLOWS = {"W": None, "M from I": 1.0, "M from I / 10": 0.1, "M from I / 30": 1 / 30}
 MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
-#: Where the records are, in results/.
-PLACE = "implicit_regularization"
+#: The file of the records, in results/.
+PLACE = "implicit_regularization.jsonl"
 
 
 def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]:
@@ -236,7 +236,7 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     names = ("learning_rate", "steps", "points")
     setting = {name: getattr(FLAGS, name) for name in names}
-    records = runs.RunRecords(results / PLACE, setting)
+    records = runs.RunRecords(results / PLACE, setting=setting)
     titles = {
         (data, flow, seed): f"{data}, descent on {flow}, problem {seed}"
         for data in DATA
@@ -245,7 +245,7 @@ def main(_arguments: list[str]) -> None:
     }
     runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
     print(table(records.runs))
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
     write_picture(records.runs, results / "figures" / "implicit_regularization.png")
 
 

@@ -33,8 +33,8 @@ from nsl_keras.training.normalization import BatchNormalization
 
 FLAGS = flags.FLAGS
 
-#: Where the records are, in results/.
-PLACE = "predictor_cost"
+#: The file of the records, in results/.
+PLACE = "predictor_cost.jsonl"
 FILTERS = (16, 32, 64)
 ROUNDS = 15
 BATCH_SIZE = 32
@@ -348,7 +348,7 @@ def main(_arguments: list[str]) -> None:
         "data_file": found.fingerprint,
     }
     states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
-    records = runs.RunRecords(results / PLACE, setting, states=states)
+    records = runs.RunRecords(results / PLACE, setting=setting, states=states)
     titles = {}
     for seed in map(int, FLAGS.seeds):
         for similarity in FLAGS.similarities:

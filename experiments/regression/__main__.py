@@ -258,7 +258,8 @@ def main(_arguments: list[str]) -> None:
     if FLAGS.data_file:
         setting["data_file"] = fingerprint({"x": found.x, "y": found.y})
     records = runs.RunRecords(
-        runs.results_folder(FLAGS.output_dir) / "regression" / found.name,
+        runs.results_folder(FLAGS.output_dir) / "regression.jsonl",
+        found.name,
         setting,
         states=runs.states_folder(FLAGS.state_dir, setting),
     )
@@ -271,7 +272,7 @@ def main(_arguments: list[str]) -> None:
     titles = {("fold", number): f"Fold {number + 1}" for number in range(FLAGS.folds)}
     runs.run_all(records, titles, run)
     print(f"\n{table.table([records])}\n")
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
 
 
 if __name__ == "__main__":

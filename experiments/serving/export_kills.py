@@ -3,7 +3,7 @@
     python -m experiments.serving.export_kills --output_dir=.
 
 A process exports version after version; a reader looks at the folder all the time, and
-loads each version as soon as it is there. Writes results/serving/export_kills.json.
+loads each version as soon as it is there. Writes a line of results/serving.jsonl.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ def main(arguments: list[str]) -> None:
         "versions_written": len(reader.loaded),
         "versions_that_did_not_load": len(reader.failures),
     }
-    runs.write_json(
-        runs.results_folder(FLAGS.output_dir) / "serving" / "export_kills.json", record
-    )
+    path = runs.results_folder(FLAGS.output_dir) / "serving.jsonl"
+    runs.RunRecords(path).add(("export_kills",), record)
     print(record, *reader.failures, sep="\n")
     if reader.failures:
         sys.exit(1)

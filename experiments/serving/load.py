@@ -5,7 +5,7 @@
 Every request must be answered: good ones with what the model predicts, malformed ones with
 status 400 or 422. Measures the server's memory in the first and the last tenth, after 1,000
 requests to warm up; latency at batch 1; and examples a second at saturation, adapted and
-unadapted. All on 127.0.0.1. Writes results/serving/load.json.
+unadapted. All on 127.0.0.1. Writes a line of results/serving.jsonl.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def main(arguments: list[str]) -> None:
             "connections": FLAGS.connections,
         }
     record["seconds"] = round(time.perf_counter() - start, 1)
-    path = runs.results_folder(FLAGS.output_dir) / "serving" / "load.json"
-    runs.write_json(path, record)
+    path = runs.results_folder(FLAGS.output_dir) / "serving.jsonl"
+    runs.RunRecords(path).add(("load",), record)
     print(json.dumps(record, indent=1))
     held = (
         record["answered"] == record["requests"]

@@ -1,25 +1,23 @@
-"""What killed exports and the load campaign found, from the files in results/serving/."""
+"""What killed exports and the load campaign found, from results/serving.jsonl."""
 
 from __future__ import annotations
 
-import json
 import pathlib
 import textwrap
 
-from experiments.common import tables
+from experiments.common import runs, tables
 
-RESULTS = pathlib.Path(__file__).parents[2] / "results" / "serving"
+RECORDS = pathlib.Path(__file__).parents[2] / "results" / "serving.jsonl"
 
 
 def export_kills() -> str:
     """Markdown of the killed exports."""
-    path = RESULTS / "export_kills.json"
-    if not path.exists():
+    found = _found("export_kills")
+    if found is None:
         return "`python -m experiments.serving.export_kills`: not run."
-    found = json.loads(path.read_text())
     return _filled(
         [
-            "`python -m experiments.serving.export_kills` killed",
+            f"{tables.commands([found])} killed",
             f"{found['kills']} exporting processes,",
             f"{found['kills_inside_a_write']} of them inside a write, while a reader",
             "loaded each version as soon as it saw it:",
@@ -31,10 +29,9 @@ def export_kills() -> str:
 
 def load() -> str:
     """Markdown of the load campaign."""
-    path = RESULTS / "load.json"
-    if not path.exists():
+    found = _found("load")
+    if found is None:
         return "Not run."
-    found = json.loads(path.read_text())
     latency = found["latency_at_batch_1"]
     images = found["images_a_second_in_batches_of_64"]
     rows = [
@@ -47,7 +44,7 @@ def load() -> str:
     ]
     columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
     said = [
-        f"`{found['command']}`, {found['cores']} cores that the client and other work",
+        f"{tables.commands([found])}, {found['cores']} cores that the client and other work",
         "share:",
         f"{found['answered']:,} of {found['requests']:,} requests were answered.",
         f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
@@ -59,6 +56,10 @@ def load() -> str:
         f"({found['memory_growth_percent']:+.2f} %).",
     ]
     return f"{_filled(said)}\n\n{tables.markdown(columns, rows)}"
+
+
+def _found(name: str) -> dict | None:
+    return next((each for each in runs.read(RECORDS) if each["key"] == [name]), None)
 
 
 def _filled(said: list[str]) -> str:
