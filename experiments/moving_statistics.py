@@ -9,8 +9,8 @@ far, as `nsl_keras.layers.BatchNormalization` does. At some steps the network is
 on a fifth of the images, which it was not trained on, with each of the averages, and with
 statistics that are estimated anew.
 
-Writes a file a run to --output_dir/results/moving_statistics/. Runs that are there are not
-made again; `python -m experiments.tables` makes their table.
+Writes a line a run to --output_dir/results/moving_statistics.jsonl. Runs that are there are
+not made again; `python -m experiments.tables` makes their table.
 """
 
 from __future__ import annotations

@@ -142,7 +142,9 @@ def _neural_similarity(name: str, table: str, columns: int, how: str | None = No
 def _converged() -> str:
     """Both parts of the campaign of narrow networks."""
     narrow = "cifar10_10000_2340_tuned"
-    how = "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
+    how = (
+        "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
+    )
     similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
@@ -208,9 +210,7 @@ The records: [`results/{file}`]({FILES}/{file}).
 
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "demo": lambda: _shown(
-        experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"
-    ),
+    "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
     "few_shot": _few_shot,
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,

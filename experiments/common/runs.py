@@ -133,8 +133,7 @@ class RunRecords:
         path: The file of the experiment.
         name: The name of the setting in it.
         setting: What all runs have in common; `None` to read what the file has.
-        states: Below it, the states of runs that are not finished; `None` for runs that
-            keep none.
+        states: Below it, the states of runs that are not finished.
 
     Raises:
         ValueError: If the file holds runs of another setting by this name.
@@ -147,7 +146,8 @@ class RunRecords:
         setting: dict | None = None,
         states: pathlib.Path | None = None,
     ) -> None:
-        self.path, self.name, self.states = path, name, states
+        self.path, self.name = path, name
+        self.states = states or path.with_suffix(".unfinished")
         found = next((run["setting"] for run in self.runs if "setting" in run), None)
         self.setting = found if setting is None else setting
         if found is not None and (different := differences(found, self.setting)):
@@ -163,7 +163,6 @@ class RunRecords:
 
     def state(self, key: Key) -> pathlib.Path:
         """The folder of the state of a run that is not finished."""
-        assert self.states is not None, "These runs keep no state."
         return self.states / "_".join(str(part).replace("/", "_") for part in key)
 
     def holds(self, key: Key) -> bool:
@@ -189,8 +188,7 @@ class RunRecords:
 
     def forget(self, key: Key) -> None:
         """Deletes the state of a run."""
-        if self.states is not None:
-            remove_state(self.state(key))
+        remove_state(self.state(key))
 
 
 def differences(there: dict, here: dict) -> dict[str, tuple]:

@@ -19,9 +19,9 @@ static network starts from the pretrained one, and then has as many images again
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 Colour images are shifted and mirrored in pretraining, unless --noaugmentation is given.
 
-Finished runs are kept in --output_dir/results/few_shot/, those of several --rates in a
-folder that ends in _tuned, and are not run again. An interrupted run goes on from its last
-saved state. --output_dir=. adds to the results of this repository, of which
+Finished runs are kept in --output_dir/results/few_shot.jsonl, trials of several --rates in
+few_shot_tuning.jsonl, and are not run again. An interrupted run goes on from its last saved
+state. --output_dir=. adds to the results of this repository, of which
 `python -m experiments.tables` makes tables.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX

@@ -13,11 +13,11 @@ models with a dictionary before adaptation too.
 experiments/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
 mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
 
-Finished runs are kept in --output_dir/results/image_classification.jsonl and are not run again.
-An interrupted run goes on from its last saved state. --output_dir=. adds to the results of
-this repository; `python -m experiments.tables` makes their tables. Trained models are in
---model_dir; --figures draws those of the first seed. With --experiment=A.9 models are told
-coarse classes only.
+Finished runs are kept in --output_dir/results/image_classification.jsonl and are not run
+again. An interrupted run goes on from its last saved state. --output_dir=. adds to the
+results of this repository; `python -m experiments.tables` makes their tables. Trained
+models are in --model_dir; --figures draws those of the first seed. With --experiment=A.9
+models are told coarse classes only.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX
 (KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once

@@ -142,6 +142,8 @@ class Run:
 def _content_of(path: pathlib.Path) -> object:
     if path.suffix == ".json":
         return _without_times(json.loads(path.read_text()))
+    if path.suffix == ".jsonl":
+        return _without_times([json.loads(line) for line in path.read_text().splitlines()])
     if path.suffix == ".keras":
         return _arrays_of(path)
     if path.name == "variables.index":
@@ -182,6 +184,8 @@ def _without_times(content: object) -> object:
     if isinstance(content, dict):
         kept = {key: content[key] for key in content if key not in TIMES}
         return {key: _without_times(each) for key, each in kept.items()}
+    if isinstance(content, list):
+        return [_without_times(each) for each in content]
     return content
 
 

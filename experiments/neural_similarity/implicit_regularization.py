@@ -14,7 +14,7 @@ each target hidden (matrix completion, the case of the theory that the paper bui
 does not. There it matters where `M` starts: at the identity, as in the layers of this
 package, or near zero.
 
-Writes --output_dir/results/implicit_regularization/, and a picture in
+Writes --output_dir/results/implicit_regularization.jsonl, and a picture in
 --output_dir/results/figures/.
 """
 

@@ -8,7 +8,7 @@ convolutions, and plain. A fifth of the images of each class is kept for validat
 time of a training step is measured beside the plain network's, in the same process, in
 interleaved rounds on one core.
 
-Writes a file a run to --output_dir/results/predictor_cost/, and a picture to
+Writes a line a run to --output_dir/results/predictor_cost.jsonl, and a picture to
 --output_dir/results/figures/. Runs that are there are not made again, and an interrupted
 one goes on where it stopped.
 """

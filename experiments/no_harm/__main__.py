@@ -12,9 +12,9 @@ points to either side, the method gets further seeds there, up to --most_seeds.
 With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's:
 a matrix of its own, which shares the networks that have none.
 
-Each run is a line of --output_dir/results/no_harm.jsonl and is not made twice: an interrupted
-matrix goes on where it stopped. Processes may share a matrix, each with image sets or
-networks of its own. --output_dir=. adds to the results of this repository, of which
+Each run is a line of --output_dir/results/no_harm.jsonl and is not made twice: an
+interrupted matrix goes on where it stopped. Processes may share a matrix, each with image
+sets or networks of its own. --output_dir=. adds to the results of this repository, of which
 `python -m experiments.tables` makes a page.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import statistics
 
@@ -37,7 +36,7 @@ def load(results: pathlib.Path, batch_norm: str) -> list[dict]:
 
 def page(results: pathlib.Path) -> str:
     """Markdown of the whole report."""
-    setting = dataclasses.asdict(Setting())
+    setting = Setting()
     sections = [_section(owner, load(results, name)) for name, owner in OWNERS.items()]
     text = f"""# Do no harm
 
@@ -45,13 +44,14 @@ Does a method of this package, used with every default, make a first training wo
 that of the plain network? `python -m experiments.no_harm` wrote `results/{PLACE}`; a matrix
 has networks with one kind of batch norm, and the same runs of networks without any.
 
-Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
-{setting["batch_size"]} images in [0, 1], no augmentation, batch norms with a momentum of
-{MOMENTUM:g}; at most {TEST_IMAGES:,} test images, always the same. Accuracies are in percent
-at the end, mean ± standard deviation over seeds. Differences are in points, to the plain
-network of the same training images, order and, where a method has them, start weights. Where batch norms jitter, one epoch says little: see also the mean over the last
-{LAST_EPOCHS} epochs. What is converted from a trained network is trained for as many epochs
-again, with a new optimizer, and so is the plain network that it is compared with.
+Adam at {setting.learning_rate:g}, {setting.epochs} epochs, batches of {setting.batch_size}
+images in [0, 1], no augmentation, batch norms with a momentum of {MOMENTUM:g}; at most
+{TEST_IMAGES:,} test images, always the same. Accuracies are in percent at the end, mean ±
+standard deviation over seeds. Differences are in points, to the plain network of the same
+training images, order and, where a method has them, start weights. Where batch norms
+jitter, one epoch says little: see also the mean over the last {LAST_EPOCHS} epochs. What is
+converted from a trained network is trained for as many epochs again, with a new optimizer,
+and so is the plain network that it is compared with.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same training images. It is too large above {LARGEST_GAP:g} points, and above the baseline's
@@ -66,7 +66,10 @@ def _section(owner: str, found: list[dict]) -> str:
     if not comparisons:
         return f"{title}\n\nNot run."
     (above, below), (above_of_last, below_of_last) = (
-        [sum(sign * c.difference(n) > c.half_width(n) for c in comparisons) for sign in (1, -1)]
+        [
+            sum(sign * c.difference(n) > c.half_width(n) for c in comparisons)
+            for sign in (1, -1)
+        ]
         for n in (1, LAST_EPOCHS)
     )
     large = sum(each.has_large_gap for each in comparisons)
@@ -138,7 +141,11 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
     for dataset in DATASETS:
         for network in NETWORKS:
             place = dataset, network
-            plain = [r for r in found if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)]
+            plain = [
+                r
+                for r in found
+                if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)
+            ]
             cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
             if cells:
                 title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"

@@ -10,7 +10,7 @@ at 1e-3, batches of 128, training stopped after 10 epochs without a lower valida
 1000 dictionary entries in the space of the inputs, and the plain network's layers for
 Meta-Neighborhoods too. Where the text leaves it open: everything is chosen in each fold, on
 a validation part of its training data; means and variances are those of the rest of them.
-Writes a record a fold in --output_dir/results/regression/<data>/; an interrupted run goes
+Writes a line a fold to --output_dir/results/regression.jsonl; an interrupted run goes
 on where it stopped.
 """
 

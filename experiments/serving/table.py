@@ -44,8 +44,8 @@ def load() -> str:
     ]
     columns = ["", "p50, ms, 1 image", "p99, ms", "images a second, batches of 64"]
     said = [
-        f"{tables.commands([found])}, {found['cores']} cores that the client and other work",
-        "share:",
+        f"{tables.commands([found])}, {found['cores']} cores that the client and other",
+        "work share:",
         f"{found['answered']:,} of {found['requests']:,} requests were answered.",
         f"{found['good_equal_to_the_model']:,} of {found['good']:,} good ones got what the",
         f"model predicts (to {found['largest_difference']:.1e}),",

@@ -32,9 +32,7 @@ def write_results(results: pathlib.Path, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True)
     (folder / "all.md").write_text(everything.replace(step_times, ""))
     (folder / "step_times.md").write_text(f"# Step times and memory\n\n{step_times}\n")
-    (folder / "no_harm.md").write_text((results / "no_harm" / "README.md").read_text())
-    for picture in (results / "no_harm").glob("*.png"):
-        shutil.copy(picture, folder)
+    shutil.copy(results / "no_harm.md", folder)
     shutil.copytree(results / "figures", folder / "figures")
 
 
