@@ -273,6 +273,6 @@ def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=90)
         with files.replacing(folder / f"{name}.png") as scratch:
-            Image.open(drawn).convert("RGB").quantize(128).save(scratch, optimize=True)
+            Image.open(drawn).convert("RGB").quantize(256).save(scratch, optimize=True)
         plt.close(figure)
         print(f"Wrote {folder / name}.png")

@@ -18,8 +18,8 @@ evaluated once, after the last step.
         --seeds=0,1,2 --tune    # the same with --tuned then trains at the best rates
 
 Finished runs are kept in --output_dir/results/neural_similarity.jsonl and are not run
-again. An interrupted run goes on from its last saved state. --output_dir=. adds to the results
-of this repository; `python -m experiments.tables` makes their tables.
+again. An interrupted run goes on from its last saved state. --output_dir=. adds to the
+results of this repository; `python -m experiments.tables` makes their tables.
 
 It runs under TensorFlow and, where no TensorFlow is installed, under JAX
 (KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once

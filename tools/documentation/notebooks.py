@@ -10,6 +10,7 @@ and pictures.
 from __future__ import annotations
 
 import base64
+import io
 import os
 import pathlib
 import re
@@ -20,6 +21,7 @@ import jupytext
 import nbformat
 from absl import app, flags
 from nbclient import NotebookClient
+from PIL import Image
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).parents[2]
@@ -64,9 +66,11 @@ def without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _joined(outputs: list) -> list:
-    """Printed text in one piece, without what libraries log."""
+    """Printed text in one piece, without what libraries log, and small pictures."""
     joined: list = []
     for output in outputs:
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _small(output.data["image/png"])
         if output.output_type == "stream" and output.name == "stderr":
             continue
         if joined and output.output_type == joined[-1].output_type == "stream":
@@ -74,6 +78,15 @@ def _joined(outputs: list) -> list:
         else:
             joined.append(output)
     return joined
+
+
+def _small(picture: str) -> str:
+    """A picture of at most 800 pixels to a side, in 256 colours."""
+    image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    image.thumbnail((800, 800))
+    file = io.BytesIO()
+    image.quantize(256).save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def write_pages(folder: pathlib.Path) -> None:
