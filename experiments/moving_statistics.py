@@ -31,7 +31,7 @@ from absl import flags
 from experiments.common import command, data, runs, tables
 from experiments.few_shot import data as few_shot_data
 from experiments.neural_similarity.predictor_cost import parts
-from experiments.no_harm import evaluation
+from experiments.no_harm.evaluation import accuracy
 from experiments.no_harm.networks import NETWORKS, MakeLayer, Network, Tensor
 
 FLAGS = flags.FLAGS
@@ -141,6 +141,19 @@ def batches(count: int, batch_size: int, seed: int) -> Iterator[np.ndarray]:
             yield order[first : first + batch_size]
 
 
+def estimated_anew(
+    model: keras.Model, images: np.ndarray, batch_size: int
+) -> list[np.ndarray]:
+    """The mean statistics of all batches."""
+    stored, found = model.non_trainable_weights, []
+    for first in range(0, len(images), batch_size):
+        with keras.StatelessScope() as scope:
+            model(images[first : first + batch_size], training=True)
+        values = map(scope.get_current_value, stored)
+        found.append([keras.ops.convert_to_numpy(value) for value in values])
+    return [np.mean(values, axis=0) for values in zip(*found, strict=True)]
+
+
 def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict:
     """Trains a network, and evaluates it with every average at some of the steps."""
     images, labels, other_images, other_labels = parts(found, CLASSES, seed)
@@ -151,8 +164,7 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
         keras.optimizers.Adam(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    norms = evaluation.batch_norms(model)
-    stored = evaluation.moving_statistics(norms)
+    stored = model.non_trainable_weights  # Those of the last batch alone.
     start = [keras.ops.convert_to_numpy(each) for each in stored]
     averages = [Average(*each, start) for each in AVERAGES]
     steps = sorted(map(int, FLAGS.steps))
@@ -163,15 +175,14 @@ def one_run(network: str, batch_size: int, seed: int, found: data.Split) -> dict
         for average in averages:
             average.update(of_batch, batch_size)
         if step in steps:
-            anew = evaluation.in_training_mode(model, norms, images, batch_size)[1]
-            tried = {ANEW: anew} | {
+            tried = {ANEW: estimated_anew(model, images, batch_size)} | {
                 name_of(each.momentum, each.window): each.values for each in averages
             }
             accuracies[str(step)] = {}
             for name, values in tried.items():
-                with evaluation.with_statistics(norms, values):
-                    right = evaluation.accuracy(model, validation)
-                accuracies[str(step)][name] = round(right, 4)
+                for variable, value in zip(stored, values, strict=True):
+                    variable.assign(value)
+                accuracies[str(step)][name] = round(accuracy(model, validation), 4)
         if step == steps[-1]:
             break
     return {

@@ -91,17 +91,6 @@ def remove(path: pathlib.Path) -> None:
             path.rename(folder / path.name)
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file; on several machines the first worker does."""
-    if strategies.is_first_worker():
-        write_text(path, _line(content))
-
-
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file."""
-    return json.loads(path.read_text())
-
-
 def _line(content: Any) -> str:
     return f"{json.dumps(content)}\n"
 
@@ -174,7 +163,7 @@ class RunRecords:
         own: dict[str, Any] = {"name": self.name, "key": list(key)}
         line = {**own, "commit": commit(), **record, **own}
         if self.setting is not None:
-            line["setting"] = self.setting
+            line.setdefault("setting", self.setting)
         if strategies.is_first_worker():
             others = [run for run in read(self.path) if {**run, **own} != run]
             if "".join(map(_line, others)) == _text(self.path):

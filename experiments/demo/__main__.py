@@ -238,17 +238,17 @@ def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
     Raises:
         ValueError: If another demo wrote the version that the flags ask for.
     """
-    path = states / "version.json"
-    if not path.exists():
+    versions = runs.RunRecords(states / "version.jsonl")
+    if not versions.runs:
         if FLAGS.version and (folder / str(FLAGS.version)).exists():
             # Said before the training, not after it.
             raise ValueError(
                 f"`version` must not exist yet, nothing is overwritten: {folder} "
                 f"holds it. Received: version={FLAGS.version}"
             )
-        runs.write_json(path, {"version": FLAGS.version or next_version(folder)})
+        versions.add(("version",), {"version": FLAGS.version or next_version(folder)})
         strategies.wait_for_workers()
-    return runs.read_json(path)["version"]
+    return versions.runs[0]["version"]
 
 
 def tune(

@@ -10,6 +10,7 @@ accuracy in results/saved_models.jsonl. Models that are there are replaced.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -88,10 +89,8 @@ def main(arguments: list[str]) -> None:
             "bytes": sum(file.stat().st_size for file in path.rglob("*")),
         }
         logits = model.predict(found.test.images[:RECORDED], verbose=0)
-        runs.write_json(
-            folder / "predictions.json",
-            {"test_images": RECORDED, "logits": np.round(logits, 5).tolist()},
-        )
+        predicted = {"test_images": RECORDED, "logits": np.round(logits, 5).tolist()}
+        runs.write_text(folder / "predictions.json", json.dumps(predicted))
         (folder / "README.md").write_text(model_card(DATASET, record, setting, found))
         results = runs.results_folder(FLAGS.output_dir) / "saved_models.jsonl"
         runs.RunRecords(results).add((name,), record)
