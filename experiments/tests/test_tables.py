@@ -165,10 +165,16 @@ def test_table_of_image_classification(tmp_path):
     assert "| resnet29 | cifar100 | 76.51 | 77.94" in rest
 
 
-# The figures of README, docs/ and results/README.md.
+# The figures of README, docs/ and results/.
 
 
-def test_pages_are_made_from_the_files():
+def test_results_are_few_and_small():
+    found = [path for path in tables.RESULTS.rglob("*") if path.is_file()]
+    assert len(found) <= 40
+    assert all(path.stat().st_size < 2**18 for path in found if path.suffix == ".png")
+
+
+def test_pages_are_made_from_the_records():
     for page in tables.pages():
         text = page.read_text()
         assert tables.with_tables(text) == text, f"python -m experiments.tables: {page}"
