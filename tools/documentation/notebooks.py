@@ -21,9 +21,10 @@ import nbformat
 from absl import app, flags
 from nbclient import NotebookClient
 
+from tools.documentation import pages
+
 FLAGS = flags.FLAGS
-ROOT = pathlib.Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "examples" / "notebooks"
+NOTEBOOKS = pages.ROOT / pages.NOTEBOOKS
 #: Set, notebooks train for a few steps only, to see that they run.
 SHORT = "NSL_KERAS_SHORT"
 
@@ -42,7 +43,7 @@ def executed(name: str) -> nbformat.NotebookNode:
     notebook = jupytext.read(NOTEBOOKS / f"{name}.py")
     before = os.environ.get("PYTHONPATH", "")
     # This checkout, installed or not: else the notebook would install the package.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pages.ROOT), before]))
     try:
         with tempfile.TemporaryDirectory() as folder:
             resources = {"metadata": {"path": folder}}
@@ -78,7 +79,7 @@ def _joined(outputs: list) -> list:
 
 def write_pages(folder: pathlib.Path) -> None:
     """Writes a Markdown page for each notebook as it is stored, pictures beside it."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names():
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (folder / f"{name}.md").write_text(_page(name, notebook, folder))
@@ -88,7 +89,7 @@ def _page(name: str, notebook: nbformat.NotebookNode, folder: pathlib.Path) -> s
     parts = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(pages.made(f"{pages.NOTEBOOKS}/{name}.ipynb", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for place, output in enumerate(cell.outputs):
