@@ -271,7 +271,7 @@ for name in ("linear", "convolutional"):
 
 # %% [markdown]
 # On linear features, which do not separate textures, the neighbours gained with every seed. On
-# convolutional features they gained a point or two. Before adaptation (dotted) the head is
+# convolutional features, which do, they gained nothing. Before adaptation (dotted) the head is
 # worse, since training counts on the step: compare with the network without neighbours.
 #
 # ## Look at the neighbours

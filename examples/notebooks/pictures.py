@@ -173,8 +173,8 @@ for other in list(rows)[1:3]:
     )
 
 # %% [markdown]
-# This is from one seed. The photograph that the networks were trained on gains more than the
-# other one: part of the gain is memorized.
+# On the photograph that the networks were trained on, the dynamic one is best. On the other one
+# it is not: part of the gain is memorized. This is from one seed.
 #
 # ## What it sees
 #

@@ -6,6 +6,7 @@ import functools
 import pathlib
 import posixpath
 import re
+import shutil
 
 import keras
 
@@ -14,8 +15,6 @@ from tools.documentation import interface
 ROOT = pathlib.Path(__file__).parents[2]
 REPOSITORY = "https://github.com/nsl-keras/nsl_keras"
 NOTEBOOKS = "examples/notebooks"
-RESULTS = {"results/README.md": "results/all.md"}
-RESULTS["results/no_harm/README.md"] = "results/no_harm.md"
 
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)")
@@ -26,24 +25,18 @@ SPAN = re.compile(r"\[[^\]]*\]\([^)]*\)|^#.*$|`(?P<code>[^`\n]+)`", re.M)
 @functools.cache
 def places() -> dict[str, str]:
     """Returns where the site has a file of the repository, by its path there."""
-    docs = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for path in (*(ROOT / "docs").rglob("*.*"), *(ROOT / "results").rglob("*.*"))
+        if path.suffix in (".md", ".png", ".gif")
+    ]
     notebooks = (ROOT / NOTEBOOKS).glob("*.ipynb")
     return {
-        **{f"docs/{path.as_posix()}": path.as_posix() for path in docs},
+        **{file: file.removeprefix("docs/").replace("/README", "") for file in files},
+        # docs/results.md has the place of the page of its folder.
+        "results/README.md": "results/all.md",
         **{f"{NOTEBOOKS}/{path.name}": f"notebooks/{path.stem}.md" for path in notebooks},
-        **{picture: picture for picture in pictures()},
-        **RESULTS,
     }
-
-
-def pictures() -> list[str]:
-    """Returns the pictures in results/, which the pages show."""
-    found = (ROOT / "results").rglob("*.*")
-    return [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted(found)
-        if path.suffix in (".png", ".gif")
-    ]
 
 
 @functools.cache
@@ -113,10 +106,10 @@ def _relative(source: str, page: str) -> str:
 
 def write_pages(folder: pathlib.Path) -> None:
     """Writes the pages of docs/ and of the results, and copies the pictures."""
-    for source in places():
-        path = folder / places()[source]
+    for source, place in places().items():
+        path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        if source in pictures():
-            path.write_bytes((ROOT / source).read_bytes())
-        elif not source.startswith(NOTEBOOKS):
+        if source.endswith(".md"):
             path.write_text(made(source, (ROOT / source).read_text()))
+        elif not source.endswith(".ipynb"):
+            shutil.copy(ROOT / source, path)
