@@ -124,6 +124,12 @@ def test_pages_of_the_site_link_to_pages_and_to_the_api():
         assert pages.made("docs/guides/convert.md", link) == expected
 
 
+def test_each_table_is_on_one_page():
+    texts = [page.read_text() for page in (ROOT / "README.md", *PAGES)]
+    found = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
+    assert len(found) == len(set(found)) > 5
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_measured_figures_name_their_file(page):
     if page.name == "papers.md":  # What the papers and their code say, measured by others.
