@@ -75,7 +75,9 @@ def prose_of(path):
     """The Markdown of a page or of a notebook's cells, without its code."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        cells = [
+            cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        ]
         text = "\n\n".join("".join(cell["source"]) for cell in cells)
     return re.sub(r"^```.*?^```$|`[^`\n]*`", "`code`", text, flags=re.M | re.S)
 
@@ -257,7 +259,9 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch):
     texts = {
         page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")
     }
-    anchors = {page: set(re.findall(r' id="([^"]+)"', text)) for page, text in texts.items()}
+    anchors = {
+        page: set(re.findall(r' id="([^"]+)"', text)) for page, text in texts.items()
+    }
     for page, text in texts.items():  # A strict build does not look at all of these.
         if page == "404.html":
             continue

@@ -132,7 +132,9 @@ for label, row in enumerate(axes):
 
 # %%
 def network(classes=None, **options):
-    return nsl_keras.backbones.cnn4(images.shape[1:], classes=classes, filters=32, **options)
+    return nsl_keras.backbones.cnn4(
+        images.shape[1:], classes=classes, filters=32, **options
+    )
 
 
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

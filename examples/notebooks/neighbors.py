@@ -240,9 +240,7 @@ for axis, name in zip(axes, ("linear", "convolutional")):
             axis.plot(
                 100 * np.array(history["val_accuracy"]),
                 color="tab:orange" if neighbors else "tab:blue",
-                label=("with neighbours" if neighbors else "without")
-                if not seed
-                else None,
+                label=("with neighbours" if neighbors else "without") if not seed else None,
             )
             if neighbors:
                 axis.plot(

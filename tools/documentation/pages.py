@@ -53,7 +53,7 @@ def references() -> dict[str, str]:
 
 
 def made(source: str, text: str) -> str:
-    """Returns the site's page of a file: its links lead to pages, and code spans to the API.
+    """Returns the page of the site: links lead to its pages, and code spans to the API.
 
     Args:
         source: The path of the file in the repository.
@@ -71,7 +71,7 @@ def made(source: str, text: str) -> str:
 
 
 def in_repository(source: str, target: str) -> str | None:
-    """Returns the path, with its anchor, that a link leads to; `None` outside the repository."""
+    """Returns the path and anchor that a link leads to; `None` outside the repository."""
     own = re.fullmatch(rf"{REPOSITORY}/(?:blob|tree)/main/(.*)", target)
     if own is not None:
         return own[1]
