@@ -23,9 +23,10 @@ from absl import app, flags
 from nbclient import NotebookClient
 from PIL import Image
 
+from tools.documentation import pages
+
 FLAGS = flags.FLAGS
-ROOT = pathlib.Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "examples" / "notebooks"
+NOTEBOOKS = pages.ROOT / pages.NOTEBOOKS
 #: Set, notebooks train for a few steps only, to see that they run.
 SHORT = "NSL_KERAS_SHORT"
 
@@ -44,7 +45,7 @@ def executed(name: str) -> nbformat.NotebookNode:
     notebook = jupytext.read(NOTEBOOKS / f"{name}.py")
     before = os.environ.get("PYTHONPATH", "")
     # This checkout, installed or not: else the notebook would install the package.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pages.ROOT), before]))
     try:
         with tempfile.TemporaryDirectory() as folder:
             resources = {"metadata": {"path": folder}}
@@ -91,7 +92,7 @@ def _small(picture: str) -> str:
 
 def write_pages(folder: pathlib.Path) -> None:
     """Writes a Markdown page for each notebook as it is stored, pictures beside it."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names():
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (folder / f"{name}.md").write_text(_page(name, notebook, folder))
@@ -101,7 +102,7 @@ def _page(name: str, notebook: nbformat.NotebookNode, folder: pathlib.Path) -> s
     parts = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(pages.made(f"{pages.NOTEBOOKS}/{name}.ipynb", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for place, output in enumerate(cell.outputs):
