@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
@@ -379,8 +379,10 @@ class NeighborDictionary(keras.layers.Layer):
 
         Entries that a whole batch leaves out are not returned. `kept` replaces the draw.
         """
-        queries = at_least_float32(queries)
-        keys, values = (ops.cast(each, queries.dtype) for each in (self.keys, self.values))
+        dtype = keras.backend.result_type(queries.dtype, "float32")
+        queries, keys, values = (
+            ops.cast(each, dtype) for each in (queries, self.keys, self.values)
+        )
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
                 taken = self._random_order()[self.num_dropped :]
