@@ -80,15 +80,18 @@ def test_an_episode_depends_on_seed_and_index_alone():
     assert not same(other.episode(10), late)  # It is not their sum that counts.
 
 
-def test_bytes_stay_bytes_and_come_out_between_0_and_1():
+def test_images_come_out_as_they_are_or_scaled():
     images, labels = numbered_images(dtype="uint8")
     sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
     assert sampler.images.dtype == np.uint8
     assert np.shares_memory(sampler.images, images)
     drawn = sampler.episode(0).query_images
-    floats = few_shot.EpisodeSampler(images.astype("float32"), labels, ways=3, queries=2)
     assert drawn.dtype == np.float32
-    np.testing.assert_array_equal(drawn, floats.episode(0).query_images / np.float32(255))
+    for given in (images, images.astype("int64"), images.astype("float64")):
+        scaled = few_shot.EpisodeSampler(given, labels, ways=3, queries=2, scale=1 / 255)
+        np.testing.assert_allclose(
+            255 * scaled.episode(0).query_images, drawn, rtol=1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ def test_bytes_stay_bytes_and_come_out_between_0_and_1():
         ({"ways": 0}, r"`ways` must be a positive integer\. Received: ways=0"),
         ({"shots": 0}, r"`shots` must be a positive integer\. Received: shots=0"),
         ({"queries": 1.5}, r"`queries` must be a positive integer\. Received: queries=1.5"),
+        ({"scale": 0}, r"`scale` must be a finite number above zero\. Received: scale=0"),
         ({"seed": -1}, r"`seed` must be an integer of at least 0\. Received: seed=-1"),
         ({"shots": 5, "queries": 8}, r"= 5 \+ 8 images\. Received: 0, 1, 2.*12 at the"),
     ],
@@ -126,7 +130,7 @@ def test_bad_images():
         (images[1:], "84 labels for 83 images"),
         (bad, r"`images` must be finite.*\(3, 0, 1, 0\)"),
         (images[..., 0], r"`images` must have shape.*\(84, 2, 2\)"),
-        (images.astype("int64"), r"`images` must be uint8.*int64"),
+        (images.astype("bool"), r"`images` must hold numbers.*bool"),
     ):
         with pytest.raises(ValueError, match=message):
             few_shot.EpisodeSampler(given, labels)
@@ -175,7 +179,9 @@ def test_from_dataset():
     named = ({"image": image, "label": label, "id": "x"} for image, label in pairs)
     expected = few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=6)
     for examples in (pairs, named):
-        sampler = few_shot.EpisodeSampler.from_dataset(examples, 3, 2, 4, seed=6)
+        sampler = few_shot.EpisodeSampler.from_dataset(
+            examples, ways=3, shots=2, queries=4, seed=6
+        )
         assert same(sampler.episode(0), expected.episode(0))
 
 
@@ -198,17 +204,9 @@ def test_equal_episodes_have_equal_fingerprints():
         few_shot.EpisodeSampler(images, labels, 3, 2, 4),
         few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=1),
         few_shot.EpisodeSampler(images, labels, 2, 2, 4),
+        few_shot.EpisodeSampler(images, labels, 3, 2, 4, scale=2),
         few_shot.EpisodeSampler(images + 1, labels, 3, 2, 4),
     ]
-    assert len({each.fingerprint for each in samplers}) == 4
+    assert len({each.fingerprint for each in samplers}) == 5
     again = few_shot.EpisodeSampler(images.copy(order="F"), list(labels), 3, 2, 4)
     assert samplers[0].fingerprint == again.fingerprint and len(again.fingerprint) == 16
-
-
-def test_images_up_to_255_that_are_not_divided_warn():
-    images = np.full((40, 4, 4, 1), 200.0, "float32")
-    labels = np.arange(40) // 10
-    with pytest.warns(UserWarning, match=r"go up to 200: divide them"):
-        few_shot.EpisodeSampler(images, labels, ways=2, queries=2)
-    few_shot.EpisodeSampler(images / 255, labels, ways=2, queries=2)
-    few_shot.EpisodeSampler(images.astype("uint8"), labels, ways=2, queries=2)
