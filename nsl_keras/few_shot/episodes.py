@@ -259,26 +259,27 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self.start = validation.non_negative_integer(start, "start")
         self.fresh = validation.boolean(fresh, "fresh")
         self.epoch = 0
-        # The batches that were asked for in the current epoch; None between epochs.
-        self._taken: set[int] | None = None
+        # Whether an epoch has begun, and the batches taken since the last one ended.
+        self._begun = False
+        self._taken: set[int] = set()
 
     def __len__(self) -> int:
         return self.steps
 
     def __getitem__(self, index: int) -> Batch:
-        if self._taken is not None:
-            self._taken.add(index)
+        self._taken.add(index)
         number = self.epoch * self.steps + index
         start = self.start + number * self.batch_size
         episodes = self.sampler.episodes(self.batch_size, start)
         return episodes[:3], episodes.query_labels
 
     def on_epoch_begin(self) -> None:
-        self._taken = set()
+        self._begun = True  # Not more: workers draw already.
 
     def on_epoch_end(self) -> None:
         # Keras also calls this after peeking at batches to build the model; how often
-        # depends on the backend.
-        if self.fresh and self._taken is not None and len(self._taken) == self.steps:
+        # depends on the backend. Processes draw from copies, which nobody can count.
+        whole = self.use_multiprocessing or len(self._taken) == self.steps
+        if self.fresh and self._begun and whole:
             self.epoch += 1
-        self._taken = None
+        self._begun, self._taken = False, set()

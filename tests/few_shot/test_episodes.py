@@ -1,9 +1,12 @@
 """Episodes: what is in them, that they are the same again, and what bad input says."""
 
+import time
+
 import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
+from helpers import IS_TENSORFLOW
 
 from nsl_keras import few_shot
 
@@ -147,7 +150,7 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     class Spy(type(sampler.batches(2, steps))):
         def __getitem__(self, index):
             batch = super().__getitem__(index)
-            if self._taken is not None:
+            if self._begun:
                 drawn.append(numbers_in(batch[0][2])[0].tolist())
             return batch
 
@@ -164,6 +167,31 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     # Building may have looked at one more; `fit` shuffles within an epoch.
     assert sorted(drawn[-4 * steps :]) == sorted(expected)
     assert model.predict(batches, verbose=0).shape == (2 * steps, 6, 3)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX must not fork")
+def test_workers_draw_the_same_episodes():
+    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+
+    class Slow(type(sampler.batches(1, 1))):
+        def on_epoch_begin(self):
+            time.sleep(0.1)
+            super().on_epoch_begin()
+
+    def losses(workers, processes):
+        keras.utils.set_random_seed(0)
+        backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
+        model = few_shot.ProtoNet(backbone, 3, temperature=1e4, learn_temperature=True)
+        model.compile(keras.optimizers.SGD(0.0), data.cross_entropy())
+        batches = Slow(sampler, 1, 3, 0, True)
+        batches.workers, batches.use_multiprocessing = workers, processes
+        history = model.fit(batches, epochs=3, verbose=0, shuffle=False).history
+        return history["loss"]
+
+    expected = losses(1, False)
+    assert len(set(expected)) == 3
+    for workers, processes in ((2, False), (1, True), (2, True)):
+        np.testing.assert_allclose(losses(workers, processes), expected, rtol=1e-6)
 
 
 def test_bad_batches():
