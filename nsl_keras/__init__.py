@@ -38,3 +38,10 @@ from nsl_keras.neighborhoods.model import (
 )
 from nsl_keras.training.checks import NonFiniteLossError as NonFiniteLossError
 from nsl_keras.version import __version__ as __version__
+
+# `dir` shows what is public.
+for _module in (
+    *(backbones, callbacks, convert, distribution, export, few_shot, key_metrics),
+    *(layers, predictors, visualize),
+):
+    vars(_module)["__dir__"] = _module.__all__.copy

@@ -200,6 +200,8 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
         ValueError: If they are something else.
     """
     values = np.asarray(labels)
+    if values.dtype == object and all(isinstance(each, str) for each in values.flat):
+        values = values.astype(str)  # As pandas holds them.
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "iuU":
