@@ -42,6 +42,7 @@ from nsl_keras.version import __version__ as __version__
 # `dir` shows what is public.
 for _module in (
     *(backbones, callbacks, convert, distribution, export, few_shot, key_metrics),
-    *(layers, predictors, visualize),
+    *(layers, losses, predictors, regularizers, similarities, visualize),
 ):
-    vars(_module)["__dir__"] = _module.__all__.copy
+    if hasattr(_module, "__all__"):
+        vars(_module)["__dir__"] = _module.__all__.copy

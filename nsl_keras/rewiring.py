@@ -174,9 +174,8 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     return _Rebuilding(replace).run(model)
 
 
-def config_of(layer: keras.Operation) -> dict[str, Any]:
-    """Returns a layer's config, with functions as they are, registered or not."""
-    config = layer.get_config()
+def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config of a layer, with functions as they are, registered or not."""
     functions = {name: getattr(layer, name, None) for name in config}
     return config | {
         name: each for name, each in functions.items() if inspect.isfunction(each)
@@ -291,7 +290,7 @@ class _Rebuilding:
 
     def _config(self, layer: keras.Operation) -> dict[str, Any]:
         """Returns a layer's config, with one object for what several layers share."""
-        config = config_of(layer)
+        config = with_functions(layer, layer.get_config())
         for name, value in config.items():
             number = value.get("shared_object_id") if isinstance(value, dict) else None
             if number is not None:

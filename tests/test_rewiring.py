@@ -211,9 +211,8 @@ def test_the_class_is_kept_or_a_warning_names_it(kind):
         nsl_keras.few_shot.convert_batch_norms,
     ):
         if kind is ScaledTask:
-            with pytest.warns(UserWarning, match="'ScaledTask' adds") as found:
-                converted = convert(model)
-            assert found[0].filename == __file__
+            with pytest.warns(UserWarning, match="'ScaledTask' adds"):
+                convert(model)
         else:
             converted = convert(model)
             assert type(converted) is type(model) and not converted.compiled
@@ -234,12 +233,10 @@ def test_functions_that_are_not_registered_are_passed_on():
     ]
     model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
     converted = nsl_keras.convert.add_similarity(model)
-    np.testing.assert_allclose(
-        converted.predict(IMAGES, verbose=0),
-        model.predict(IMAGES, verbose=0),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    expected = model.predict(IMAGES, verbose=0)
+    for each in (converted, nsl_keras.convert.fold(converted)):
+        received = each.predict(IMAGES, verbose=0)
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_keeps_policies_flags_and_derived_state():

@@ -150,7 +150,7 @@ def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
 
 def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer]:
     """Returns the new layers that replace a convolution, without its weights."""
-    config, pointwise = rewiring.config_of(layer), []
+    config, pointwise = rewiring.with_functions(layer, layer.get_config()), []
     if isinstance(layer, keras.layers.SeparableConv2D):
         config, rest = _separated(config)
         pointwise = [keras.layers.Conv2D(**rest)]

@@ -127,7 +127,8 @@ class SimilarityCell(keras.layers.Layer):
                 kernel = form.equivalent_kernel(kernel)
             # NumPy copies: on JAX the cells would share buffers, which training donates.
             folded.append(ops.convert_to_numpy(kernel))
-        plain = self.plain.from_config(super().get_config())
+        config = rewiring.with_functions(self, super().get_config())
+        plain = self.plain.from_config(config)
         plain.build((None, self.kernel.shape[0]))
         plain.kernel.assign(folded[0])
         plain.recurrent_kernel.assign(folded[1])
