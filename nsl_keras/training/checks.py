@@ -23,7 +23,8 @@ from nsl_keras.training.data import leaves
 class NonFiniteLossError(ArithmeticError):
     """The training loss became NaN or infinite.
 
-    `fit` raises this error when bad inputs or a diverging run make the loss non-finite.
+    `fit` raises this error when bad inputs or a diverging run make the loss non-finite,
+    unless its callbacks hold a `keras.callbacks.TerminateOnNaN`, which stops gently.
 
     Example:
 
