@@ -373,6 +373,25 @@ def test_models_of_jax(tmp_path):
             serve(inputs=tf.zeros(shape))
 
 
+@pytest.mark.jax
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no symbols")
+def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
+    options = {"kernel_size": 3, "padding": "same"}
+    for number, layer in enumerate(
+        [
+            nsl_keras.layers.SphereConv2D(4, **options),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, **options),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, **options, predictor="sphere"),
+        ]
+    ):
+        model = model_of(layer, (None, None, 3))
+        model.export(tmp_path / str(number), verbose=False)
+        served = tf.saved_model.load(str(tmp_path / str(number)))
+        x = np.random.default_rng(0).normal(size=(2, 9, 7, 3)).astype("float32")
+        np.testing.assert_allclose(served.serve(x), model(x), rtol=1e-3, atol=1e-5)
+
+
 #: Writes versions without end, and says before each.
 EXPORTER = """
 import itertools, sys
