@@ -38,3 +38,11 @@ from nsl_keras.neighborhoods.model import (
 )
 from nsl_keras.training.checks import NonFiniteLossError as NonFiniteLossError
 from nsl_keras.version import __version__ as __version__
+
+# `dir` shows what is public.
+for _module in (
+    *(backbones, callbacks, convert, distribution, export, few_shot, key_metrics),
+    *(layers, losses, predictors, regularizers, similarities, visualize),
+):
+    if hasattr(_module, "__all__"):
+        vars(_module)["__dir__"] = _module.__all__.copy

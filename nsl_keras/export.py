@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,7 +33,7 @@ _INPUTS_OF_EPISODES = ("support_images", "support_labels", "query_images")
 def save_model(
     model: keras.Model,
     folder: str | pathlib.Path,
-    version: int = 1,
+    version: int | None = None,
     signatures: Mapping[str, Function] | None = None,
     preprocessing: Function | None = None,
     examples: Any = None,
@@ -51,8 +52,10 @@ def save_model(
     numbers and the attention of the `k` nearest dictionary entries, of shape `(batch, k)`;
     `values` their class probabilities or targets, of shape `(batch, k, outputs)`; `classes`
     their most probable classes. A single input is named `inputs`;
-    several have the names of the model's inputs, or their keys. A few-shot learner takes
-    `support_images`, `support_labels` (int32) and `query_images`. A single output is named
+    several have the names of the model's inputs, or their keys; the method `serve` of the
+    loaded model, and `keras.layers.TFSMLayer`, take them in the model's structure. A
+    few-shot learner takes `support_images`, `support_labels` (int32) and `query_images`. A
+    single output is named
     `output_0`; several in a dict have their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
@@ -66,8 +69,8 @@ def save_model(
 
     Args:
         model: A built Keras model with any structure of inputs, or a few-shot learner.
-        folder: Folder of the model's versions; it is made if missing.
-        version: int of at least 1, the subfolder to write.
+        folder: Local folder of the model's versions; it is made if missing.
+        version: int of at least 1, the subfolder to write; `None` for the next one.
         signatures: Further signatures by name, each a function from a batch of the model's
             inputs to tensors whose first axis is the batch. They replace those above that
             have the same name.
@@ -82,8 +85,10 @@ def save_model(
         The path written, `folder/version`.
 
     Raises:
-        ValueError: If the path exists, the model is not built, or `examples` are needed.
-        RuntimeError: If the written model's predictions differ or are not finite.
+        ValueError: If the folder is remote, the version exists, the model is not built, or
+            `examples` are needed.
+        RuntimeError: If the written model's predictions differ or are not finite. A model
+            that is random when it predicts is compared by shapes alone.
 
     Example:
 
@@ -96,7 +101,11 @@ def save_model(
     ...     nsl_keras.export.save_model(model, folder).name
     '1'
     """
-    path = pathlib.Path(folder) / str(validation.positive_integer(version, "version"))
+    path = files.local_folder(folder)
+    if version is None:
+        taken = [int(each.name) for each in path.glob("*") if each.name.isdecimal()]
+        version = max(taken, default=0) + 1
+    path = path / str(validation.positive_integer(version, "version"))
     if path.exists():
         raise ValueError(
             f"`folder` must not hold version {version} yet: nothing is overwritten. "
@@ -107,27 +116,28 @@ def save_model(
     specs = tree.flatten(inputs)
 
     def prepare(tensors: Sequence[Any]) -> Any:
-        batch = tree.pack_sequence_as(inputs, list(tensors))
+        batch = tree.pack_sequence_as(inputs, tensors)
         return batch if preprocessing is None else preprocessing(batch)
 
     archive = keras.export.ExportArchive()
-    signatures = dict(signatures or {})
-    for name, function in {**_signatures_of(_folded(model), k), **signatures}.items():
-        # The archive finds the variables that each function uses.
+    signatures, served = dict(signatures or {}), _folded(model)
+    for name, function in {**_signatures_of(served, k), **signatures}.items():
+        # The archive finds the variables that each function uses, but no vocabularies.
         serve = _guarded(function, prepare, specs)
-        archive.add_endpoint(name, serve, input_signature=specs)
+        archive.add_endpoint(name, serve, input_signature=[inputs])
     arrays = _draw(model, specs) if examples is None else tree.flatten(examples)
     batch = [
         ops.convert_to_tensor(array, dtype=spec.dtype)
         for array, spec in zip(arrays, specs, strict=True)
     ]
     predict = signatures.get("serve", lambda given: model(given, training=False))
-    expected = predict(prepare(batch))
+    expected = [tree.flatten(predict(prepare(batch))) for _ in range(2)]
+    for layer in _layers_of(served, preprocessing, *signatures.values()):
+        if hasattr(layer, "lookup_table"):
+            archive.track(layer.lookup_table)
     with files.replacing(path) as scratch:
         archive.write_out(str(scratch), verbose=False)
-        names = [spec.name for spec in specs]
-        given = dict(zip(names, map(ops.convert_to_numpy, batch), strict=True))
-        _compare(scratch, given, expected, _relative_tolerance(model))
+        _compare(scratch, inputs, batch, expected, _relative_tolerance(model))
     return path
 
 
@@ -168,7 +178,8 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
 
 def _spec(shape: Any, dtype: Any = None, name: str | None = None) -> keras.InputSpec:
     """Returns an input of any batch size; the shape has a batch axis."""
-    dtype = keras.backend.standardize_dtype(dtype)
+    is_text = getattr(dtype, "kind", "") in ("U", "S", "O")
+    dtype = "string" if is_text else keras.backend.standardize_dtype(dtype)
     if dtype == "float64":  # NumPy's default.
         dtype = keras.config.floatx()
     return keras.InputSpec(shape=(None, *shape[1:]), dtype=dtype, name=name)
@@ -203,6 +214,17 @@ def _folded(model: keras.Model) -> keras.Model:
         return model
 
 
+def _layers_of(*functions: Any) -> Iterator[keras.layers.Layer]:
+    """Yields layers, the layers that functions refer to, and those inside both."""
+    found = list(functions)
+    for function in filter(inspect.isfunction, functions):
+        variables = inspect.getclosurevars(function)
+        found += [*variables.nonlocals.values(), *variables.globals.values()]
+    for each in found:
+        if isinstance(each, keras.layers.Layer):
+            yield from (each, *rewiring.sublayers(each))
+
+
 def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
     """Returns the built-in signatures of a model."""
     if not isinstance(model, MetaNeighborhoodModel):
@@ -228,10 +250,10 @@ def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
 def _guarded(
     function: Function, prepare: Function, specs: Sequence[keras.InputSpec]
 ) -> Callable[..., Any]:
-    """Returns a function of flat tensors that refuses wrong shapes and marks NaNs."""
+    """Returns a function of inputs that refuses wrong shapes and marks NaNs."""
 
-    def serve(*tensors: Any) -> Any:
-        checked = require_shapes(tensors, [spec.shape for spec in specs])
+    def serve(inputs: Any) -> Any:
+        checked = require_shapes(tree.flatten(inputs), [spec.shape for spec in specs])
         outputs = at_any_batch_size(lambda batch: function(prepare(batch)), checked)
         return tree.map_structure(lambda each: mark_non_finite(each, checked), outputs)
 
@@ -247,29 +269,40 @@ def _relative_tolerance(model: keras.Model) -> float:
 
 def _compare(
     folder: pathlib.Path,
-    inputs: Mapping[str, np.ndarray],
-    expected: Any,
+    inputs: Any,
+    batch: Sequence[Any],
+    expected: Sequence[Sequence[Any]],
     relative_tolerance: float,
 ) -> None:
-    """Raises unless the written model answers, with the expected predictions."""
+    """Raises unless the written model answers, with the expected predictions.
+
+    Two predictions of the model are expected: if they differ, the model is random, and
+    only shapes can be compared.
+    """
     import tensorflow as tf  # Under JAX too, SavedModels are TensorFlow's.
 
     loaded = tf.saved_model.load(str(folder))
-    given = {name: tf.constant(each) for name, each in inputs.items()}
+    given = [tf.constant(ops.convert_to_numpy(each)) for each in batch]
+    names = [spec.name for spec in tree.flatten(inputs)]
     for signature in loaded.signatures.values():
-        signature(**given)
-    received = loaded.serve(*given.values())
-    for pair in zip(tree.flatten(expected), tree.flatten(received), strict=True):
-        one, two = (ops.convert_to_numpy(each).astype("float64") for each in pair)
+        signature(**dict(zip(names, given, strict=True)))
+    received = tree.flatten(loaded.serve(tree.pack_sequence_as(inputs, given)))
+    for tensors in zip(*expected, received, strict=True):
+        one, again, two = (ops.convert_to_numpy(each).astype("float64") for each in tensors)
         if not np.isfinite(one).all():
             raise RuntimeError(
                 "The predictions of `model` for `examples` must be finite; give examples "
                 "within the bounds of its inputs. Received: NaN or infinite predictions"
             )
+        if one.shape != two.shape:
+            raise RuntimeError(
+                "The written model must return the shapes that the model returns for the "
+                f"same batch, {one.shape}. Received: {two.shape}"
+            )
         tolerance = relative_tolerance * max(1e-3, np.abs(one).max(initial=0.0))
-        if one.shape != two.shape or not np.allclose(one, two, rtol=0, atol=tolerance):
+        close = {"rtol": 0, "atol": tolerance}
+        if np.allclose(one, again, **close) and not np.allclose(one, two, **close):
             raise RuntimeError(
                 "The written model must predict what the model predicts. Received: outputs "
-                f"of shapes {one.shape} and {two.shape} that differ by more than "
-                f"{tolerance:.2g}"
+                f"that differ by {np.abs(one - two).max():.2g}, more than {tolerance:.2g}"
             )

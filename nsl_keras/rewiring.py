@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -53,9 +55,9 @@ def require_graph(model: Any) -> None:
     """Raises unless `model` is a built functional or Sequential model."""
     if not is_graph(model) or not hasattr(model, "inputs"):
         raise ValueError(
-            "`model` must be a functional or Sequential model, and must be built: start it "
-            "with a `keras.Input`, or call it on data. "
-            f"Received: model={model!r} of type {type(model).__name__!r}"
+            "`model` must be a functional or Sequential model of Keras 3, and must be "
+            "built: start it with a `keras.Input`, or call it on data. Received: "
+            f"model={model!r} of type {type(model).__module__}.{type(model).__name__}"
         )
 
 
@@ -172,6 +174,21 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     return _Rebuilding(replace).run(model)
 
 
+def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config of a layer, with functions as they are, registered or not."""
+    functions = {name: getattr(layer, name, None) for name in config}
+    return config | {
+        name: each for name, each in functions.items() if inspect.isfunction(each)
+    }
+
+
+def _is_made_by_keras(kind: type[keras.Model], plain: type[keras.Model]) -> bool:
+    """Whether a model's class takes the arguments of Keras's own class."""
+    signatures = (inspect.signature(each.__init__) for each in (kind, plain))
+    one, other = ([*signature.parameters] for signature in signatures)
+    return one == other
+
+
 #: In place of the function in the config of a `Lambda`.
 _PLACEHOLDER = keras.saving.serialize_keras_object(keras.activations.linear)
 
@@ -192,6 +209,15 @@ class _Rebuilding:
         new_model = self._model(model)
         for source, copy in self._copies:
             _copy_state(source, copy)
+        # Keras exports no model to ONNX that was never called.
+        is_stack = isinstance(new_model, keras.Sequential)
+        new_model(new_model.inputs[0] if is_stack else new_model.input)
+        if type(new_model) is not type(model):
+            warnings.warn(
+                f"The new model is a plain Keras model, without what {model.name!r}'s "
+                f"class {type(model).__name__!r} adds, such as steps or preprocessing.",
+                stacklevel=5,  # The caller of a decorated function that rebuilds.
+            )
         return new_model
 
     def _model(self, model: keras.Model) -> keras.Model:
@@ -202,10 +228,15 @@ class _Rebuilding:
                 batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name
             )
             stack = [layer for each in model.layers for layer in self._chain(each)]
-            return keras.Sequential([start, *stack], name=model.name)
-        return keras.models.clone_model(
+            kept = _is_made_by_keras(type(model), keras.Sequential)
+            kind = type(model) if kept else keras.Sequential
+            return kind([start, *stack], name=model.name)
+        made = keras.models.clone_model(
             _uncompiled(model), clone_function=lambda each: each, call_function=self._call
         )
+        if type(made) is type(model) or not _is_made_by_keras(type(model), type(made)):
+            return made
+        return type(model)(made.input, made.output, name=model.name)
 
     def _call(self, layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("mask", True) is None:
@@ -259,7 +290,7 @@ class _Rebuilding:
 
     def _config(self, layer: keras.Operation) -> dict[str, Any]:
         """Returns a layer's config, with one object for what several layers share."""
-        config = layer.get_config()
+        config = with_functions(layer, layer.get_config())
         for name, value in config.items():
             number = value.get("shared_object_id") if isinstance(value, dict) else None
             if number is not None:

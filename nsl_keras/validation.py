@@ -214,7 +214,8 @@ def _finite_numbers(array: Any, name: str) -> np.ndarray:
     values = _as_numpy(array)
     if values.dtype.kind not in "biuf":
         raise ValueError(
-            f"`{name}` must hold numbers. Received: {name} of dtype {values.dtype}"
+            f"`{name}` must hold numbers; np.unique(names, return_inverse=True)[1] numbers "
+            f"class names. Received: {name} of dtype {values.dtype}"
         )
     finite(values, name)
     return values

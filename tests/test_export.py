@@ -196,7 +196,7 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(probabilities
 
 
 def test_inputs_like_the_examples(unshaped):
-    found = unshaped.serve(np.ones((2, 3), "float32"), np.ones((2, 3), "int32"))
+    found = unshaped.serve([np.ones((2, 3), "float32"), np.ones((2, 3), "int32")])
     np.testing.assert_array_equal(found, np.full((2, 3), 2.0))
 
 
@@ -222,8 +222,67 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "mine").write_text("kept")
     with pytest.raises(ValueError, match=r"must not hold version 1 yet.*nothing is overwr"):
-        export.save_model(model_of(keras.layers.Dense(2)), tmp_path)
+        export.save_model(model_of(keras.layers.Dense(2)), tmp_path, version=1)
     assert [p.name for p in (tmp_path / "1").iterdir()] == ["mine"]
+
+
+def test_the_next_version_is_written_by_default(tmp_path):
+    for version in (1, 2, 7, 8):
+        number = 7 if version == 7 else None
+        path = export.save_model(model_of(keras.layers.Dense(2)), tmp_path, number)
+        assert path == tmp_path / str(version)
+
+
+@pytest.mark.parametrize("structure", [list, dict])
+def test_keras_calls_exports_in_the_structure_of_the_model(structure, tmp_path):
+    tensors = {name: keras.Input((4,), name=name) for name in ("b", "a")}
+    given = {"b": vectors(5), "a": 2 * vectors(5)}
+    if structure is list:
+        tensors, given = list(tensors.values()), list(given.values())
+    both = keras.layers.Subtract()(keras.tree.flatten(tensors))
+    model = keras.Model(tensors, both)
+    path = export.save_model(model, tmp_path)
+    layer = keras.layers.TFSMLayer(str(path), call_endpoint="serve")
+    np.testing.assert_allclose(layer(given), model(given), rtol=1e-6)
+
+
+def words_inside():
+    tensor = keras.Input((4,), dtype="string")
+    numbers = keras.layers.StringLookup(vocabulary=["cat", "dog"])(tensor)
+    return {"model": keras.Model(tensor, keras.layers.Rescaling(1.0)(numbers))}
+
+
+def words_before():
+    lookup = keras.layers.StringLookup(vocabulary=["cat", "dog"])
+    return {"model": model_of(keras.layers.Rescaling(1.0)), "preprocessing": lookup}
+
+
+def words_in_functions():
+    lookup = keras.layers.StringLookup(vocabulary=["cat", "dog"])
+    names = keras.layers.StringLookup(vocabulary=["cat", "dog"], invert=True)
+    return {
+        "model": model_of(keras.layers.Rescaling(1.0)),
+        "preprocessing": lambda words: ops.cast(lookup(words), "float32"),
+        "signatures": {"names": lambda numbers: names(ops.cast(numbers, "int64"))},
+    }
+
+
+@pytest.mark.parametrize("make", [words_inside, words_before, words_in_functions])
+def test_vocabularies_are_part_of_the_export(make, tmp_path):
+    words = np.array([["cat", "dog", "owl", "cat"]])
+    path = export.save_model(**make(), folder=tmp_path, examples=words)
+    loaded = tf.saved_model.load(str(path))
+    np.testing.assert_array_equal(loaded.serve(tf.constant(words)), [[1, 2, 0, 1]])
+    if make is words_in_functions:
+        found = loaded.names(tf.constant(words)).numpy().tolist()
+        assert found == [[b"cat", b"dog", b"[UNK]", b"cat"]]
+
+
+def test_random_models_are_exported(tmp_path):
+    loaded = tf.saved_model.load(str(export.save_model(noisy_model(), tmp_path)))
+    one, two = (loaded.serve(vectors(5)) - vectors(5) for _ in range(2))
+    assert np.abs(one - two).max() > 0.1
+    np.testing.assert_allclose(one, np.broadcast_to(one[0], (5, 4)), atol=1e-6)
 
 
 def model_of(layer, shape=(4,)):
@@ -260,13 +319,35 @@ def noisy_model():
             RuntimeError,
             "`model` for `examples` must be finite",
         ),
-        (noisy_model, {}, RuntimeError, "must predict what the model predicts.*differ"),
+        (
+            lambda: model_of(
+                keras.layers.Lambda(lambda x: x + float(tf.executing_eagerly()))
+            ),
+            {},
+            RuntimeError,
+            "must predict what the model predicts.*that differ by 1, more than",
+        ),
+        (
+            lambda: model_of(
+                keras.layers.Lambda(lambda x: x[None] if tf.executing_eagerly() else x)
+            ),
+            {},
+            RuntimeError,
+            r"must return the shapes .*, \(1, 3, 4\)\. Received: \(3, 4\)",
+        ),
+        (
+            noisy_model,
+            {"folder": "gs://bucket/model"},
+            ValueError,
+            "`folder` must be a fol",
+        ),
+        (noisy_model, {"folder": "model.keras"}, ValueError, "`folder` must be a folder"),
     ],
-    ids=["version", "unbuilt", "unshaped", "unknown_sizes", "not_finite", "noisy"],
+    ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
     with pytest.raises(error, match=message):
-        export.save_model(make(), tmp_path, **options)
+        export.save_model(make(), **{"folder": tmp_path} | options)
     assert not list(tmp_path.iterdir())
 
 
@@ -290,6 +371,25 @@ def test_models_of_jax(tmp_path):
     for shape in [(4,), (2, 5)]:
         with pytest.raises(tf.errors.InvalidArgumentError):
             serve(inputs=tf.zeros(shape))
+
+
+@pytest.mark.jax
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no symbols")
+def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
+    options = {"kernel_size": 3, "padding": "same"}
+    for number, layer in enumerate(
+        [
+            nsl_keras.layers.SphereConv2D(4, **options),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, **options),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, **options, predictor="sphere"),
+        ]
+    ):
+        model = model_of(layer, (None, None, 3))
+        model.export(tmp_path / str(number), verbose=False)
+        served = tf.saved_model.load(str(tmp_path / str(number)))
+        x = np.random.default_rng(0).normal(size=(2, 9, 7, 3)).astype("float32")
+        np.testing.assert_allclose(served.serve(x), model(x), rtol=1e-3, atol=1e-5)
 
 
 #: Writes versions without end, and says before each.

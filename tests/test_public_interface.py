@@ -63,6 +63,12 @@ def test_the_docstring_of_the_package_names_its_modules():
     assert {module.__name__.rpartition(".")[2] for module in MODULES} <= named
 
 
+def test_dir_shows_what_is_public():
+    for module in MODULES:
+        if hasattr(module, "__all__"):
+            assert dir(module) == sorted(module.__all__), module.__name__
+
+
 def test_registered():
     offenders = []
     for name, thing in PUBLIC.items():

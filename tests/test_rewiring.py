@@ -176,6 +176,69 @@ def test_copies_of_other_models(make):
     assert isinstance(copy, keras.Sequential) == isinstance(model, keras.Sequential)
 
 
+class Scaled:
+    def predict_step(self, data):
+        return self(data / 255)
+
+
+class ScaledModel(Scaled, keras.Model):
+    pass
+
+
+class ScaledStack(Scaled, keras.Sequential):
+    pass
+
+
+class ScaledTask(Scaled, keras.Model):
+    def __init__(self, classes):
+        inputs = keras.Input((8, 8, 2))
+        super().__init__(inputs, keras.layers.Conv2D(classes, 3)(inputs))
+
+
+@pytest.mark.parametrize("kind", [ScaledModel, ScaledStack, ScaledTask])
+def test_the_class_is_kept_or_a_warning_names_it(kind):
+    inputs, layer = keras.Input((8, 8, 2)), keras.layers.Conv2D(2, 3)
+    if kind is ScaledTask:
+        model = kind(2)
+    else:
+        model = (
+            kind([inputs, layer]) if kind is ScaledStack else kind(inputs, layer(inputs))
+        )
+    model.compile("adam", "mse")
+    for convert in (
+        nsl_keras.convert.add_similarity,
+        nsl_keras.convert.fold,
+        nsl_keras.few_shot.convert_batch_norms,
+    ):
+        if kind is ScaledTask:
+            with pytest.warns(UserWarning, match="'ScaledTask' adds"):
+                convert(model)
+        else:
+            converted = convert(model)
+            assert type(converted) is type(model) and not converted.compiled
+            expected = model.predict(IMAGES, verbose=0)
+            received = converted.predict(IMAGES, verbose=0)
+            np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+
+
+def twice(x):
+    return 2 * x
+
+
+def test_functions_that_are_not_registered_are_passed_on():
+    layers = [
+        keras.layers.Conv2D(2, 3, activation=twice),
+        keras.layers.SeparableConv2D(2, 3, activation=twice, bias_initializer=None),
+        keras.layers.Dense(2, activation=twice),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
+    converted = nsl_keras.convert.add_similarity(model)
+    expected = model.predict(IMAGES, verbose=0)
+    for each in (converted, nsl_keras.convert.fold(converted)):
+        received = each.predict(IMAGES, verbose=0)
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_copy_keeps_policies_flags_and_derived_state():
     normalization = keras.layers.Normalization()
     normalization.adapt(IMAGES)
@@ -315,5 +378,7 @@ def own_call():
     ],
 )
 def test_models_without_a_known_graph(make, use):
-    with pytest.raises(ValueError, match=r"must be a functional or Sequential.*be built"):
+    with pytest.raises(
+        ValueError, match=r"functional or Sequential model of Keras 3.*be built"
+    ):
         use(make())

@@ -188,7 +188,7 @@ def test_other_labels_pass():
         ),
         (np.zeros((4, 1, 1)), "Received: y.shape=(4, 1, 1)"),
         (1, "Received: y.shape=()"),
-        (["cat", "dog"], "`y` must hold numbers"),
+        (["cat", "dog"], "`y` must hold numbers; np.unique(names, return_inverse=True)[1]"),
         ([None, 1], "`y` must hold numbers"),
     ],
     ids=str,

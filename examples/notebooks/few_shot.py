@@ -107,11 +107,12 @@ print(train_images.shape, train_images.dtype, test_images.shape)
 # ## Episodes
 #
 # Five ways, one shot, ten queries a class. Episode number `i` is a function of the sampler's
-# seed and `i`: every learner gets the same ones. Images of type uint8 come out in [0, 1].
+# seed and `i`: every learner gets the same ones. `scale` brings bytes into [0, 1].
 
 # %%
-episodes = few_shot.EpisodeSampler(train_images, train_labels, shots=1, queries=10, seed=1)
-others = few_shot.EpisodeSampler(test_images, test_labels, shots=1, queries=10, seed=2)
+sizes = {"shots": 1, "queries": 10, "scale": 1 / 255}
+episodes = few_shot.EpisodeSampler(train_images, train_labels, seed=1, **sizes)
+others = few_shot.EpisodeSampler(test_images, test_labels, seed=2, **sizes)
 
 episode = others.episode(0)
 figure, axes = plt.subplots(5, 7, figsize=(7, 5), layout="constrained")

@@ -105,6 +105,7 @@ class Training:
             setting.shots,
             setting.queries,
             seed,
+            scale=1 / 255,
         )
 
     def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -109,6 +110,16 @@ class ReplicatedSteps(keras.Model):
 
     Batches must divide among the devices.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        tf = sys.modules.get("tensorflow")
+        if tf is not None and tf.distribute.has_strategy():
+            raise RuntimeError(
+                "On JAX a model must be made outside of `tf.distribute` scopes, which it "
+                "would ignore; use keras.distribution. Received: a scope of "
+                f"{type(tf.distribute.get_strategy()).__name__}"
+            )
 
 
 def is_first_process(model: keras.Model) -> bool:

@@ -193,7 +193,7 @@ class ReplicatedSteps(keras.Model):
     def track_loss(self, loss: Any, x: Any) -> None:
         """Feeds the reported loss, which Keras has scaled by the number of replicas."""
         share = _share.get()
-        examples = tf.shape(keras.tree.flatten(x)[0])[0] if share is None else share.counted
+        examples = tf.shape(_first(x))[0] if share is None else share.counted
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss * replicas_in_sync(), sample_weight=examples)

@@ -170,8 +170,8 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns images and their classes as arrays, uncopied where they are arrays already.
 
     Raises:
-        ValueError: If the images are not of rank 4, not finite or neither uint8 nor
-            floating-point, or differ in number from the labels.
+        ValueError: If the images are not of rank 4, not finite or no numbers, or
+            differ in number from the labels.
     """
     images = np.asarray(images)
     if images.ndim != 4 or 0 in images.shape:
@@ -179,11 +179,9 @@ def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
             "`images` must have shape (n, height, width, channels), none of them 0. "
             f"Received: images.shape={images.shape}"
         )
-    # For other types of integers, the value of white is unknown.
-    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+    if images.dtype.kind not in "iuf":
         raise ValueError(
-            "`images` must be uint8, in [0, 255], or floating-point. "
-            f"Received: images of dtype {images.dtype}"
+            f"`images` must hold numbers. Received: images of dtype {images.dtype}"
         )
     validation.finite(images, "images")
     labels = as_classes(labels)
@@ -202,6 +200,8 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
         ValueError: If they are something else.
     """
     values = np.asarray(labels)
+    if values.dtype == object and all(isinstance(each, str) for each in values.flat):
+        values = values.astype(str)  # As pandas holds them.
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "iuU":

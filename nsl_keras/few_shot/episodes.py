@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,9 +12,6 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.few_shot.classes import checked_images, listed
-
-#: Standardized images do not exceed it.
-_SURELY_BYTES = 100
 
 #: Inputs and targets of `fit`.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -60,11 +56,10 @@ class EpisodeSampler:
     backend. The papers test on 600 episodes of 15 queries per class.
 
     The images stay in memory as they are given; uint8 takes a quarter of float32's memory.
-    Episodes hold float32: uint8 images divided by 255, in [0, 1]; floating-point images
-    unchanged.
+    Episodes hold them in float32, multiplied by `scale`.
 
     Args:
-        images: Array of shape `(n, height, width, channels)`, uint8 or floating-point.
+        images: Array of numbers, of shape `(n, height, width, channels)`.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each image, a number or a
             name. Episodes are drawn from all images: pass one part of the classes only
             (see `split_classes`, `select_classes` and `disjoint`).
@@ -72,9 +67,8 @@ class EpisodeSampler:
         shots: int, the number of support images per class.
         queries: int, the number of query images per class.
         seed: int, at least 0.
-
-    Warns:
-        UserWarning: If floating-point images seem to be in [0, 255].
+        scale: float above 0. Like Keras, nothing here scales bytes by itself: pass
+            `1 / 255` if the network takes images in [0, 1].
 
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
@@ -104,19 +98,14 @@ class EpisodeSampler:
         shots: int = 1,
         queries: int = 15,
         seed: int = 0,
+        scale: float = 1.0,
     ) -> None:
         self.images, self.labels = checked_images(images, labels)
-        if self.images.dtype.kind == "f" and self.images.max(initial=0) > _SURELY_BYTES:
-            warnings.warn(
-                "Floating-point images are used as they are, and uint8 images divided by "
-                f"255. These go up to {self.images.max():.0f}: divide them if the network "
-                "expects [0, 1].",
-                stacklevel=2,
-            )
         self.ways = validation.positive_integer(ways, "ways")
         self.shots = validation.positive_integer(shots, "shots")
         self.queries = validation.positive_integer(queries, "queries")
         self.seed = validation.non_negative_integer(seed, "seed")
+        self.scale = validation.positive_number(scale, "scale")
         self.classes, numbers, counts = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )
@@ -138,20 +127,14 @@ class EpisodeSampler:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, equal for samplers of equal episodes."""
-        setting = (self.ways, self.shots, self.queries, self.seed, self.labels.tolist())
-        digest = hashlib.sha256(repr((setting, self.images.shape)).encode())
+        setting = (self.ways, self.shots, self.queries, self.seed, self.scale)
+        described = (setting, self.labels.tolist(), self.images.shape)
+        digest = hashlib.sha256(repr(described).encode())
         digest.update(np.ascontiguousarray(self.images).data)
         return digest.hexdigest()[:16]
 
     @classmethod
-    def from_dataset(
-        cls,
-        dataset: Iterable[Any],
-        ways: int = 5,
-        shots: int = 1,
-        queries: int = 15,
-        seed: int = 0,
-    ) -> EpisodeSampler:
+    def from_dataset(cls, dataset: Iterable[Any], **options: Any) -> EpisodeSampler:
         """Reads a data set of single examples once, for example of tensorflow-datasets.
 
         Args:
@@ -159,10 +142,7 @@ class EpisodeSampler:
                 `tf.data.Dataset` that ends and is not batched, or the result of
                 `tfds.as_numpy` or `tfds.data_source`. Images must be of one size (use the
                 data set's `map` before).
-            ways: As of the class.
-            shots: As of the class.
-            queries: As of the class.
-            seed: As of the class.
+            **options: Further arguments of the class.
 
         Raises:
             ValueError: As the class, and for examples of another form.
@@ -182,7 +162,7 @@ class EpisodeSampler:
             for example in dataset
         ]
         images, labels = (np.stack(each) for each in zip(*pairs, strict=True))
-        return cls(images, labels, ways, shots, queries, seed)
+        return cls(images, labels, **options)
 
     def episode(self, index: int) -> Episode:
         """Returns episode number `index`, a function of it and `seed` alone."""
@@ -223,10 +203,10 @@ class EpisodeSampler:
 
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
-        white = np.float32(255 if self.images.dtype == np.uint8 else 1)
-        # One episode at a time: a copy of all images would take longer than the division.
+        scale = np.float32(self.scale)
+        # One episode at a time: a copy of all images would take longer than the product.
         for episode, numbers in zip(images, drawn, strict=True):
-            np.divide(self.images[numbers], white, out=episode, casting="same_kind")
+            np.multiply(self.images[numbers], scale, out=episode, casting="same_kind")
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
         return images, np.tile(labels, (len(drawn), 1))
 
@@ -279,26 +259,27 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self.start = validation.non_negative_integer(start, "start")
         self.fresh = validation.boolean(fresh, "fresh")
         self.epoch = 0
-        # The batches that were asked for in the current epoch; None between epochs.
-        self._taken: set[int] | None = None
+        # Whether an epoch has begun, and the batches taken since the last one ended.
+        self._begun = False
+        self._taken: set[int] = set()
 
     def __len__(self) -> int:
         return self.steps
 
     def __getitem__(self, index: int) -> Batch:
-        if self._taken is not None:
-            self._taken.add(index)
+        self._taken.add(index)
         number = self.epoch * self.steps + index
         start = self.start + number * self.batch_size
         episodes = self.sampler.episodes(self.batch_size, start)
         return episodes[:3], episodes.query_labels
 
     def on_epoch_begin(self) -> None:
-        self._taken = set()
+        self._begun = True  # Not more: workers draw already.
 
     def on_epoch_end(self) -> None:
         # Keras also calls this after peeking at batches to build the model; how often
-        # depends on the backend.
-        if self.fresh and self._taken is not None and len(self._taken) == self.steps:
+        # depends on the backend. Processes draw from copies, which nobody can count.
+        whole = self.use_multiprocessing or len(self._taken) == self.steps
+        if self.fresh and self._begun and whole:
             self.epoch += 1
-        self._taken = None
+        self._begun, self._taken = False, set()

@@ -78,7 +78,7 @@ class Finetuner:
     Args:
         model: A built functional or Sequential model from images to logits, of layers
             that can be made from their configs. Train it on images in the range of the
-            episodes' (`EpisodeSampler` divides uint8 images by 255).
+            episodes' images.
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             list of names or paths of variables, or a function that takes a variable

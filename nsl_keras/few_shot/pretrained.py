@@ -47,8 +47,8 @@ class PretrainedLearner(MetricLearner):
         Use images of the classes that the backbone was trained on.
 
         Args:
-            images: Array of shape `(n, ...)`, or a data set of batches; uint8 images are
-                divided by 255, as `EpisodeSampler` does.
+            images: Array of shape `(n, ...)`, or a data set of batches, in the range of
+                the episodes' images.
             batch_size: int, the number of images computed at once.
 
         Raises:
@@ -62,8 +62,6 @@ class PretrainedLearner(MetricLearner):
             )
 
         def features(images: Tensor) -> Tensor:
-            if keras.backend.standardize_dtype(images.dtype) == "uint8":
-                images = ops.cast(images, "float32") / 255
             return at_least_float32(self.backbone(images, training=False))
 
         found = predict(features, self.backbone, images, batch_size=batch_size)

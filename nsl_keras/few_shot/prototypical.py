@@ -33,8 +33,7 @@ class ProtoNet(MetricLearner):
 
     Args:
         backbone: Keras model from images to features; features of several axes are
-            flattened. Images must be in the range that it is trained on:
-            `EpisodeSampler` divides uint8 images by 255.
+            flattened. Images must be in the range that it is trained on.
         ways: int, the number of classes of an episode. No weights depend on
             `ways`, so a second learner with the same backbone can use a different number.
             The paper trains with more ways than it tests with.

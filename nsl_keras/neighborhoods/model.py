@@ -250,7 +250,9 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # By a symbolic call, which a subclassed backbone may need in order to build.
-        inputs = tree.map_shape_structure(keras.KerasTensor, input_shape)
+        inputs = tree.map_shape_structure(
+            lambda shape: shape and keras.KerasTensor(shape), input_shape
+        )
         return tuple(self.neighborhood(self.features(inputs)).shape)
 
     def initialize_from(
@@ -302,12 +304,12 @@ class MetaNeighborhoodModel(CheckedModel):
                 "`y` must be given, or come with the data set as (x, y). Received: y=None"
             )
         self._check_data(x, y)
-        examples = len(tree.flatten(x)[0])
+        examples = len(data.leaves(x)[0])
         drawn = self.dictionary.draw_examples(y, examples, seed)
         features = data.predict(
             self.features,
             self,
-            tree.map_structure(lambda each: each[drawn], x),
+            tree.map_structure(lambda each: each[drawn], x, none_is_leaf=False),
             batch_size=batch_size,
             verbose=verbose,
         )
@@ -402,7 +404,7 @@ class MetaNeighborhoodModel(CheckedModel):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
         if not self.built:
             with variable_scope(self):
-                self.build(tree.map_structure(lambda each: (None, *each.shape[1:]), x))
+                self.build(tree.map_structure(np.shape, x, none_is_leaf=False))
         if y is None:
             return
         if self.task == "classification":

@@ -55,8 +55,9 @@ def add_similarity(
     name ends in `_depthwise`, and a 1x1 convolution of the original name.
 
     Args:
-        model: A built functional or Sequential model. A model of a derived class
-            becomes a plain one. Of a `MetaNeighborhoodModel` the backbone is converted.
+        model: A built functional or Sequential model. A derived class is kept if it is
+            constructed as Keras's own. Of a `MetaNeighborhoodModel` the backbone is
+            converted.
         similarity: As for `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: As for `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels with the same
@@ -82,7 +83,8 @@ def add_similarity(
 
     Warns:
         UserWarning: If the outputs may change: a `nsl_keras.similarities.Sparse` has fewer
-            entries than taps, or a predictor has `start="published"` or is a custom layer.
+            entries than taps, or a predictor has `start="published"` or is a custom layer;
+            and if the class of `model` cannot be kept.
 
     Example:
 
@@ -148,7 +150,7 @@ def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
 
 def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer]:
     """Returns the new layers that replace a convolution, without its weights."""
-    config, pointwise = layer.get_config(), []
+    config, pointwise = rewiring.with_functions(layer, layer.get_config()), []
     if isinstance(layer, keras.layers.SeparableConv2D):
         config, rest = _separated(config)
         pointwise = [keras.layers.Conv2D(**rest)]

@@ -58,11 +58,11 @@ def windows(
     dilation_rate: Sequence[int],
 ) -> list[Tensor]:
     """Returns the input under every tap, as shifted copies."""
-    # Each size is an int if known, and otherwise a scalar tensor of the graph.
+    # Each size is an int if known, else a scalar tensor, or a symbol of JAX.
     batch, *sizes, channels = ops.shape(inputs)
     lengths, extents, paddings = [], [], []
     for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
-        maximum: Any = max if isinstance(size, int) else ops.maximum
+        maximum: Any = ops.maximum if ops.is_tensor(size) else max
         reach = (k - 1) * d
         # The number of output positions.
         length = (size - reach - 1) // s + 1 if padding == "valid" else -(-size // s)

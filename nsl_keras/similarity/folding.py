@@ -173,7 +173,8 @@ def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
     """Returns the plain layer with only one tap of the equivalent kernel."""
     folded = layer.fold()
     geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
-    plain = type(folded).from_config(folded.get_config() | geometry)
+    config = rewiring.with_functions(folded, folded.get_config())
+    plain = type(folded).from_config(config | geometry)
     plain.build_from_config(layer.get_build_config())
     kernel = ops.convert_to_numpy(folded.kernel)[tap]
     plain.kernel.assign(kernel.reshape(plain.kernel.shape))

@@ -50,7 +50,8 @@ class FloatKernel(keras.layers.Layer):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
-        shape = tuple(inputs.shape)
+        # JAX has symbols for unknown sizes, which Keras does not compute with.
+        shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
             raise ValueError(
                 "Computed output size would be zero or negative: the kernel must fit into "

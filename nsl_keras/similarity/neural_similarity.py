@@ -155,7 +155,8 @@ class NeuralSimilarity(FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require_static("fold")
-        plain = self.plain.from_config(super().get_config())
+        config = rewiring.with_functions(self, super().get_config())
+        plain = self.plain.from_config(config)
         plain.build(self.get_build_config()["input_shape"])
         # NumPy copies: on JAX the two layers would share buffers, which training donates.
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))

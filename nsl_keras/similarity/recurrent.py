@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, similarities, validation
@@ -126,7 +127,8 @@ class SimilarityCell(keras.layers.Layer):
                 kernel = form.equivalent_kernel(kernel)
             # NumPy copies: on JAX the cells would share buffers, which training donates.
             folded.append(ops.convert_to_numpy(kernel))
-        plain = self.plain.from_config(super().get_config())
+        config = rewiring.with_functions(self, super().get_config())
+        plain = self.plain.from_config(config)
         plain.build((None, self.kernel.shape[0]))
         plain.kernel.assign(folded[0])
         plain.recurrent_kernel.assign(folded[1])
@@ -134,6 +136,15 @@ class SimilarityCell(keras.layers.Layer):
             plain.bias.assign(ops.convert_to_numpy(self.bias.value))
         rewiring.copy_activations(self, plain)
         return plain
+
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        # Keras's cell, which would load the kernels without their `M`, refuses one more.
+        store["has_similarity"] = np.ones(())
+
+    def load_own_variables(self, store: Any) -> None:
+        names = set(store.keys()) - {"has_similarity"}
+        super().load_own_variables({name: store[name] for name in names})
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object

@@ -91,8 +91,8 @@ class TrainingBackup(keras.callbacks.Callback):
         history: dict of the logs of all epochs, as `History.history`.
 
     Raises:
-        ValueError: For arguments outside the ranges above; in `fit`, if the folder holds
-            states of another model.
+        ValueError: For arguments outside the ranges above, or a remote folder; in `fit`, if
+            the folder holds states of another model.
         OSError: In `fit`, if the folder cannot be written to or its disk is too full.
 
     Example:
@@ -140,7 +140,7 @@ class TrainingBackup(keras.callbacks.Callback):
                 "`data` must have an attribute `epoch`, on which its order depends. "
                 f"Received: a {type(data).__name__}"
             )
-        self.folder = pathlib.Path(folder).expanduser()
+        self.folder = files.local_folder(folder)
         self.data = data
         self.callbacks = list(callbacks)
         self.every = validation.positive_integer(every, "every")

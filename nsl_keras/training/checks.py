@@ -17,12 +17,14 @@ from keras import ops
 
 from nsl_keras import rewiring
 from nsl_keras.backend import ReplicatedSteps, Tensor
+from nsl_keras.training.data import leaves
 
 
 class NonFiniteLossError(ArithmeticError):
     """The training loss became NaN or infinite.
 
-    `fit` raises this error when bad inputs or a diverging run make the loss non-finite.
+    `fit` raises this error when bad inputs or a diverging run make the loss non-finite,
+    unless its callbacks hold a `keras.callbacks.TerminateOnNaN`, which stops gently.
 
     Example:
 
@@ -88,7 +90,10 @@ class CheckedModel(ReplicatedSteps):
         if isinstance(held_out, (tuple, list)):
             self._check_counted(*held_out)
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
-        given["callbacks"] = [*callbacks, StopAtNonFiniteLoss()]
+        gentle = keras.callbacks.TerminateOnNaN  # The caller's own way to stop.
+        if not any(isinstance(each, gentle) for each in callbacks):
+            callbacks.append(StopAtNonFiniteLoss())
+        given["callbacks"] = callbacks
         del given["self"]
         return super().fit(**given)
 
@@ -126,7 +131,7 @@ def mark_non_finite(outputs: Tensor, inputs: Any) -> Tensor:
     if not keras.backend.is_float_dtype(dtype) and not dtype.startswith("int"):
         return outputs
     mark = ops.cast(-1 if dtype.startswith("int") else float("nan"), dtype)
-    for each in keras.tree.flatten(inputs):
+    for each in leaves(inputs):
         if keras.backend.is_float_dtype(each.dtype):
             finite = ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
             keep = ops.reshape(finite, (-1, *[1] * (len(outputs.shape) - 1)))

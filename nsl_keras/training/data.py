@@ -36,23 +36,28 @@ def predict(
         x: Inputs, as for `keras.Model.predict`.
         **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
     """
-    if is_in_memory(x) and not all(map(np.ndim, tree.flatten(x))):
+    if is_in_memory(x) and not all(map(np.ndim, leaves(x))):
         raise ValueError("`x` must have a batch axis. Received: x with a scalar")
     return _Function(function, model).predict(x, **{"verbose": 0, **options})
 
 
+def leaves(x: Any) -> list[Any]:
+    """Returns the arrays of a structure, without the `None` of optional inputs."""
+    return [leaf for leaf in tree.flatten(x) if leaf is not None]
+
+
 def is_in_memory(x: Any) -> bool:
     """Whether `x` is an array or a structure of arrays, and no data set or generator."""
-    leaves = tree.flatten(x)
-    return bool(leaves) and all(
+    found = leaves(x)
+    return bool(found) and all(
         hasattr(leaf, "__array__") or ops.is_tensor(leaf) or np.isscalar(leaf)
-        for leaf in leaves
+        for leaf in found
     )
 
 
 def _is_one_array(x: Any) -> bool:
     """Whether `x` is an array, or nested lists of numbers."""
-    return hasattr(x, "__array__") or all(np.isscalar(leaf) for leaf in tree.flatten(x))
+    return hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x)))
 
 
 def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
@@ -70,7 +75,10 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         ValueError: If an iterable has no batches, or `y` is given beside one.
     """
     if is_in_memory(x):
-        x = np.asarray(x) if _is_one_array(x) else tree.map_structure(np.asarray, x)
+        if _is_one_array(x):
+            x = np.asarray(x)
+        else:
+            x = tree.map_structure(np.asarray, x, none_is_leaf=False)
         return x, None if y is None else np.asarray(y)
     if y is not None:
         raise ValueError(
@@ -90,5 +98,6 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     parts = tree.map_structure(
         lambda *leaves: np.concatenate([ops.convert_to_numpy(each) for each in leaves]),
         *batches,
+        none_is_leaf=False,
     )
     return parts if len(parts) == 2 else (*parts, None)

@@ -20,6 +20,18 @@ _in_use: set[str] = set()
 _numbers = itertools.count()
 
 
+def local_folder(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the argument `folder` as a path, or raises for remote and file paths."""
+    # `pathlib` makes a local folder `gs:` of `gs://bucket`, with one slash.
+    if re.match(r"\w\w+:/", os.fspath(path)) or str(path).endswith((".keras", ".h5")):
+        raise ValueError(
+            "`folder` must be a folder of this machine, neither remote (write to a local "
+            "folder and copy it) nor a file (call `model.save`). "
+            f"Received: folder={os.fspath(path)!r}"
+        )
+    return pathlib.Path(path).expanduser()
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a path to write to, which then replaces `path`."""

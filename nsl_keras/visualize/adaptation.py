@@ -68,11 +68,15 @@ def plot_adaptation(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
-    batch = tree.map_structure(lambda part: part[None], data.gather(example)[0])
+    batch = tree.map_structure(
+        lambda part: part[None], data.gather(example)[0], none_is_leaf=False
+    )
     validation.built(model, "plot_adaptation")
-    ranks = tree.map_shape_structure(len, model.get_build_config()["input_shape"])
-    if [part.ndim for part in tree.flatten(batch)] != tree.flatten(ranks):
-        shapes = [part.shape[1:] for part in tree.flatten(batch)]
+    ranks = tree.map_shape_structure(
+        lambda shape: shape and len(shape), model.get_build_config()["input_shape"]
+    )
+    if [part.ndim for part in data.leaves(batch)] != data.leaves(ranks):
+        shapes = [part.shape[1:] for part in data.leaves(batch)]
         raise ValueError(
             "`example` must be one input of the model, without a batch axis. "
             f"Received: shapes {shapes}"

@@ -54,7 +54,9 @@ def plot_dynamic_similarity(
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
     """
-    batch = tree.map_structure(lambda part: part[None], data.gather(image)[0])
+    batch = tree.map_structure(
+        lambda part: part[None], data.gather(image)[0], none_is_leaf=False
+    )
     picture = reading.require_images(batch, "image")[0]
     network = getattr(model, "backbone", model)
     chosen = _dynamic_layer(network, layer)

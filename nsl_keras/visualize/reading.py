@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
 from nsl_keras import validation
 from nsl_keras.training import data
@@ -26,7 +25,7 @@ def require_classifier(model: keras.Model) -> None:
 
 def images_in(x: Any) -> np.ndarray | None:
     """Returns the first inputs that are images, as `(n, height, width, channels)`."""
-    images = next((each for each in tree.flatten(x) if each.ndim == 4), None)
+    images = next((each for each in data.leaves(x) if each.ndim == 4), None)
     if images is None or keras.config.image_data_format() == "channels_last":
         return images
     return np.moveaxis(images, 1, -1)
@@ -36,7 +35,7 @@ def require_images(x: Any, name: str) -> np.ndarray:
     """Returns the images among the inputs, and raises if there are none."""
     images = images_in(x)
     if images is None:
-        shapes = ", ".join(str(each.shape) for each in tree.flatten(x))
+        shapes = ", ".join(str(each.shape) for each in data.leaves(x))
         raise ValueError(
             f"`{name}` must hold images, of shape (n, height, width, channels). "
             f"Received: {name} of shape {shapes}"
@@ -65,7 +64,7 @@ def class_numbers(y: Any, x: Any, classes: int, name: str = "y") -> np.ndarray:
             f"`{name}` must be given, or come with the data set. Received: {name}=None"
         )
     validation.class_labels(y, classes, name)
-    examples = len(tree.flatten(x)[0])
+    examples = len(data.leaves(x)[0])
     if len(y) != examples:
         raise ValueError(
             f"`{name}` must hold one label for each of the {examples} examples. "

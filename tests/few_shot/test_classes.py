@@ -62,9 +62,10 @@ def test_bad_sizes(sizes, message):
 def test_select_classes():
     images = np.arange(6, dtype="uint8").reshape(6, 1, 1, 1)
     names = ["b", "a", "c", "a", "b", "c"]
-    chosen, labels = few_shot.select_classes(images, names, ["c", "a"])
-    assert chosen.ravel().tolist() == [1, 2, 3, 5]
-    assert labels.tolist() == ["a", "c", "a", "c"]
+    for given in (names, np.array(names, object)):
+        chosen, labels = few_shot.select_classes(images, given, ["c", "a"])
+        assert chosen.ravel().tolist() == [1, 2, 3, 5]
+        assert labels.tolist() == ["a", "c", "a", "c"]
     with pytest.raises(ValueError, match=r"`classes` must be among.*Received: 'd', 'e'"):
         few_shot.select_classes(images, names, ["a", "e", "d"])
 

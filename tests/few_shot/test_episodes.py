@@ -1,9 +1,12 @@
 """Episodes: what is in them, that they are the same again, and what bad input says."""
 
+import time
+
 import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
+from helpers import IS_TENSORFLOW
 
 from nsl_keras import few_shot
 
@@ -80,15 +83,18 @@ def test_an_episode_depends_on_seed_and_index_alone():
     assert not same(other.episode(10), late)  # It is not their sum that counts.
 
 
-def test_bytes_stay_bytes_and_come_out_between_0_and_1():
+def test_images_come_out_as_they_are_or_scaled():
     images, labels = numbered_images(dtype="uint8")
     sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
     assert sampler.images.dtype == np.uint8
     assert np.shares_memory(sampler.images, images)
     drawn = sampler.episode(0).query_images
-    floats = few_shot.EpisodeSampler(images.astype("float32"), labels, ways=3, queries=2)
     assert drawn.dtype == np.float32
-    np.testing.assert_array_equal(drawn, floats.episode(0).query_images / np.float32(255))
+    for given in (images, images.astype("int64"), images.astype("float64")):
+        scaled = few_shot.EpisodeSampler(given, labels, ways=3, queries=2, scale=1 / 255)
+        np.testing.assert_allclose(
+            255 * scaled.episode(0).query_images, drawn, rtol=1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,7 @@ def test_bytes_stay_bytes_and_come_out_between_0_and_1():
         ({"ways": 0}, r"`ways` must be a positive integer\. Received: ways=0"),
         ({"shots": 0}, r"`shots` must be a positive integer\. Received: shots=0"),
         ({"queries": 1.5}, r"`queries` must be a positive integer\. Received: queries=1.5"),
+        ({"scale": 0}, r"`scale` must be a finite number above zero\. Received: scale=0"),
         ({"seed": -1}, r"`seed` must be an integer of at least 0\. Received: seed=-1"),
         ({"shots": 5, "queries": 8}, r"= 5 \+ 8 images\. Received: 0, 1, 2.*12 at the"),
     ],
@@ -126,7 +133,7 @@ def test_bad_images():
         (images[1:], "84 labels for 83 images"),
         (bad, r"`images` must be finite.*\(3, 0, 1, 0\)"),
         (images[..., 0], r"`images` must have shape.*\(84, 2, 2\)"),
-        (images.astype("int64"), r"`images` must be uint8.*int64"),
+        (images.astype("bool"), r"`images` must hold numbers.*bool"),
     ):
         with pytest.raises(ValueError, match=message):
             few_shot.EpisodeSampler(given, labels)
@@ -143,7 +150,7 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     class Spy(type(sampler.batches(2, steps))):
         def __getitem__(self, index):
             batch = super().__getitem__(index)
-            if self._taken is not None:
+            if self._begun:
                 drawn.append(numbers_in(batch[0][2])[0].tolist())
             return batch
 
@@ -162,6 +169,31 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
     assert model.predict(batches, verbose=0).shape == (2 * steps, 6, 3)
 
 
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX must not fork")
+def test_workers_draw_the_same_episodes():
+    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+
+    class Slow(type(sampler.batches(1, 1))):
+        def on_epoch_begin(self):
+            time.sleep(0.1)
+            super().on_epoch_begin()
+
+    def losses(workers, processes):
+        keras.utils.set_random_seed(0)
+        backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
+        model = few_shot.ProtoNet(backbone, 3, temperature=1e4, learn_temperature=True)
+        model.compile(keras.optimizers.SGD(0.0), data.cross_entropy())
+        batches = Slow(sampler, 1, 3, 0, True)
+        batches.workers, batches.use_multiprocessing = workers, processes
+        history = model.fit(batches, epochs=3, verbose=0, shuffle=False).history
+        return history["loss"]
+
+    expected = losses(1, False)
+    assert len(set(expected)) == 3
+    for workers, processes in ((2, False), (1, True), (2, True)):
+        np.testing.assert_allclose(losses(workers, processes), expected, rtol=1e-6)
+
+
 def test_bad_batches():
     sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
     for name, value in {"batch_size": 0, "steps": 0, "start": -1}.items():
@@ -175,7 +207,9 @@ def test_from_dataset():
     named = ({"image": image, "label": label, "id": "x"} for image, label in pairs)
     expected = few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=6)
     for examples in (pairs, named):
-        sampler = few_shot.EpisodeSampler.from_dataset(examples, 3, 2, 4, seed=6)
+        sampler = few_shot.EpisodeSampler.from_dataset(
+            examples, ways=3, shots=2, queries=4, seed=6
+        )
         assert same(sampler.episode(0), expected.episode(0))
 
 
@@ -198,17 +232,9 @@ def test_equal_episodes_have_equal_fingerprints():
         few_shot.EpisodeSampler(images, labels, 3, 2, 4),
         few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=1),
         few_shot.EpisodeSampler(images, labels, 2, 2, 4),
+        few_shot.EpisodeSampler(images, labels, 3, 2, 4, scale=2),
         few_shot.EpisodeSampler(images + 1, labels, 3, 2, 4),
     ]
-    assert len({each.fingerprint for each in samplers}) == 4
+    assert len({each.fingerprint for each in samplers}) == 5
     again = few_shot.EpisodeSampler(images.copy(order="F"), list(labels), 3, 2, 4)
     assert samplers[0].fingerprint == again.fingerprint and len(again.fingerprint) == 16
-
-
-def test_images_up_to_255_that_are_not_divided_warn():
-    images = np.full((40, 4, 4, 1), 200.0, "float32")
-    labels = np.arange(40) // 10
-    with pytest.warns(UserWarning, match=r"go up to 200: divide them"):
-        few_shot.EpisodeSampler(images, labels, ways=2, queries=2)
-    few_shot.EpisodeSampler(images / 255, labels, ways=2, queries=2)
-    few_shot.EpisodeSampler(images.astype("uint8"), labels, ways=2, queries=2)

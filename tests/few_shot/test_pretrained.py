@@ -88,15 +88,25 @@ def test_the_center_is_stored(tmp_path):
     np.testing.assert_array_equal(again(inputs), centered)
 
 
-def test_bytes_are_centered_as_episodes_have_them():
-    backbone = data.convolutional()
+def test_bytes_are_the_same_to_sampler_center_and_prediction():
     images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 1), "uint8")
-    centers = []
-    for given in (images, images.astype("float32") / 255):
-        model = few_shot.NearestCentroid(backbone, data.WAYS)
+    plain = data.convolutional()
+    own = keras.Sequential(
+        [keras.Input((6, 6, 1)), keras.layers.Rescaling(1 / 255), *plain.layers]
+    )
+    found = []
+    for backbone, given, scale in ((plain, images / 255, 1 / 255), (own, images, 1)):
+        model = few_shot.NearestCentroid(backbone, 2)
         model.center_on(given, batch_size=7)
-        centers.append(ops.convert_to_numpy(model.center))
-    np.testing.assert_allclose(*centers, rtol=1e-6, atol=1e-7)
+        sampler = few_shot.EpisodeSampler(
+            images, np.arange(20) // 10, ways=2, queries=3, scale=scale
+        )
+        episode = sampler.episodes(2)
+        found.append(model.predict(episode[:3], verbose=0))
+        if scale == 1:
+            raw = [each.astype("uint8") for each in (episode[0], episode[2])]
+            found.append(model.predict((raw[0], episode[1], raw[1]), verbose=0))
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4, atol=1e-5)
 
 
 def test_images_that_give_no_center():

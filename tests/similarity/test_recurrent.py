@@ -293,3 +293,24 @@ def test_errors_of_fold():
             built("gru", predictor="cnn", **options).fold()
     with pytest.raises(ValueError, match="`fold` needs a built layer"):
         made("gru").fold()
+
+
+@pytest.mark.parametrize("name", ["SimpleRNNCell", "GRUCell", "LSTMCell"])
+def test_keras_does_not_load_the_kernels_without_their_similarity(name, tmp_path):
+    def network(cell):
+        return keras.Sequential([keras.Input((5, 3)), keras.layers.RNN(cell)])
+
+    own = getattr(layers, f"NeuralSimilarity{name}")
+    source, copy, plain = (
+        network(own(4)),
+        network(own(4)),
+        network(getattr(keras.layers, name)(4)),
+    )
+    source.save_weights(tmp_path / "a.weights.h5")
+    copy.load_weights(tmp_path / "a.weights.h5")
+    for one, two in zip(source.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(one, two)
+    for path, model in (("a", plain), ("b", source)):
+        plain.save_weights(tmp_path / "b.weights.h5")
+        with pytest.raises(ValueError, match="could not be loaded"):
+            model.load_weights(tmp_path / f"{path}.weights.h5")

@@ -45,6 +45,18 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["epoch_0.state"]
 
 
+def test_a_gentle_stop_is_gentle():
+    ended = []
+    callbacks = [
+        keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.LambdaCallback(on_train_end=lambda logs: ended.append(logs)),
+    ]
+    history = classifier().fit(
+        Batches(), shuffle=False, epochs=3, verbose=0, callbacks=callbacks
+    )
+    assert np.isnan(history.history["loss"]).tolist() == [True] and len(ended) == 1
+
+
 def test_arguments_by_position():
     """As Keras orders them: callbacks are the sixth, validation data the eighth."""
     model, seen = classifier(), []

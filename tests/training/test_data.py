@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import nsl_keras
 from nsl_keras.training import data
 
 X = np.arange(20.0).reshape(10, 2)
@@ -69,3 +70,46 @@ def test_a_function_is_applied_to_all_batches(make):
     np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5)
     np.testing.assert_allclose(found["sums"], expected.sum(axis=1), rtol=1e-4, atol=1e-5)
     assert sizes == [5, 5]
+
+
+class AddIfGiven(keras.layers.Layer):
+    """The sum of two inputs, of which the second may be missing."""
+
+    def call(self, x, y=None):
+        return x if y is None else x + y
+
+    def compute_output_shape(self, x_shape, y_shape=None):
+        return x_shape
+
+
+@pytest.mark.parametrize("second", [None, 0.5])
+def test_optional_inputs(second):
+    tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
+    backbone = keras.Model(tensors, AddIfGiven()(*tensors))
+    model, plain = (
+        nsl_keras.MetaNeighborhoodModel(part, keras.layers.Dense(3), 6)
+        for part in (backbone, None)
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 4)).astype("float32"), np.arange(12) % 3
+    given = [x, None if second is None else np.full_like(x, second)]
+    total = x + (second or 0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for each, inputs in ((model, given), (plain, total)):
+        keras.utils.set_random_seed(0)
+        each.compile("sgd", loss)
+        each.initialize_from(inputs, y, seed=0)
+        each.fit(inputs, y, verbose=0, shuffle=False)
+        np.testing.assert_array_equal(data.gather(iter([(inputs, y)]))[1], y)
+    plain.set_weights(model.get_weights())
+    for name in ("predict", "neighbors"):
+        found = getattr(model, name)(given, verbose=0)
+        expected = getattr(plain, name)(total, verbose=0)
+        keras.tree.map_structure(
+            lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6),
+            found,
+            expected,
+        )
+    assert model.evaluate(given, y, verbose=0) == pytest.approx(
+        plain.evaluate(total, y, verbose=0), rel=1e-5
+    )

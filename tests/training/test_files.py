@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import shutil
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from nsl_keras.callbacks import TrainingBackup
 from nsl_keras.training import files
 
 #: The module's own file: importing the package would take seconds.
@@ -102,3 +104,15 @@ def test_room(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file/a` must be a folder .* Not a directory"):
         files.require_room(tmp_path / "file" / "a")
+
+
+@pytest.mark.parametrize(
+    "path", ["gs://bucket/model", "s3:/bucket", pathlib.Path("hdfs://a/b"), "model.keras"]
+)
+def test_folders_that_are_not_on_this_machine(path):
+    for given in (path, str(path)):
+        with pytest.raises(ValueError, match="`folder` must be a folder of this machine"):
+            files.local_folder(given)
+    with pytest.raises(ValueError, match="`folder` must be a folder of this machine"):
+        TrainingBackup(path)
+    assert files.local_folder("~/model") == pathlib.Path.home() / "model"
