@@ -338,6 +338,19 @@ def check_adapted_export(case, folder):
             np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-4)
 
 
+def check_exported_episodes(case, folder):
+    """An exported learner answers episodes with other shots and queries."""
+    import tensorflow as tf
+
+    learner, inputs, _ = case.built()
+    loaded = tf.saved_model.load(str(nsl_keras.export.save_model(learner, folder)))
+    others, _ = data.episodes(batch=3, shots=4, queries=5, shape=IMAGE)
+    for support, labels, queries in (inputs, others):
+        given = support, labels.astype("int32"), queries
+        found = loaded.serve(*map(tf.constant, given)).numpy()
+        np.testing.assert_allclose(found, as_numpy(learner(given)), rtol=1e-4, atol=1e-4)
+
+
 def check_compiled(case, folder):
     """Training and prediction in graphs, several numbers of examples, and an export."""
     model, inputs, _ = case.built(jit_compile=False)

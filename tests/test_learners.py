@@ -42,3 +42,16 @@ def test_export_of_adapted_models(name, tmp_path):
 )
 def test_compiled(name, tmp_path):
     learner_harness.check_compiled(CASES[name], tmp_path)
+
+
+@pytest.mark.skipif(not learner_harness.IS_TENSORFLOW, reason="JAX fixes the numbers")
+@pytest.mark.parametrize(
+    "name",
+    [
+        each if each == "proto" else pytest.param(each, marks=pytest.mark.long)
+        for each in CASES
+        if each != "meta_neighborhoods"
+    ],
+)
+def test_exported_learners_take_any_number_of_images(name, tmp_path):
+    learner_harness.check_exported_episodes(CASES[name], tmp_path)
