@@ -78,12 +78,7 @@ def main():
         right += learner.predict(episode, verbose=0).argmax() == labels[photo]
     print(f"each photo from the others: {right} of {len(photos)} right")
 
-    # For use, the means become the weights of a cosine layer: a model of single images.
-    found = keras.utils.normalize(features.predict(photos, verbose=0))
-    means = [found[labels == each].mean(axis=0) for each in range(len(names))]
-    head = nsl_keras.layers.CosineDense(len(names))
-    classifier = keras.Sequential([features, head])
-    head.kernel.assign(np.stack(means, axis=1))
+    classifier = learner.adapt(photos, labels, names)  # A Keras model of single images.
     classifier.save(output / "classifier.keras")
     path = nsl_keras.export.save_model(classifier, output / "served", version=1)
     print("saved", output / "classifier.keras", "and exported", path)

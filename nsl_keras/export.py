@@ -54,9 +54,9 @@ def save_model(
     their most probable classes. A single input is named `inputs`;
     several have the names of the model's inputs, or their keys; the method `serve` of the
     loaded model, and `keras.layers.TFSMLayer`, take them in the model's structure. A
-    few-shot learner takes `support_images`, `support_labels` (int32) and `query_images`. A
-    single output is named
-    `output_0`; several in a dict have their keys.
+    few-shot learner takes `support_images`, `support_labels` (int32) and `query_images`, on
+    TensorFlow any number of each. A single output is named `output_0`; several in a dict
+    have their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
     unless it was written under JAX. A request with wrong shapes fails. An example with a
@@ -169,6 +169,9 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
     elif isinstance(model, EpisodicLearner):
         names = list(_INPUTS_OF_EPISODES)
         specs[1].dtype = "int32"
+        if keras.backend.backend() == "tensorflow":
+            for spec in specs:  # Any number of images.
+                spec.shape = (None, None, *spec.shape[2:])
     elif len(specs) == 1:
         names = ["inputs"]
     for spec, name in zip(specs, names, strict=True):
@@ -191,6 +194,8 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
     drawn = []
     for spec in specs:
         shape = (_DRAWN, *spec.shape[1:])
+        if isinstance(model, EpisodicLearner):
+            shape = (_DRAWN, shape[1] or 2 * model.ways, *shape[2:])
         if None in shape or spec.dtype == "string":
             raise ValueError(
                 "`examples` must be given for inputs of unknown sizes, or of strings. "

@@ -134,6 +134,43 @@ CASES = [
 ]
 
 
+def adaptable():
+    """Cases of all learners that adapt, by name."""
+    cases = [case for case in CASES if case.name != "meta_neighborhoods"]
+    options = {"metric": "euclidean", "normalize": False}
+    distance = nsl_keras.key_metrics.Euclidean(squared=False)
+    cases += [
+        LearnerCase("proto_cosine", metric(few_shot.ProtoNet, metric="cosine")),
+        LearnerCase(
+            "proto_inner_product", metric(few_shot.ProtoNet, metric=InnerProduct())
+        ),
+        LearnerCase("centroid_distance", centered(metric="euclidean")),
+        LearnerCase("proto_distance", metric(few_shot.ProtoNet, metric=distance)),
+        LearnerCase("centroid_plain", centered(**options)),
+        LearnerCase("maml_all", lambda: few_shot.MAML(classifier(), inner_steps=2)),
+        LearnerCase(
+            "relation_support",
+            metric(few_shot.RelationNet, flat=False, batch_normalization="support"),
+        ),
+    ]
+    return {case.name: case for case in cases}
+
+
+@keras.saving.register_keras_serializable("tests")
+class InnerProduct(nsl_keras.key_metrics.KeyMetric):
+    def __call__(self, queries, keys):
+        return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
+
+
+def centered(**options):
+    def make():
+        model = few_shot.NearestCentroid(data.convolutional(), data.WAYS, **options)
+        model.center_on(np.random.default_rng(1).normal(size=(9, *IMAGE)))
+        return model
+
+    return make
+
+
 def check_learner(case, folder):
     """Runs the checks that need no compilation; `folder` is for files."""
     check_config(case)
@@ -245,6 +282,73 @@ def check_step(case, **options):
         # Biases before a batch norm, or where distances alone count, have no gradient.
         if variable.name != "bias":
             assert np.any(new != old), f"{variable.path} got no gradient"
+
+
+def softmax(logits):
+    return as_numpy(keras.ops.softmax(logits))
+
+
+def check_adapt(case, folder):
+    """The adapted model has the learner's probabilities, also from its file."""
+    learner, inputs, _ = case.built()
+    support, labels, images = (each[0] for each in inputs)
+    expected = softmax(learner(inputs))[0]
+    names = ("one", "two", "three")
+    model = learner.adapt(support, labels, names)
+    model.save(folder / "adapted.keras")
+    again = keras.saving.load_model(folder / "adapted.keras")
+    assert model.class_names == again.class_names == names
+    for logits in (model.predict(images, verbose=0), model(images), again(images)):
+        np.testing.assert_allclose(softmax(logits), expected, atol=1e-5)
+    np.testing.assert_allclose(softmax(again(images[:1])), expected[:1], atol=1e-5)
+
+
+def check_adapted_export(case, folder):
+    """Exported adapted models answer one image and five, in every format."""
+    import onnxruntime
+    import tensorflow as tf
+    from ai_edge_litert.interpreter import Interpreter
+
+    learner, (support, labels, queries), _ = case.built()
+    images = queries.reshape(-1, *IMAGE)[:5]
+    model = learner.adapt(support[0], labels[0])
+    expected = model.predict(images, verbose=0)
+    loaded = tf.saved_model.load(str(nsl_keras.export.save_model(model, folder)))
+    runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]
+    if IS_TENSORFLOW:
+        model.export(folder / "model.onnx", format="onnx", verbose=False)
+        session = onnxruntime.InferenceSession(folder / "model.onnx")
+        (name,) = (each.name for each in session.get_inputs())
+        model.export(folder / "model.tflite", format="litert", verbose=False)
+        interpreter = Interpreter(str(folder / "model.tflite"))
+
+        def run_litert(batch):
+            (inputs,) = interpreter.get_input_details()
+            interpreter.resize_tensor_input(inputs["index"], batch.shape)
+            interpreter.allocate_tensors()
+            interpreter.set_tensor(inputs["index"], batch)
+            interpreter.invoke()
+            (outputs,) = interpreter.get_output_details()
+            return interpreter.get_tensor(outputs["index"])
+
+        runs += [lambda batch: session.run(None, {name: batch})[0], run_litert]
+    for run in runs:
+        for count in (1, 5):
+            found = run(images[:count])
+            np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-4)
+
+
+def check_exported_episodes(case, folder):
+    """An exported learner answers episodes with other shots and queries."""
+    import tensorflow as tf
+
+    learner, inputs, _ = case.built()
+    loaded = tf.saved_model.load(str(nsl_keras.export.save_model(learner, folder)))
+    others, _ = data.episodes(batch=3, shots=4, queries=5, shape=IMAGE)
+    for support, labels, queries in (inputs, others):
+        given = support, labels.astype("int32"), queries
+        found = loaded.serve(*map(tf.constant, given)).numpy()
+        np.testing.assert_allclose(found, as_numpy(learner(given)), rtol=1e-4, atol=1e-4)
 
 
 def check_compiled(case, folder):

@@ -4,11 +4,31 @@ import learner_harness
 import pytest
 
 CASES = {case.name: case for case in learner_harness.CASES}
+ADAPTABLE = learner_harness.adaptable()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_learner(name, tmp_path):
     learner_harness.check_learner(CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", ADAPTABLE)
+def test_adapt(name, tmp_path):
+    learner_harness.check_adapt(ADAPTABLE[name], tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Several inner steps need gradients, which the other engines do not have.
+        each if each == "centroid" else pytest.param(each, marks=pytest.mark.long)
+        for each in ADAPTABLE
+        if each != "neighborhood_dense"
+    ],
+)
+def test_export_of_adapted_models(name, tmp_path):
+    learner_harness.check_adapted_export(ADAPTABLE[name], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +42,16 @@ def test_learner(name, tmp_path):
 )
 def test_compiled(name, tmp_path):
     learner_harness.check_compiled(CASES[name], tmp_path)
+
+
+@pytest.mark.skipif(not learner_harness.IS_TENSORFLOW, reason="JAX fixes the numbers")
+@pytest.mark.parametrize(
+    "name",
+    [
+        each if each == "proto" else pytest.param(each, marks=pytest.mark.long)
+        for each in CASES
+        if each != "meta_neighborhoods"
+    ],
+)
+def test_exported_learners_take_any_number_of_images(name, tmp_path):
+    learner_harness.check_exported_episodes(CASES[name], tmp_path)

@@ -127,8 +127,11 @@ def _added(tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns the function as a graph, compiled by XLA if `jit_compile` is true."""
-    return tf.function(function, jit_compile=jit_compile)
+    """Returns the function as a graph, compiled by XLA if `jit_compile` is true.
+
+    A second shape of an argument makes a graph for every size of the axes that differ.
+    """
+    return tf.function(function, jit_compile=jit_compile, reduce_retracing=True)
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:

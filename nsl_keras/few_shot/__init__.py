@@ -21,7 +21,6 @@ from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
 from nsl_keras.few_shot.pretrained import NearestCentroid, NearestNeighbor
 from nsl_keras.few_shot.prototypical import ProtoNet
 from nsl_keras.few_shot.relation import RelationLoss, RelationNet, relation_module
-from nsl_keras.training.normalization import convert_batch_norms
 
 __all__ = [
     "MAML",
@@ -39,7 +38,6 @@ __all__ = [
     "RelationLoss",
     "RelationNet",
     "compare",
-    "convert_batch_norms",
     "disjoint",
     "evaluate",
     "finetune",

@@ -13,16 +13,17 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, variable_scope
-from nsl_keras.few_shot.functional import POLICIES, effective_policy
+from nsl_keras.few_shot.adapted_model import Adapting
+from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import CheckedModel, loss_of_logits
 from nsl_keras.training.data import is_in_memory
 
 
-class EpisodicLearner(CheckedModel):
+class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `logits`, sets `ways` in `build` at the latest, and keeps each of its
-    arguments as an attribute, for its config.
+    A subclass writes `logits` and `_adapted`, sets `ways` in `build` at the latest, and
+    keeps each of its arguments as an attribute, for its config.
 
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
     In other data the logits of an episode whose support labels are not the classes, or
@@ -46,17 +47,9 @@ class EpisodicLearner(CheckedModel):
             batch_normalization, POLICIES, "batch_normalization"
         )
 
-    @property
-    def effective_batch_normalization(self) -> str | None:
-        """The policy that batch norms follow as their `trainable` flags are now.
-
-        `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
-        """
-        return effective_policy(self, self.batch_normalization)
-
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
+        episode_shapes(_shapes(inputs))
         support_images, support_labels, query_images = map(ops.convert_to_tensor, inputs)
-        episode_shapes([support_images.shape, support_labels.shape, query_images.shape])
         membership = ops.one_hot(ops.cast(support_labels, "int32"), self.ways)
         logits = self.logits(support_images, membership, query_images, bool(training))
         # Valid: every label is a class, every class has a label, all images are finite.
@@ -140,17 +133,11 @@ class EpisodicLearner(CheckedModel):
             x = x[0][0]
         if not is_in_memory(x):
             return
-        if not isinstance(x, (tuple, list)) or len(x) != 3:
-            raise ValueError(
-                "`x` must be (support_images, support_labels, query_images). Received: "
-                + (f"{len(x)} arrays" if isinstance(x, (tuple, list)) else "one array")
-            )
+        episode_shapes(_shapes(x))
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
-        if not self.built:
-            with variable_scope(self):
-                self.build([(None, *np.shape(each)[1:]) for each in x])
+        self._build_for(np.shape(images)[2:])
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)
             if not np.array_equal(found, np.arange(self.ways)):
@@ -161,6 +148,12 @@ class EpisodicLearner(CheckedModel):
                 )
         if y is not None:
             self._check_targets(ops.convert_to_numpy(y))
+
+    def _build_for(self, image_shape: tuple[int | None, ...]) -> None:
+        if not self.built:
+            images = (None, None, *image_shape)
+            with variable_scope(self):
+                self.build((images, (None, None), images))
 
     def _check_targets(self, y: np.ndarray) -> None:
         if y.ndim not in (2, 3):
@@ -185,13 +178,21 @@ class EpisodicLearner(CheckedModel):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+def _shapes(inputs: Any) -> Any:
+    """Returns the shape of an array, or those of a tuple of arrays."""
+    if isinstance(inputs, (tuple, list)):
+        return [tuple(np.shape(each)) for each in inputs]
+    return tuple(np.shape(inputs))
+
+
 def episode_shapes(
     input_shape: Sequence[Sequence[int | None]],
 ) -> tuple[tuple[int | None, ...], ...]:
     """Returns the shapes of an episode's inputs as tuples, checked against each other."""
-    shapes = tuple(map(tuple, input_shape))
-    if len(shapes) == 3:
-        support, labels, query = shapes
+    if len(input_shape) == 3 and all(
+        isinstance(each, (tuple, list)) for each in input_shape
+    ):
+        support, labels, query = shapes = tuple(map(tuple, input_shape))
         pairs = [*zip(labels, support, strict=False), (support[:1], query[:1])]
         if (
             min(len(support), len(query)) >= 3
@@ -203,5 +204,6 @@ def episode_shapes(
     raise ValueError(
         "Inputs must be (support_images, support_labels, query_images), of shapes (batch, "
         "support images, ...), (batch, support images) and (batch, queries, ...), with "
-        f"images of one shape. Received: input_shape={shapes}"
+        "images of one shape. For a model of single images call `adapt` with the support "
+        f"set. Received: input_shape={input_shape}"
     )

@@ -19,6 +19,7 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
+from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
@@ -53,7 +54,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-class Finetuner:
+class Finetuner(Adapting):
     """Finetunes chosen variables of a classifier on the support set of each episode.
 
     Each episode has its own values; the model does not change. With the mean cross-entropy
@@ -67,10 +68,11 @@ class Finetuner:
     would affect queries. From zero the first step leads to the scores `f(query) . sum_i
     (onehot(y_i) - 1 / ways) f(x_i)`, those of class means.
 
-    A finetuner is a learner for `evaluate`. It compiles once for each shape and follows
-    the model's weights. Layers other than batch norms run in inference mode (no dropout),
-    and regularizers add nothing to the loss. Random draws depend on `seed` and the
-    episode's support images alone, not on its place in a batch.
+    A finetuner is a learner for `evaluate`, and follows the model's weights. It has none of
+    its own: save `model`, or the finetuned network that `adapt` returns. Layers other than
+    batch norms run in inference mode (no dropout), and regularizers add nothing to the
+    loss. Random draws depend on `seed` and the episode's support images alone, not on its
+    place in a batch.
 
     Cost: a classifier alone costs little more than one forward pass per episode. Through
     the network it takes `steps` forward and backward passes over the support set.
@@ -202,7 +204,7 @@ class Finetuner:
         # `after.layers` would leave out operations such as a factor after the classifier.
         called = [call.layer for call in rewiring.calls(after)]
         self._is_shallow = called == [classifier]
-        self._variables = copy.variables
+        self._copy, self._variables = copy, copy.variables
         self._images_dtype = copy.inputs[0].dtype
         wide = copy.outputs[0].dtype == "float64"
         self._logits_dtype = "float64" if wide else "float32"
@@ -253,7 +255,7 @@ class Finetuner:
         # Not left to the loss: a ReLU or a pooling may turn a NaN into a zero.
         validation.finite(support, "support_images")
         validation.finite(queries, "query_images")
-        values = [ops.convert_to_tensor(source) for source in self._sources]
+        values = self._values()
         count = len(labels)
         # Equal batch sizes, so that it compiles once with little padding.
         size = math.ceil(count / math.ceil(count / _AT_ONCE))
@@ -270,6 +272,23 @@ class Finetuner:
             _check_losses(ops.convert_to_numpy(losses), start)
             found.append(ops.convert_to_numpy(logits))
         return np.concatenate(found)[:count]
+
+    def _values(self) -> list[Tensor]:
+        """Returns the values of the copy's variables, which are the model's."""
+        return [ops.convert_to_tensor(source) for source in self._sources]
+
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+        support = features = ops.convert_to_tensor(images, self._images_dtype)
+        drawn = [ops.convert_to_tensor(each[0]) for each in self._draws(images[None])]
+        state = [*zip(self._variables, self._values(), strict=True)]
+        with keras.StatelessScope(state):
+            if self._before is not None:
+                features = self._before.outputs([], support)[0]
+            values, losses = self._values_after(features, labels, *drawn)
+        _check_losses(ops.convert_to_numpy(losses)[None], 0)
+        state += zip(self._after.variables, values, strict=True)
+        new = {id(variable): value for variable, value in state}
+        return adapted_copy(self._copy, self.batch_normalization, support, new)
 
     def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
         """Returns all that is random in each episode.
@@ -362,12 +381,19 @@ class Finetuner:
 
     def _finetuned_in_episode(self, elements: list[Tensor]) -> list[Tensor]:
         """Returns queries' logits, and the loss before each step."""
-        support, labels, queries, *starts, batches = elements
-        whole = batches.shape[1] == support.shape[0]
+        support, labels, queries, *drawn = elements
+        values, history = self._values_after(support, labels, *drawn)
+        return [self._after.query_outputs(values, support, queries), history]
+
+    def _values_after(
+        self, support: Tensor, labels: Tensor, *drawn: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """Returns the finetuned values, and the loss before each step."""
+        *starts, batches = drawn
 
         def loss_at(values: list[Tensor], places: Tensor) -> tuple[Tensor, Tensor]:
-            if whole:
-                chosen, targets, counted = support, labels, ops.ones(places.shape)
+            if self.batch_size is None:
+                chosen, targets, counted = support, labels, ops.ones_like(places)
             else:
                 taken, counted = ops.maximum(places, 0), places >= 0
                 chosen, targets = (
@@ -400,11 +426,11 @@ class Finetuner:
         own = dict(zip(map(id, self._drawn), starts, strict=True))
         pairs = zip(self._after.variables, self._after.values(), strict=True)
         values = [own.get(id(variable), value) for variable, value in pairs]
-        steps = batches.shape[0]
-        history = ops.zeros(steps, self._logits_dtype)
+        steps = ops.shape(batches)[0]
+        history = ops.zeros((steps,), self._logits_dtype)
         state: Any = (values, [*map(ops.zeros_like, values)], history)
         values, _, history = ops.fori_loop(0, steps, step, state)
-        return [self._after.query_outputs(values, support, queries), history]
+        return values, history
 
 
 def finetuning_recipe(name: str) -> dict[str, Any]:

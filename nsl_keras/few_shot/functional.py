@@ -174,7 +174,7 @@ class FunctionalModel:
                 raise ValueError(
                     "Trainable batch norms must be `nsl_keras.layers.BatchNormalization` "
                     "to normalize by the images of an episode. Convert the model with "
-                    "`nsl_keras.few_shot.convert_batch_norms(model)`, freeze them, or "
+                    "`nsl_keras.convert.convert_batch_norms(model)`, freeze them, or "
                     'pass batch_normalization="moving". Received: batch_normalization='
                     f"{self.batch_normalization!r}, and layer {layer.name!r} of Keras"
                 )

@@ -1,20 +1,23 @@
 """Model-agnostic meta-learning: a classifier that is trained to be finetuned.
 
 A training step runs in this order: `train_step` of the base `ReplicatedSteps`,
-`EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._adapted`, which evaluates
-the model at other weights by `FunctionalModel`.
+`EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._values_after`, which
+evaluates the model at other weights by `FunctionalModel`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
+from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
@@ -77,8 +80,8 @@ class MAML(EpisodicLearner):
             so that an answer depends on the other queries, as in most of MAML's published
             numbers before 2020. `"moving"`: the moving statistics, which training moves
             towards those of the query images; it suits a pretrained network. Trainable
-            batch norms must be this package's (`convert_batch_norms`); frozen ones always
-            keep their moving statistics.
+            batch norms must be this package's (`convert.convert_batch_norms`); frozen ones
+            always keep their moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`. The dtype policy is that of
             `model`.
 
@@ -172,8 +175,11 @@ class MAML(EpisodicLearner):
         if extra_steps or test_extra_steps:
             extra = select_variables(model, extra_variables, "extra_variables")
         self.functional = FunctionalModel(model, [*inner, *extra], batch_normalization)
-        # Ids, since Keras would track the variables as weights of the learner.
-        self._inner, self._extra = set(map(id, inner)), set(map(id, extra))
+        #: The places of the variables that the steps change.
+        self._inner, self._extra = (
+            [p for p, each in enumerate(self.functional.variables) if id(each) in chosen]
+            for chosen in (set(map(id, inner)), set(map(id, extra)))
+        )
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -182,9 +188,9 @@ class MAML(EpisodicLearner):
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
         found = self.model.compute_output_spec(images)
         shape: tuple[int | None, ...] = tuple(getattr(found, "shape", ()))
-        if len(shape) != 2 or shape[1] is None:
+        if len(shape) != 2 or (shape[1] or 0) < 2:
             raise ValueError(
-                "`model` must return logits of shape (batch, ways). "
+                "`model` must return logits of shape (batch, ways), of two or more ways. "
                 f"Received: model {self.model.name!r} with outputs {found!r}"
             )
         self.ways = shape[1]
@@ -233,7 +239,7 @@ class MAML(EpisodicLearner):
 
         def one_episode(elements: list[Tensor]) -> list[Tensor]:
             images, targets, queries = elements
-            values = self._adapted(images, targets, training)
+            values = self._values_after(images, targets, training)
             logits = self.functional.query_outputs(values, images, queries)
             if not moves:
                 return [logits]
@@ -248,7 +254,9 @@ class MAML(EpisodicLearner):
             move_by_episodes(norms, statistics, examples)
         return logits
 
-    def _adapted(self, images: Tensor, targets: Tensor, training: bool) -> list[Tensor]:
+    def _values_after(
+        self, images: Tensor, targets: Tensor, training: bool
+    ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
         inner, extra = self.inner_steps, self.extra_steps
         if not training:
@@ -257,20 +265,25 @@ class MAML(EpisodicLearner):
         rates = self.inner_learning_rates
         values = self.functional.values()
         for changed in [self._inner] * inner + [self._extra] * extra:
-
-            def loss_at(values: list[Tensor]) -> tuple[Tensor, None]:
-                logits, _ = self.functional.outputs(values, images)
-                losses = cross_entropy(ops.cast(targets, logits.dtype), logits)
-                return ops.mean(losses), None
-
-            gradients, _ = gradients_of(loss_at, values)
-            if self.first_order:
-                gradients = [ops.stop_gradient(each) for each in gradients]
-            # MAML's inner update (Algorithm 2, lines 6 and 7); NSL Eq. (7).
-            values = [
-                value - rate * gradient if id(variable) in changed else value
-                for variable, value, rate, gradient in zip(
-                    self.functional.variables, values, rates, gradients, strict=True
-                )
-            ]
+            loss_at = functools.partial(self._loss, values, changed, images, targets)
+            gradients, _ = gradients_of(loss_at, [values[place] for place in changed])
+            values = [*values]
+            for place, gradient in zip(changed, gradients, strict=True):
+                gradient = ops.stop_gradient(gradient) if self.first_order else gradient
+                # MAML's inner update (Algorithm 2, lines 6 and 7); NSL Eq. (7).
+                values[place] = values[place] - rates[place] * gradient
         return values
+
+    def _loss(
+        self, values: Any, changed: list[int], images: Tensor, targets: Any, at: Any
+    ) -> tuple[Tensor, None]:
+        """Returns the mean cross-entropy with the values `at` at the places `changed`."""
+        new = {**dict(enumerate(values)), **dict(zip(changed, at, strict=True))}
+        logits, _ = self.functional.outputs([*new.values()], images)
+        return ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits)), None
+
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+        support = ops.convert_to_tensor(images, self.compute_dtype)
+        values = self._values_after(support, ops.one_hot(labels, ways), training=False)
+        new = dict(zip(map(id, self.functional.variables), values, strict=True))
+        return adapted_copy(self.model, self.batch_normalization, support, new)

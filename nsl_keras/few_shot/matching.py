@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
@@ -10,7 +9,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, Temperature, flattened
+from nsl_keras.few_shot.metric_learner import MetricLearner, Temperature
 from nsl_keras.neighborhoods.key_metrics import Cosine
 
 
@@ -86,18 +85,18 @@ class MatchingNet(MetricLearner):
             validation.number_of_steps, reading_steps, "reading_steps"
         )
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.scale_down.build()
         if self.reading_steps is None:
             return
-        features = math.prod(feature_shape)
+        (features,) = feature_shape
         self.support_context = keras.layers.Bidirectional(
             keras.layers.LSTM(features, return_sequences=True, dtype=self.dtype_policy),
             merge_mode="sum",
             dtype=self.dtype_policy,
             name="support_context",
         )
-        self.support_context.build((None, support, features))
+        self.support_context.build((None, None, features))
         # What is read goes in beside the query's features: an LSTM is linear before its
         # gates, so this is the state `[h, r]` of the paper.
         self.reader = keras.layers.LSTMCell(
@@ -105,13 +104,16 @@ class MatchingNet(MetricLearner):
         )
         self.reader.build((None, 2 * features))
 
-    def scores(
+    def in_context(self, support: Tensor, training: bool) -> Tensor:
+        if self.reading_steps is None:
+            return support
+        context = self.support_context(support, training=training)
+        return support + ops.cast(context, support.dtype)
+
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        support, queries = flattened(support), flattened(queries)
         if self.reading_steps is not None:
-            context = self.support_context(support, training=training)
-            support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
         scores = self.scale_down(Cosine()(queries, support))
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)

@@ -7,22 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
     effective_policy,
     move_by_episodes,
 )
+from nsl_keras.neighborhoods import key_metrics
 
 
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass writes `scores`, and `build_scores` if it has further weights.
+    A subclass writes `compare`, and `build_for` if it has further weights.
 
     Args:
         backbone: Model from images to features.
@@ -30,6 +33,10 @@ class MetricLearner(EpisodicLearner):
         batch_normalization: `"moving"`, `"support"` or `"transductive"`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
     """
+
+    ways_are_fixed = False
+    #: Whether features are flattened.
+    flattens = True
 
     def __init__(
         self,
@@ -59,15 +66,10 @@ class MetricLearner(EpisodicLearner):
                 "`backbone` must have one output, of shape (batch, ...) with known sizes. "
                 f"Received: outputs {features!r} for images of shape {support[2:]}"
             )
-        self.build_scores(shape, support[1])
+        self.build_for((math.prod(shape),) if self.flattens else shape)
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
-        """Creates what `scores` needs.
-
-        Args:
-            feature_shape: Shape of the backbone's output, without the batch axis.
-            support: Number of images in a support set, `None` where it is not known.
-        """
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+        """Creates what `compare` needs for features of a shape, without the batch axis."""
 
     def logits(
         self,
@@ -81,21 +83,115 @@ class MetricLearner(EpisodicLearner):
             at_least_float32,
             outputs_of_sets(self.backbone, self.batch_normalization, sets, training),
         )
+        if self.flattens:
+            support, queries = flattened(support), flattened(queries)
         membership = ops.cast(membership, support.dtype)
-        return self.scores(support, membership, queries, training)
+        support = self.in_context(support, training)
+        return self.compare(support, membership, queries, training)
 
-    def scores(
+    def in_context(self, support: Tensor, training: bool) -> Tensor:
+        """Returns features of support images that may depend on the whole support set."""
+        return support
+
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
         Args:
-            support: Features of shape `(batch, support images, ...)`.
+            support: Features of shape `(batch, support images, ...)`, `in_context`.
             membership: One-hot labels, of shape `(batch, support images, ways)`.
             queries: Features of shape `(batch, queries, ...)`.
             training: bool, whether this is a training step.
         """
         raise NotImplementedError
+
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+        layers = adapted_copy(self.backbone, self.batch_normalization, images)
+        features = ops.convert_to_tensor(layers[-1].predict(images, verbose=0))
+        if self.flattens and len(features.shape) > 2:
+            layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
+            features = ops.reshape(features, (len(images), -1))
+        membership = ops.one_hot(labels, ways, dtype=at_least_float32(features).dtype)
+        return self.adapted_to(layers, at_least_float32(features), membership)
+
+    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
+        """Returns the model that `adapt` returns, or its layers.
+
+        Args:
+            layers: Input and backbone, and the layer that flattens.
+            support: Features of shape `(support images, ...)`.
+            membership: One-hot labels, of shape `(support images, ways)`.
+        """
+        shape = support.shape[1:]
+        backbone = keras.Sequential([keras.Input(shape), keras.layers.Identity()])
+        backbone = keras.saving.serialize_keras_object(backbone)
+        config = {"backbone": backbone, "ways": membership.shape[1]}
+        head = SupportSet(self.from_config({**self.get_config(), **config}), len(support))
+        head.build((None, *shape))
+        others = set(map(id, self.backbone.weights))
+        own = [each for each in self.weights if id(each) not in others]
+        head.learner.set_weights([*map(ops.convert_to_numpy, own)])
+        head.features.assign(self.in_context(support[None], training=False)[0])
+        head.membership.assign(membership)
+        return [*layers, head]
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class SupportSet(keras.layers.Layer):
+    """Compares features with a stored support set, as a metric learner does."""
+
+    def __init__(self, learner: MetricLearner, images: int, **kwargs: Any) -> None:
+        kwargs.setdefault("dtype", learner.dtype_policy)
+        super().__init__(**kwargs)
+        self.learner, self.images = learner, images
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.learner._build_for(input_shape[1:])
+        options: Any = {"trainable": False, "autocast": False}
+        shapes = (*input_shape[1:],), (self.learner.ways,)
+        self.features, self.membership = (
+            self.add_weight(shape=(self.images, *shape), **options) for shape in shapes
+        )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        support, membership = map(ops.convert_to_tensor, (self.features, self.membership))
+        queries = ops.cast(inputs, support.dtype)
+        sets = support[None], membership[None], queries[None]
+        return self.learner.compare(*sets, training=False)[0]
+
+    def get_config(self) -> dict[str, Any]:
+        learner = keras.saving.serialize_keras_object(self.learner)
+        return {**super().get_config(), "learner": learner, "images": self.images}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SupportSet:
+        learner = keras.saving.deserialize_keras_object(config["learner"])
+        return cls(**{**config, "learner": learner})
+
+
+def prototype_layers(
+    metric: key_metrics.KeyMetric, support: Tensor, membership: Tensor, scale: Any = 1.0
+) -> list[keras.layers.Layer]:
+    """Returns layers of Keras from features to `scale * metric(features, class means)`.
+
+    Squared distances lack `scale * ||features - m||^2`, with the mean `m` of the class
+    means. There are no layers for other metrics than these and cosines.
+    """
+    name = key_metrics.serialize(metric)
+    if name not in ("cosine", "euclidean"):
+        return []
+    (prototypes,) = class_means(support[None], membership[None])
+    dtype = keras.backend.standardize_dtype(prototypes.dtype)
+    dense = keras.layers.Dense(len(prototypes), dtype=dtype)
+    dense.build((None, prototypes.shape[1]))
+    if name == "cosine":
+        dense.kernel.assign(scale * ops.transpose(key_metrics.unit_norm(prototypes)))
+        return [keras.layers.UnitNormalization(dtype=dtype), dense]
+    mean = ops.mean(prototypes, axis=0)
+    dense.kernel.assign(2 * scale * ops.transpose(prototypes - mean))
+    dense.bias.assign(-scale * ops.sum((prototypes - mean) * (prototypes + mean), axis=1))
+    return [dense]
 
 
 def outputs_of_sets(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
@@ -10,8 +9,11 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
+from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.cosine import CosineDense
+from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
 from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
 from nsl_keras.neighborhoods.key_metrics import unit_norm
@@ -34,8 +36,8 @@ class NeighborhoodLearner(MetricLearner):
     with the cross-entropy as `L`. In every episode the head `h` starts again:
 
     * `head="cosine"`: `h(z)_c = scale * cos(z, W_c)` with a learned scale, from the class
-      prototypes `W_c`, the means of the support features at length 1. With a rate of zero
-      it is `NearestCentroid`.
+      prototypes `W_c`, the means of the support features at length 1. As the rate
+      falls to zero, the logits become those of `NearestCentroid` times the scale.
     * `head="dense"`: `h(z) = W z + b` from zero. Here one step is attention itself: with
       `C` ways, `logits = sum_j w_j (rate_W k_j . z + rate_b) (v_j - 1 / C)`, and with the
       bias alone (`rate_W = 0`) a vote of the support images, weighted by attention.
@@ -111,10 +113,11 @@ class NeighborhoodLearner(MetricLearner):
         )
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
+        self.ways_are_fixed = self.rate.form == "elementwise"
         self.scale = validation.positive_number(scale, "scale")
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
-        kernel = (math.prod(feature_shape), self.ways)
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+        kernel = (*feature_shape, self.ways)
         if self.head == "dense":
             self.rate.build_for([kernel, (self.ways,)])
             return
@@ -126,10 +129,9 @@ class NeighborhoodLearner(MetricLearner):
             autocast=False,
         )
 
-    def scores(
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        support, queries = flattened(support), flattened(queries)
         attention = ops.softmax(  # MN Eq. (5)
             self.metric(queries, support) / self.temperature
         )
@@ -152,3 +154,34 @@ class NeighborhoodLearner(MetricLearner):
         return ops.vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
         )
+
+    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
+        ways, options = membership.shape[1], {"dtype": self.dtype_policy}
+        is_cosine = self.head == "cosine"
+        head = (CosineDense if is_cosine else keras.layers.Dense)(ways, **options)
+        dictionary = NeighborDictionary(
+            len(support),
+            metric=self.metric,
+            temperature=self.temperature,
+            fixed_values=ops.convert_to_numpy(membership),
+            dropout=0.0,
+            **options,
+        )
+        model = AdaptedNeighborhoods(
+            keras.Sequential(layers),
+            head,
+            dictionary,
+            self.inner_steps,
+            self.inner_learning_rate,
+            self.learning_rate_form,
+            **options,
+        )
+        model.build(layers[0].shape)
+        dictionary.assign(support)
+        prototypes = class_means(unit_norm(support)[None], membership[None])[0]
+        head.kernel.assign((1.0 if is_cosine else 0.0) * ops.transpose(prototypes))
+        if is_cosine:
+            head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
+        rates = [*map(ops.convert_to_numpy, self.rate.weights)]
+        model.neighborhood.rate.set_weights(rates)
+        return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, prototype_layers
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.key_metrics import unit_norm
 from nsl_keras.training.data import predict
@@ -24,10 +23,10 @@ class PretrainedLearner(MetricLearner):
     Features are centred on a stored vector, zero until `center_on` sets it.
     """
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.center = self.add_weight(
             name="center",
-            shape=(math.prod(feature_shape),),
+            shape=feature_shape,
             initializer="zeros",
             trainable=False,
             autocast=False,
@@ -37,8 +36,7 @@ class PretrainedLearner(MetricLearner):
         return super().call(inputs, training=False)
 
     def centered(self, features: Tensor) -> Tensor:
-        """Returns flattened features minus the stored vector."""
-        features = flattened(features)
+        """Returns features minus the stored vector."""
         return features - ops.cast(ops.convert_to_tensor(self.center), features.dtype)
 
     def center_on(self, images: Any, batch_size: int = 128) -> None:
@@ -67,9 +65,7 @@ class PretrainedLearner(MetricLearner):
         found = predict(features, self.backbone, images, batch_size=batch_size)
         center = np.mean(found, axis=0, dtype="float64").reshape(-1)
         validation.finite(center, "features")
-        if not self.built:
-            shape = (None, None, *self.backbone.input_shape[1:])
-            self.build((shape, (None, None), shape))
+        self._build_for(self.backbone.input_shape[1:])
         self.center.assign(center)
 
 
@@ -125,7 +121,7 @@ class NearestNeighbor(PretrainedLearner):
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
 
-    def scores(
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         similarity = self.metric(self.centered(queries), self.centered(support))
@@ -193,10 +189,23 @@ class NearestCentroid(PretrainedLearner):
         self.metric = key_metrics.get(metric)
         self.normalize = validation.boolean(normalize, "normalize")
 
-    def scores(
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        support, queries = self.centered(support), self.centered(queries)
-        if self.normalize:
-            support, queries = unit_norm(support), unit_norm(queries)
+        support, queries = self._vectors(support), self._vectors(queries)
         return self.metric(queries, class_means(support, membership))
+
+    def _vectors(self, features: Tensor) -> Tensor:
+        vectors = self.centered(features)
+        return unit_norm(vectors) if self.normalize else vectors
+
+    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
+        head = prototype_layers(self.metric, self._vectors(support), membership)
+        if not head:
+            return super().adapted_to(layers, support, membership)
+        dtype, offset = head[0].dtype_policy, -ops.convert_to_numpy(self.center)
+        if offset.any():
+            layers.append(keras.layers.Rescaling(1.0, offset.tolist(), dtype=dtype))
+        if self.normalize and len(head) == 1:  # Cosines begin with the same layer.
+            layers.append(keras.layers.UnitNormalization(dtype=dtype))
+        return layers + head

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import (
     MetricLearner,
     Temperature,
     class_means,
-    flattened,
+    prototype_layers,
 )
 from nsl_keras.neighborhoods import key_metrics
 
@@ -49,7 +50,8 @@ class ProtoNet(MetricLearner):
             `"transductive"`: support set and queries are normalized separately by their
             own statistics, so that an answer depends on the other queries. `"support"`
             and `"transductive"` switch dropout off and need this package's batch norms
-            (`convert_batch_norms`); frozen batch norms always use their moving statistics.
+            (`convert.convert_batch_norms`); frozen batch norms always use their moving
+            statistics.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`. `dtype` is by default the
             backbone's; scores are computed in full precision.
 
@@ -111,13 +113,17 @@ class ProtoNet(MetricLearner):
         self.learn_temperature = learn_temperature
         self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.scale_down.build()
 
-    def scores(
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        # Prototypical Networks Eq. (1): prototypes
-        prototypes = class_means(flattened(support), membership)
+        prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
-        return self.scale_down(self.metric(flattened(queries), prototypes))
+        return self.scale_down(self.metric(queries, prototypes))
+
+    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
+        scale = self.scale_down(ops.ones((), support.dtype))
+        head = prototype_layers(self.metric, support, membership, scale)
+        return layers + head if head else super().adapted_to(layers, support, membership)

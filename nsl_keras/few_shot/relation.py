@@ -122,6 +122,8 @@ class RelationNet(MetricLearner):
         2018), Section 3.2, Eq. (1); sum over shots: Section 3.2, "K-shot".
     """
 
+    flattens = False
+
     def __init__(
         self,
         backbone: keras.Model,
@@ -138,7 +140,7 @@ class RelationNet(MetricLearner):
             )
         self.relation = relation
 
-    def build_scores(self, feature_shape: tuple[int, ...], support: int | None) -> None:
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
         if len(feature_shape) != 3:
             raise ValueError(
                 "`backbone` must return feature maps, with two spatial axes and a channel "
@@ -158,7 +160,7 @@ class RelationNet(MetricLearner):
                 f"Received: outputs {found!r} for pairs of shape {tuple(joined)}"
             )
 
-    def scores(
+    def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         batch, maps = ops.shape(support)[0], support.shape[2:]

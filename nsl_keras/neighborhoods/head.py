@@ -238,7 +238,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         outputs = self._finetuning.outputs(entries, attention, queries)
         return ops.cast(outputs, self.compute_dtype)
 
-    def adapted_logits(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
+    def adapted_outputs(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns the finetuned head's outputs, in float32 or wider.
 
         Args:
@@ -246,7 +246,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             kept: Boolean tensor, the dictionary entries that take part; see
                 `NeighborDictionary.attention`.
         """
-        validation.built(self, "adapted_logits")
+        validation.built(self, "adapted_outputs")
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries, kept=kept)
         return self._finetuning.outputs(entries, attention, queries)
@@ -254,7 +254,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
 
-        Arguments are those of `adapted_logits`; the order is that of the head's variables.
+        Arguments are those of `adapted_outputs`; the order is that of the head's variables.
         """
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)

@@ -1,7 +1,7 @@
 """Batch norms without initialization bias, which can normalize by batch in inference too.
 
 Users have them as `nsl_keras.layers.BatchNormalization`, and convert Keras's by
-`nsl_keras.few_shot.convert_batch_norms`; the learners of `few_shot` normalize by episode.
+`nsl_keras.convert.convert_batch_norms`; the learners of `few_shot` normalize by episode.
 """
 
 from __future__ import annotations
@@ -264,10 +264,10 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
     Example:
 
     >>> import keras
-    >>> from nsl_keras import few_shot
+    >>> from nsl_keras import convert
     >>> network = keras.Sequential([
     ...     keras.Input((8, 8, 3)), keras.layers.BatchNormalization(name="norm")])
-    >>> few_shot.convert_batch_norms(network).get_layer("norm").__module__
+    >>> convert.convert_batch_norms(network).get_layer("norm").__module__
     'nsl_keras.training.normalization'
     """
     pairs = []

@@ -186,6 +186,44 @@ def test_many_episodes_are_finetuned_in_parts():
         np.testing.assert_allclose(found[[place]], alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variables": similarity_and_classifier},
+        {"variables": "classifier", "batch_normalization": "moving"},
+        {**few_shot.finetuning_recipe("closer_look"), "epochs": 3},
+    ],
+)
+def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
+    episodes = make_episodes()
+    finetuner = Finetuner(perturbed(network(7)), WAYS, **{"steps": 3, **options})
+    expected = finetuner(episodes)[1]
+    model = finetuner.adapt(episodes.support_images[1], episodes.support_labels[1])
+    model.save(tmp_path / "adapted.keras")
+    again = keras.saving.load_model(tmp_path / "adapted.keras")
+    queries = episodes.query_images[1]
+    for each in (model, again):
+        found = each.predict(queries, verbose=0)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=10 * ATOL)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="only TensorFlow counts its traces")
+@pytest.mark.parametrize("variables", ["classifier", "all"])
+def test_episodes_of_other_sizes_are_not_traced_again(variables):
+    model = perturbed(network(7))
+    options = {"variables": variables, "steps": 2}
+    finetuner = Finetuner(model, WAYS, **options)
+    whole = make_episodes(5)
+    for count in range(1, 6):
+        support = slice(0, None, count % 2 + 1)
+        part = [each[:count] for each in whole[:3]]
+        part = [part[0][:, support], part[1][:, support], part[2][:, :count]]
+        found = finetuner(part)
+    assert finetuner._compiled.experimental_get_tracing_count() <= 3
+    expected = Finetuner(model, WAYS, **options)(part)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ATOL)
+
+
 def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     model, episodes = perturbed(network(7)), make_episodes(1)
     expected = finetune(model, episodes, "classifier", steps=2)

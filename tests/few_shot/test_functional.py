@@ -121,7 +121,7 @@ def test_trainable_norms_of_keras_are_refused():
     model.get_layer("norm").trainable = True
     with pytest.raises(ValueError, match="layer 'norm' of Keras"):
         thawed.query_outputs([], images(), images())
-    FunctionalModel(nsl_keras.few_shot.convert_batch_norms(model))
+    FunctionalModel(nsl_keras.convert.convert_batch_norms(model))
 
 
 def test_random_layers_are_off():

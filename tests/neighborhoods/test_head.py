@@ -26,7 +26,7 @@ def test_all_zero_features_and_keys_stay_finite():
     layer.dictionary.keys.assign(keys)
     z = ops.zeros((heads.BATCH, heads.FEATURES))
     found = gradients(lambda z: heads.outer_loss(layer, z), [z], layer.trainable_variables)
-    for tensor in (layer.adapted_logits(z), *found):
+    for tensor in (layer.adapted_outputs(z), *found):
         assert np.all(np.isfinite(as_numpy(tensor)))
 
 
@@ -138,7 +138,7 @@ def test_frozen_layers_adapt(inner_loop):
 
 
 @pytest.mark.parametrize(
-    "method", ["adapted_logits", "adapted_weights", "neighbors", "active_inner_loop"]
+    "method", ["adapted_outputs", "adapted_weights", "neighbors", "active_inner_loop"]
 )
 def test_what_needs_a_built_layer(method):
     layer = MetaNeighborhoodHead(CosineDense(3), 8)

@@ -28,7 +28,7 @@ def check_agreement(*kinds, tolerance=1e-9, **options):
             return heads.outer_loss(layer, z)
 
         outer = gradients(loss, [z], layer.trainable_variables)
-        found.append([layer.adapted_logits(z), *layer.adapted_weights(z), *outer])
+        found.append([layer.adapted_outputs(z), *layer.adapted_weights(z), *outer])
     heads.assert_close(*found, tolerance)
 
 

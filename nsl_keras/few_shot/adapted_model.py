@@ -1,0 +1,190 @@
+"""`adapt`: from a few labelled images to an ordinary Keras model of their classes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import rewiring, validation
+from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.training.data import gather
+
+
+class WithClassNames(keras.Model):
+    """A model that keeps the names of its classes in its config."""
+
+    class_names: tuple[str, ...] | None = None
+
+    def get_config(self) -> dict[str, Any]:
+        names = self.class_names and [*self.class_names]
+        return {**super().get_config(), "class_names": names}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        names = config.pop("class_names")
+        model = super().from_config(config)
+        model.class_names = names and tuple(names)
+        return model
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class AdaptedModel(WithClassNames, keras.Sequential):
+    """A network, and a head made from a support set."""
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class AdaptedNeighborhoods(WithClassNames, MetaNeighborhoodModel):
+    """Meta-Neighborhoods whose dictionary is a support set."""
+
+
+class Adapting:
+    """Gives a learner `adapt`; a subclass writes `_adapted`."""
+
+    ways: Any
+    batch_normalization: str
+    #: Whether the number of classes is that of a network's outputs.
+    ways_are_fixed = True
+
+    @property
+    def effective_batch_normalization(self) -> str | None:
+        """The policy that batch norms follow as their `trainable` flags are now.
+
+        `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
+        """
+        return effective_policy(self, self.batch_normalization)
+
+    def adapt(
+        self, x: Any, y: Any = None, class_names: Sequence[str] | None = None
+    ) -> keras.Model:
+        """Returns a Keras model that classifies single images into new classes.
+
+        It gives the probabilities that the learner gives for the support set `x` and any
+        queries: the softmax of its outputs, which are logits. Under squared distances these
+        lack a term that is equal for all classes; else they are the learner's.
+
+        The model shares no weights with the learner. It is used, saved and exported as
+        every Keras model; import nsl_keras before you load its `.keras` file. Batch norms
+        that normalize by the support set keep its statistics.
+
+        Args:
+            x: Array of the support images, of shape `(images, ...)`, in the range that the
+                learner was trained on; or a data set of batches `(images, labels)`, for
+                example of `keras.utils.image_dataset_from_directory`.
+            y: Array of labels, from 0 to one less than the number of classes, or names;
+                `None` if `x` is a data set.
+            class_names: Names of the classes, in the order of their numbers. `None` takes
+                them from the data set, or from `y` in alphabetical order, if it has names.
+
+        Returns:
+            A built model, not compiled, with the attribute `class_names`. From a
+            `NeighborhoodLearner` it is a `MetaNeighborhoodModel`, whose `neighbors` are
+            support images.
+
+        Raises:
+            ValueError: For images that are not finite; for other labels or names, or other
+                than `ways` classes where the learner's network has so many outputs; and for
+                `batch_normalization="transductive"`.
+
+        Example:
+
+        >>> import keras
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+        >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
+        >>> images = np.random.default_rng(0).normal(size=(6, 8, 8, 1))
+        >>> model = learner.adapt(images, ["fox", "owl", "owl", "fox", "elk", "elk"])
+        >>> model.predict(images, verbose=0).argmax(axis=1).tolist(), model.class_names
+        ([1, 2, 2, 1, 0, 0], ('elk', 'fox', 'owl'))
+        """
+        if class_names is None:
+            class_names = getattr(x, "class_names", None)
+        images, labels, names = _support_set(*gather(x, y), class_names)
+        self._build_for(images.shape[1:])
+        if self.effective_batch_normalization == "transductive":
+            raise ValueError(
+                '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
+                "model classifies each image alone, without statistics of other queries. "
+                f"Received: batch_normalization={self.batch_normalization!r}"
+            )
+        ways = int(labels.max()) + 1
+        if self.ways_are_fixed and ways != self.ways:
+            raise ValueError(
+                f"`y` must have {self.ways} classes, the `ways` of the learner. "
+                f"Received: {ways} classes"
+            )
+        found = self._adapted(images, labels, ways)
+        model = AdaptedModel(found) if isinstance(found, list) else found
+        model.class_names = names
+        return model
+
+    def _build_for(self, image_shape: tuple[int | None, ...]) -> None:
+        """Builds the learner for images of a shape."""
+
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+        """Returns the model for a support set, or its layers."""
+        raise NotImplementedError
+
+
+def _support_set(
+    images: Any, labels: Any, class_names: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
+    """Returns images, labels from 0 on, and the names of the classes."""
+    validation.finite(images, "x")
+    given = np.asarray(labels)
+    labels = given[:, 0] if given.shape[1:] == (1,) else given
+    names = None if class_names is None else tuple(map(str, class_names))
+    if labels.dtype.kind in "OSU" and labels.ndim == 1:
+        labels = labels.astype(str)
+        names = names or tuple(np.unique(labels).tolist())
+        labels = np.array([names.index(each) if each in names else -1 for each in labels])
+    found = np.unique(labels) if labels.shape == images.shape[:1] else np.array([])
+    ways = len(found if names is None else names)
+    if ways < 2 or not np.array_equal(found, np.arange(ways)):
+        raise ValueError(
+            "`y` must hold a label for each image: the numbers from 0 on of two or more "
+            "classes, or their names, each at least once, and `class_names` a name for "
+            f"each class. Received: x of shape {images.shape}, y of shape {given.shape} "
+            f"with the labels {np.unique(given.astype(str)).tolist()}, "
+            f"class_names={class_names!r}"
+        )
+    return images, labels.astype("int32"), names
+
+
+def adapted_copy(
+    model: keras.Model, policy: str, images: Any, values: dict[int, Any] | None = None
+) -> list[Any]:
+    """Returns an input, and a copy that computes as a model does in an episode.
+
+    Args:
+        model: A built model.
+        policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
+        images: The support images.
+        values: New values of variables, by the variables' ids.
+    """
+    # A subclassed model is copied through its config and weights.
+    is_graph = rewiring.is_graph(model)
+    copied = rewiring.rebuild(model, lambda _: None) if is_graph else copy.deepcopy(model)
+    for variable, new in zip(model.variables, copied.variables, strict=True):
+        if values and id(variable) in values:
+            new.assign(ops.convert_to_numpy(values[id(variable)]))
+    if effective_policy(copied, policy) == "support":
+        _, found = FunctionalModel(copied, (), policy).outputs([], images)
+        if len(set(map(id, found.layers))) < len(found.layers):
+            raise ValueError(
+                '`batch_normalization` must be "moving" for `adapt` where layers share a '
+                f'batch norm. Received: batch_normalization="support", model {model.name!r}'
+            )
+        pairs = zip(found.values[::2], found.values[1::2], strict=True)
+        for layer, (mean, variance) in zip(found.layers, pairs, strict=True):
+            layer.moving_mean.assign(mean)
+            layer.moving_variance.assign(variance)
+    dtype = model.inputs[0].dtype if is_graph else None
+    return [keras.Input(images.shape[1:], dtype=dtype), copied]

@@ -1,0 +1,136 @@
+"""`adapt`: support sets, names of classes, and what cannot be adapted."""
+
+import keras
+import numpy as np
+import pytest
+from few_shot_episodes import convolutional, episodes
+
+from nsl_keras import few_shot
+
+(SUPPORT,), (LABELS,), _ = episodes(1, shape=(6, 6, 1))[0]
+NAMES = ("lynx", "elk", "owl")
+
+
+def learner(learner=few_shot.NearestCentroid, **options):
+    return learner(convolutional(), **options)
+
+
+class Photos(keras.utils.PyDataset):
+    class_names = NAMES
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        part = slice(4 * index, 4 * index + 4)
+        return SUPPORT[part], LABELS[part]
+
+
+def test_names_are_labels_or_number_them():
+    named = np.array(NAMES)[LABELS]
+    made = learner()
+    assert made.adapt(SUPPORT, named).class_names == ("elk", "lynx", "owl")
+    assert made.adapt(SUPPORT, named[:, None], NAMES).class_names == NAMES
+    assert made.adapt(SUPPORT, LABELS).class_names is None
+
+
+def test_a_data_set_has_labels_and_names():
+    made = learner(ways=7)  # `adapt` takes any number of classes.
+    model, expected = made.adapt(Photos()), made.adapt(SUPPORT, LABELS)
+    assert model.class_names == NAMES
+    found = model.predict(SUPPORT, verbose=0)
+    np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
+
+
+def test_weights_are_not_shared():
+    made = learner(few_shot.ProtoNet)
+    model = made.adapt(SUPPORT, LABELS)
+    expected = model.predict(SUPPORT, verbose=0)
+    for variable in made.weights:
+        variable.assign(variable + 1)
+    np.testing.assert_array_equal(model.predict(SUPPORT, verbose=0), expected)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.network = convolutional()
+
+    def build(self, input_shape):
+        self.network.build(input_shape)
+
+    def call(self, images):
+        return self.network(images)
+
+
+def test_subclassed_backbones_are_copied():
+    made = few_shot.NearestCentroid(Subclassed(), 3)
+    expected = made.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
+    found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    for kind in (few_shot.NearestCentroid, few_shot.NearestNeighbor):
+        made = learner(kind, ways=3)
+        expected = made((SUPPORT[None], LABELS[None], SUPPORT[None]))[0]
+        found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
+        assert found.dtype == "float32"
+        np.testing.assert_allclose(found, keras.ops.convert_to_numpy(expected), atol=2e-3)
+
+
+def test_neighbors_of_an_adapted_model_are_support_images():
+    made = learner(few_shot.NeighborhoodLearner)
+    model = made.adapt(SUPPORT, LABELS)
+    nearest = model.neighbors(SUPPORT, k=1).indices
+    np.testing.assert_array_equal(nearest, np.arange(len(SUPPORT))[:, None])
+
+
+@pytest.mark.parametrize(
+    "x, y, names, message",
+    [
+        (SUPPORT, LABELS + 1, None, "`y` must hold a label for each image"),
+        (SUPPORT, LABELS[:-1], None, "`y` must hold a label for each image"),
+        (SUPPORT, None, None, "`y` must hold a label for each image"),
+        (SUPPORT, np.zeros(6), None, "two or more classes"),
+        (SUPPORT, LABELS, NAMES[:2], "`class_names` a name for each class"),
+        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl", "bee"), "names, each"),
+        (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
+    ],
+)
+def test_wrong_support_sets(x, y, names, message):
+    with pytest.raises(ValueError, match=f"{message}.*Received"):
+        learner().adapt(x, y, names)
+
+
+def test_what_cannot_be_adapted():
+    made = learner(few_shot.ProtoNet, batch_normalization="transductive")
+    with pytest.raises(ValueError, match='`batch_normalization` must be "support" or'):
+        made.adapt(SUPPORT, LABELS)
+    network = convolutional()
+    twice = network.layers[1]
+    shared = keras.Sequential([*network.layers, keras.layers.Conv2D(4, 1), twice])
+    shared.build((None, 6, 6, 1))
+    made = few_shot.ProtoNet(shared, batch_normalization="support")
+    with pytest.raises(ValueError, match=r"where layers share a batch norm.*Received"):
+        made.adapt(SUPPORT, LABELS)
+    dense = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
+    dense.add(keras.layers.Dense(4))
+    for made in (few_shot.MAML(dense), few_shot.Finetuner(dense, ways=4)):
+        with pytest.raises(ValueError, match=r"`y` must have 4 classes.*Received: 3"):
+            made.adapt(SUPPORT, LABELS)
+
+
+def test_single_images_are_not_episodes():
+    made = learner(ways=3)
+    for run in (made, made.predict):
+        with pytest.raises(ValueError, match="single images call `adapt`"):
+            run(SUPPORT)
+    with pytest.raises(ValueError, match=r"of shapes \(batch, support images"):
+        made.predict((SUPPORT, LABELS, SUPPORT), verbose=0)
+    one = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
+    one.add(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match=r"`model` must return logits .* of two or more"):
+        few_shot.MAML(one).adapt(SUPPORT, LABELS)
