@@ -18,9 +18,7 @@ import experiments.image_classification.table
 import experiments.neural_similarity.methods
 import experiments.neural_similarity.table
 import experiments.regression.table
-import experiments.serving.table
 import experiments.speed.table
-from experiments import moving_statistics
 from experiments.common import runs, tables
 from experiments.neural_similarity import predictor_cost
 from experiments.no_harm import comparison, report, report_tables
@@ -233,10 +231,6 @@ def _predictor_cost() -> str:
     return _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE)
 
 
-def _moving_statistics() -> str:
-    return _shown(moving_statistics.section(RESULTS), moving_statistics.PLACE)
-
-
 def _no_harm(batch_norm: str) -> str:
     found = report.load(RESULTS / "no_harm", batch_norm)
     made = report_tables.summary_table(comparison.compare(found))
@@ -336,9 +330,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "predictor_cost": _predictor_cost,
     "no_harm": lambda: _no_harm("unbiased"),
     "no_harm_keras": lambda: _no_harm("keras"),
-    "moving_statistics": _moving_statistics,
     "costs": _costs,
     "memory": _memory,
-    "export_kills": experiments.serving.table.export_kills,
-    "load": experiments.serving.table.load,
 }

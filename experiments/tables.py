@@ -15,7 +15,6 @@ import experiments.image_classification.table
 import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
-from experiments import moving_statistics
 from experiments.common import runs
 from experiments.demo import spirals
 from experiments.neural_similarity import implicit_regularization, predictor_cost
@@ -41,8 +40,8 @@ twice, so delete its file first. Commit the files that changed, and the tables:
 Most were made when the moving statistics of `layers.BatchNormalization` were averages over
 the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of
 all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
-ten thousands. Newer are those of `moving_statistics` and `no_harm/runs_unbiased`, and the
-networks without batch norm in `no_harm/runs`.
+ten thousands. Newer are those of `no_harm/runs_unbiased`, and the networks without batch norm
+in `no_harm/runs`.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `experiments.demo.spirals`, and `examples.implicit_regularization` is
@@ -57,7 +56,6 @@ def results_readme() -> str:
         experiments.few_shot.table.sections(RESULTS),
         implicit_regularization.section(RESULTS),
         predictor_cost.section(RESULTS),
-        moving_statistics.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         experiments.regression.table.section(RESULTS),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -16,8 +16,8 @@ from nsl_keras.training import files
 
 PARTS = ("train", "validation", "test")
 
-#: Bytes of a file where images are written to several, and what its headers may take.
-PIECE, HEADERS = 64 * 2**20, 2**16
+#: Bytes of a file where images are written to several.
+PIECE = 60 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ImageData:
     train: Split
     validation: Split
     test: Split
-    class_names: list[str]
+    class_names: list[str] = dataclasses.field(default_factory=list)
     #: Of a file of images, what tells it from others.
     fingerprint: str | None = None
 
@@ -47,16 +47,18 @@ class ImageData:
     def image_shape(self) -> tuple[int, ...]:
         return self.train.images.shape[1:]
 
+    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Self:
+        """The same data with the images of all parts changed."""
+        splits = {part: getattr(self, part) for part in PARTS}
+        parts = {part: Split(change(s.images), s.labels) for part, s in splits.items()}
+        return dataclasses.replace(self, **parts)
+
     @property
-    def standardized(self) -> ImageData:
+    def standardized(self) -> Self:
         """The same data with channels of mean 0 and deviation 1 in the training images."""
         mean = self.train.images.mean((0, 1, 2))
         deviation = self.train.images.std((0, 1, 2))
-        splits = (getattr(self, part) for part in PARTS)
-        train, validation, test = (
-            Split((split.images - mean) / deviation, split.labels) for split in splits
-        )
-        return dataclasses.replace(self, train=train, validation=validation, test=test)
+        return self.changed(lambda images: (images - mean) / deviation)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -72,10 +74,8 @@ def load(
     """Loads an image set by its name. Nothing is downloaded.
 
     Args:
-        dataset: `"digits"` (ships with scikit-learn), one of `image_folders.READERS`
-            (`"cinic10"`, `"mnist_m"`, `"pacs"`, `"pacs_without_sketch"`,
-            `"tiny_imagenet"`, ...), or any labelled image set of tensorflow-datasets, as
-            `"mnist"`, `"cifar10"`.
+        dataset: `"digits"` (ships with scikit-learn), one of `image_folders.READERS`,
+            or any labelled image set of tensorflow-datasets, as `"mnist"`, `"cifar10"`.
         data_dir: For a set of `image_folders` its folder, else the folder of
             tensorflow-datasets' prepared copies; `None` is their default,
             `~/tensorflow_datasets`.
@@ -222,21 +222,16 @@ def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
 def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
     """Writes such a file; images that are not uint8 yet are in [0, 1].
 
-    A path that does not end in `.npz` is made a folder of files of at most `PIECE` bytes.
+    A path that does not end in `.npz` is made a folder of files of some `PIECE` bytes.
 
     Raises:
-        ValueError: If images are outside [0, 1], or the folder holds such files already.
+        ValueError: If the folder holds such files already.
     """
     arrays = dict(others)
     for part, split in parts.items():
         images = split.images
         if images.dtype != np.uint8:
             # What resized images are beyond it by rounding is cut off.
-            if images.size and (images.min() < -0.001 or images.max() > 1.001):
-                raise ValueError(
-                    "`write_data_file` must be given images in [0, 1]. Received: images "
-                    f"between {images.min():.3g} and {images.max():.3g}"
-                )
             images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
@@ -249,34 +244,12 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
             "`write_data_file` must be a folder without .npz files, which would be read "
             f"with the new ones. Received: {path}"
         )
-    for number, piece in enumerate(_pieces(arrays)):
-        with files.replacing(place / f"{number:03}.npz") as scratch:
-            np.savez(scratch, **piece)
-
-
-def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays cut along their first axis, and put together to at most `PIECE` bytes."""
-    piece: dict[str, np.ndarray] = {}
-    room = largest = PIECE - HEADERS
+    number = 0
     for key, array in arrays.items():
-        start = 0
-        if not len(array):
-            piece[key] = array
-        while start < len(array):
-            size = array[:1].nbytes
-            count = min(len(array) - start, room // size)
-            if count:
-                piece[key] = array[start : start + count]
-                start, room = start + count, room - count * size
-            if start < len(array):
-                if size > largest:
-                    raise ValueError(
-                        "`write_data_file` must hold images smaller than a piece of "
-                        f"{PIECE} bytes. Received: {key} of {size} bytes each"
-                    )
-                yield piece
-                piece, room = {}, largest
-    yield piece
+        for piece in np.array_split(array, 1 + array.nbytes // PIECE):
+            with files.replacing(place / f"{number:03}.npz") as scratch:
+                np.savez(scratch, **{key: piece})
+            number += 1
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:
@@ -333,11 +306,7 @@ def resized_images(images: np.ndarray, size: int) -> np.ndarray:
 
 def resized(data: ImageData, size: int) -> ImageData:
     """The same data with images of `size` by `size` pixels."""
-    splits = (getattr(data, part) for part in PARTS)
-    train, validation, test = (
-        Split(resized_images(split.images, size), split.labels) for split in splits
-    )
-    return dataclasses.replace(data, train=train, validation=validation, test=test)
+    return data.changed(lambda images: resized_images(images, size))
 
 
 def without_validation(data: ImageData) -> ImageData:

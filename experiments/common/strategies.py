@@ -36,7 +36,7 @@ flags.DEFINE_float(
 
 
 class OneDevice:
-    """Stands in for a `tf.distribute` strategy on one device, on either backend."""
+    """Represents a `tf.distribute` strategy on one device, on either backend."""
 
     num_replicas_in_sync = 1
 

@@ -14,7 +14,7 @@ from experiments.common.recipe import Recipe, compile_classifier, spared_of
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What differs between data sets. Chosen on validation images (see --tune)."""
+    """What differs between data sets. Chosen on validation images."""
 
     filters: tuple[int, int, int, int]
     epochs: int

@@ -27,25 +27,14 @@ from absl import app, flags, logging
 
 import nsl_keras
 from experiments.common import runs
-from experiments.speed import (
-    costs,
-    dynamic,
-    few_shot,
-    formulations,
-    head,
-    memory,
-    model,
-    static,
-)
+from experiments.speed import costs, dynamic, head, memory, model, static
 from experiments.speed.table import MEMORY
 
 GROUPS = {
     "static": static.comparisons,
     "dynamic": dynamic.comparisons,
-    "formulations": formulations.comparisons,
     "head": head.comparisons,
     "model": model.comparisons,
-    "few_shot": few_shot.comparisons,
     "costs": costs.comparisons,
 }
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}

@@ -21,18 +21,13 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-from experiments.speed import dynamic, formulations, head, measure
+from experiments.speed import dynamic, head, measure
 
 BATCH = 128
 SIZE, CHANNELS = 32, 32
-AUTHORS = {
-    "dynamic DNS, core, the authors'": (formulations.authors_diagonal, (9,)),
-    "dynamic UNS, core, the authors'": (formulations.authors_unconstrained, (9, 9)),
-}
 CASES = (
     "Conv2D",
     *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in ("core", "layer")),
-    *AUTHORS,
     *head.IN_MEMORY,
 )
 
@@ -63,11 +58,6 @@ def step_of(case: str, xla: bool) -> Callable[[], float]:
     if case in head.IN_MEMORY:
         return head.pass_in_memory(case, xla)
     inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
-    if case in AUTHORS:
-        function, shape = AUTHORS[case]
-        kernel = tf.random.normal((3, 3, CHANNELS, CHANNELS))
-        parameters = tf.random.normal((BATCH, SIZE, SIZE, *shape))
-        return measure.gradients(function, [inputs, kernel, parameters], xla)
     if case == "Conv2D":
         layer = keras.layers.Conv2D(CHANNELS, dynamic.KERNEL_SIZE, padding="same")
     else:
