@@ -1,7 +1,8 @@
-"""What makes the convolutions of a network: Keras's, or those of neural similarity."""
+"""What makes the convolutions of a network, and how wide plain networks are like them."""
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -53,3 +54,10 @@ def convolutions(
         predictor=own,
         learn_shape=learn_shape,
     )
+
+
+def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int:
+    """The width with the size nearest to a target; sizes grow with widths."""
+    size = functools.cache(size)
+    above = bisect.bisect_left(widths, target, key=size)
+    return min(widths[above - 1 : above + 1], key=lambda width: abs(size(width) - target))

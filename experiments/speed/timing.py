@@ -77,3 +77,22 @@ def ratios_to_first(
         )
         for column, name in enumerate(steps)
     }
+
+
+def step_time_ratio(model: Any, plain: Any, batch: tuple) -> dict[str, float]:
+    """The time of a training step over the plain model's: median and quartiles.
+
+    Rounds of one step each, one after the other, in this process. It trains both.
+    """
+    warm_up, rounds = 2, 15
+    ratios = []
+    for number in range(warm_up + rounds):
+        times = []
+        for each in (plain, model):
+            start = time.perf_counter()
+            each.train_on_batch(*batch)
+            times.append(time.perf_counter() - start)
+        if number >= warm_up:
+            ratios.append(times[1] / times[0])
+    low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist()
+    return {"median": median, "low": low, "high": high}

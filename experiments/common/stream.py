@@ -13,8 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from experiments.common.data import prepared_builder
-
 
 @dataclasses.dataclass(frozen=True)
 class ImageStream:
@@ -57,18 +55,17 @@ class ImageStream:
             "test_examples": splits[self.evaluated_split].num_examples,
         }
 
-    @property
-    def fingerprint(self) -> None:
-        """Nothing: prepared sets are known by their names."""
-        return None
+    #: Prepared sets are known by their names.
+    fingerprint = None
 
     def training_batches(self, batch_size: int, seed: int) -> Any:
         """An endless iterator of NumPy batches, in random order."""
         import tensorflow as tf
+        import tensorflow_datasets as tfds
 
         # The order is that of a large buffer: of shards and within them.
         data = self.builder.as_dataset(
-            split="train", shuffle_files=True, read_config=_read_config(seed)
+            split="train", shuffle_files=True, read_config=tfds.ReadConfig(shuffle_seed=seed)
         )
         data = data.shuffle(16 * batch_size, seed=seed).repeat()
         counter = tf.data.Dataset.counter()
@@ -106,21 +103,6 @@ class ImageStream:
             image = tf.image.stateless_random_crop(image, wanted, seed)
             image = tf.image.stateless_random_flip_left_right(image, seed + 1)
         return tf.clip_by_value(image, 0.0, 1.0), example["label"]
-
-
-def _read_config(seed: int) -> Any:
-    import tensorflow_datasets as tfds
-
-    return tfds.ReadConfig(shuffle_seed=seed)
-
-
-def load(dataset: str, data_dir: str | None, image_size: int) -> ImageStream:
-    """Opens a prepared copy of any labelled image set of tensorflow-datasets.
-
-    Raises:
-        ValueError: If there is no prepared copy in the folder.
-    """
-    return ImageStream(prepared_builder(dataset, data_dir), image_size)
 
 
 class StreamedBatches(keras.utils.PyDataset):
