@@ -40,8 +40,8 @@ twice, so delete its file first. Commit the files that changed, and the tables:
 Most were made when the moving statistics of `layers.BatchNormalization` were averages over
 the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of
 all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
-ten thousands. Newer are those of `no_harm/runs_unbiased`, and the networks without batch norm
-in `no_harm/runs`.
+ten thousands. Newer are those of `no_harm/runs_unbiased`, and the networks without batch
+norm in `no_harm/runs`.
 
 Commands are those that were called at the time. Some have changed their names since:
 `examples.spirals` is `experiments.demo.spirals`, and `examples.implicit_regularization` is

@@ -1,4 +1,4 @@
-"""Runs an experiment as a command: what is wrong with a flag or its data ends in one line."""
+"""Runs an experiment as a command: wrong flags and data end in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of runs of several methods beside a baseline's, and beside published figures."""
+"""The table of methods beside a baseline, and beside published figures."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ class ImageStream:
 
         # The order is that of a large buffer: of shards and within them.
         data = self.builder.as_dataset(
-            split="train", shuffle_files=True, read_config=tfds.ReadConfig(shuffle_seed=seed)
+            split="train",
+            shuffle_files=True,
+            read_config=tfds.ReadConfig(shuffle_seed=seed),
         )
         data = data.shuffle(16 * batch_size, seed=seed).repeat()
         counter = tf.data.Dataset.counter()

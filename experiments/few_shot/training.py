@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from experiments.common import recipe, runs, strategies, time_limit
+from experiments.common import recipe, runs, strategies
 from experiments.common.augmentation import augmented
 from experiments.common.data import PARTS, Split
 from experiments.few_shot import data, methods
@@ -131,48 +131,31 @@ class Training:
     def _run(
         self, method: str, rate: float, images: int, seed: int
     ) -> tuple[Callable, dict]:
-        row = methods.METHODS[method]
+        row, setting = methods.METHODS[method], self.setting
         found: dict = {"seconds": 0.0, "training_images": 0}
         network = None
         if row.pretrained:
             network, pretraining = self._pretrained(row.pretrained, rate, images, seed)
-            found = {key: found[key] + pretraining[key] for key in found}
+            found |= pretraining
         keras.utils.set_random_seed(seed)
-        trial = self.setting.rates.index(rate)
-        inner_rate = methods.inner_rate(method, self.setting.dataset, trial)
+        options: dict = {"batch_normalization": self.policy(method)}
+        trial = setting.rates.index(rate)
+        inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
-            found["inner_rate"] = inner_rate
-        if row.episodic:
-            proto = method == "proto_net"
-            ways = self.setting.proto_ways if proto else self.setting.ways
-            learner = methods.episodic_learner(
-                method,
-                self.setting.dataset,
-                self.setting.backbone,
-                self.data.image_shape,
-                ways,
-                self.policy(method),
-                network,
-                trial,
-            )
-            training = self._fit_episodes(method, learner, ways, rate, images, seed)
-            if proto:
-                learner = few_shot.ProtoNet(
-                    learner.backbone,
-                    self.setting.ways,
-                    batch_normalization=self.policy(method),
-                )
-            return learner, found | {key: found[key] + training[key] for key in training}
-        return (
-            methods.pretrained_learner(
-                method,
-                network,
-                self.setting.ways,
-                self.policy(method),
-                self.images.images.astype("float32") / 255,
-            ),
-            found,
-        )
+            found["inner_rate"] = options["inner_learning_rate"] = inner_rate
+        if network is None:
+            network = methods.features(setting.backbone, "plain", self.data.image_shape)
+        task = methods.Task(setting.dataset, setting.ways, self.images.images, options)
+        if not row.episodic:
+            return row.learner(network, task), found
+        trained = task
+        if method == "proto_net":
+            trained = dataclasses.replace(task, ways=setting.proto_ways)
+        learner = row.learner(network, trained)
+        training = self._fit_episodes(method, learner, trained.ways, rate, images, seed)
+        if trained is not task:
+            learner = row.learner(learner.backbone, task)
+        return learner, found | {key: found[key] + training[key] for key in training}
 
     def _pretrained(
         self, kind: str, rate: float, images: int, seed: int
@@ -235,7 +218,6 @@ class Training:
             trained,
             folder,
             verbose=self.verbose,
-            deadline=time_limit.deadline(),
         )
         return {
             "seconds": found["seconds"],

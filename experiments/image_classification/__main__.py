@@ -178,7 +178,9 @@ def main(_arguments: list[str]) -> None:
         network = strategies.network_of(model)
         if isinstance(network, nsl_keras.MetaNeighborhoodModel):
             rates = [keras.ops.convert_to_numpy(rate) for rate in network.inner_rates]
-            record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
+            record["inner_rate"] = float(
+                np.mean(np.concatenate([r.ravel() for r in rates]))
+            )
         if experiment.coarse:
             record["induction_accuracy"] = pictures.induction_accuracy(network, fine)
         if strategies.is_first_worker():

@@ -20,8 +20,8 @@ class Method:
     """A row of a table: its title, its convolutions, and options of the network."""
 
     title: str
-    #: A function of `momentum`, that of batch norms, and `published`, whether predictors are
-    #: the authors', which returns what backbones take as `convolution`.
+    #: A function of `momentum`, that of batch norms, and `published`, whether predictors
+    #: are the authors', which returns what backbones take as `convolution`.
     convolution: Callable[..., Callable[..., keras.layers.Layer]] = convolutions
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: For a plain network that is as large as another: that row, and what is alike,
@@ -162,13 +162,13 @@ TABLES = {
         "Plain networks with the parameters and the multiply-adds of a dynamic one; not in "
         "the paper",
         # In order of worth.
-        dict.fromkeys(
-            (
+        {
+            name: {}
+            for name in (
                 *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
                 *("static_dns", "dynamic_uns"),
-            ),
-            {},
-        ),
+            )
+        },
         predictors="default",
     ),
 }

@@ -2,7 +2,7 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
 
     python -m experiments.regression                             # scikit-learn's diabetes
     python -m experiments.regression --dataset=gom --data_dir=folder_of_the_uci_file
-    python -m experiments.regression --data_file=data.csv --targets=2
+    python -m experiments.regression --data_file=data.npz        # arrays x and y
 
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
 2020): inputs and targets with zero mean and unit variance, 5-fold cross-validation, AdamW
@@ -20,6 +20,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,15 +29,14 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from experiments.common import command, runs, stopping, time_limit
+from experiments.common import command, recipe, runs, stopping
 from experiments.common.data import fingerprint
 from experiments.regression import data, table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "diabetes", data.DATASETS, "Data set.")
 flags.DEFINE_string("data_dir", None, "Folder of the UCI files.")
-flags.DEFINE_string("data_file", None, "An .npz (x, y) or .csv file, instead.")
-flags.DEFINE_integer("targets", 1, "Last columns of a .csv file that are targets.")
+flags.DEFINE_string("data_file", None, "An .npz file of x and y, instead.")
 flags.DEFINE_integer("folds", 5, "Number of folds.", lower_bound=2)
 flags.DEFINE_float("validation_share", 0.2, "Share of a fold's training data.")
 flags.DEFINE_list("layers", ["2", "3", "4", "5"], "Dense layers to choose from.")
@@ -47,8 +47,6 @@ flags.DEFINE_integer("num_neighbors", 1000, "Dictionary entries.", lower_bound=1
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
 flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
-flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
@@ -59,23 +57,24 @@ def mean_squared_error(predictions: np.ndarray, targets: np.ndarray) -> float:
     return float(np.mean((predictions - targets) ** 2))
 
 
+def error(model: Any, part: data.Part) -> float:
+    """The error of a model of Keras or scikit-learn."""
+    options = {"batch_size": 1024, "verbose": 0} if isinstance(model, keras.Model) else {}
+    return mean_squared_error(model.predict(part.x, **options), part.y)
+
+
 def knn(fold: data.Fold) -> dict:
     """The best number of neighbours by validation error, uniform weights."""
     from sklearn.neighbors import KNeighborsRegressor
 
-    def fitted(k: int):
-        return KNeighborsRegressor(k).fit(fold.train.x, fold.train.y)
-
-    def error(k: int, part: data.Part) -> float:
-        return mean_squared_error(fitted(k).predict(part.x), part.y)
-
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]
-    errors = {k: error(k, fold.validation) for k in counts}
+    fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
+    errors = {k: error(fitted[k], fold.validation) for k in counts}
     best = min(errors, key=errors.__getitem__)
     return {
         "k": best,
         "validation_mse": errors[best],
-        "test_mse": error(best, fold.test),
+        "test_mse": error(fitted[best], fold.test),
     }
 
 
@@ -167,7 +166,8 @@ def train(
         validation_batch_size=1024,
         callbacks=[
             early_stopping,
-            stopping.StopInTime(time_limit.deadline(), backup, len(batches)),
+            recipe.Seconds(),
+            stopping.StopInTime(backup, len(batches)),
             backup,
         ],
         verbose=0,
@@ -190,11 +190,6 @@ def chosen(
     ]
     model, record = min(trained, key=lambda each: each[1]["validation_mse"])
     return model, record, [record for _, record in trained]
-
-
-def test_error(model: keras.Model, part: data.Part) -> float:
-    predictions = model.predict(part.x, batch_size=1024, verbose=0)
-    return mean_squared_error(predictions, part.y)
 
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
@@ -225,14 +220,14 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         "vanilla": {
             **record,
             "parameters": vanilla.count_params(),
-            "test_mse": test_error(vanilla, fold.test),
+            "test_mse": error(vanilla, fold.test),
             "trials": trials,
         },
         "neighborhoods": {
             **model_record,
             "parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
             "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
-            "test_mse": test_error(model, fold.test),
+            "test_mse": error(model, fold.test),
             "test_mse_unadapted": mean_squared_error(plain, fold.test.y),
             "trials": model_trials,
         },
@@ -241,7 +236,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
 
 def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
-    found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.targets)
+    found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
     sizes = {
         "examples": len(found.x),
         "features": found.x.shape[1],
