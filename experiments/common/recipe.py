@@ -306,12 +306,14 @@ def _fit_on_device(
     running.on_train_end()
 
 
-def first_record(module: str, name: str, seed: int, model: keras.Model) -> dict:
+def first_record(
+    module: str, name: str, seed: int, model: keras.Model | None = None
+) -> dict:
     """What is known of a run before it starts."""
+    weights = model.trainable_variables if model else []
+    counted = {"parameters": sum(int(np.prod(v.shape)) for v in weights)}
     return {
-        "method": name,
-        "seed": seed,
-        "parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
+        **{"method": name, "seed": seed, **(counted if model else {})},
         "command": runs.command(module),
         "versions": runs.versions(),
         "devices": keras.distribution.list_devices(),

@@ -88,9 +88,7 @@ def main(_arguments: list[str]) -> None:
         FLAGS.state_dir,
         ["few_shot", dataclasses.asdict(setting), images.counts, images.fingerprint],
     )
-    training = Training(
-        setting, images, states, options.jit_compile(), FLAGS.verbose, FLAGS.save_every
-    )
+    training = Training(setting, images, states)
     names = FLAGS.method or list(methods.METHODS)
     results = runs.results_folder(FLAGS.output_dir)
     records = run_methods(training, names, FLAGS.seeds, results)

@@ -14,8 +14,7 @@ each target hidden (matrix completion, the case of the theory that the paper bui
 does not. There it matters where `M` starts: at the identity, as in the layers of this
 package, or near zero.
 
-Writes --output_dir/results/implicit_regularization/, and a picture in
---output_dir/results/figures/.
+Writes --output_dir/results/implicit_regularization/, and a picture to results/figures/.
 """
 
 from __future__ import annotations
@@ -70,19 +69,16 @@ class HalfSquaredError(keras.losses.Loss):
         return 0.5 * ops.sum(ops.square(residuals), axis=-1)
 
 
-def make_layer(
-    start: np.ndarray, scale: float | None, dtype: str = "float32"
-) -> keras.layers.Layer:
+def make_layer(start: np.ndarray, scale: float | None) -> keras.layers.Layer:
     """A layer without bias that computes `start^T x`: `scale` is that of its `M`."""
-    options = {"use_bias": False, "dtype": dtype}
     if scale is None:
-        layer = keras.layers.Dense(OUTPUTS, **options)
+        layer = keras.layers.Dense(OUTPUTS, use_bias=False)
     else:
         layer = nsl_keras.layers.NeuralSimilarityDense(
             OUTPUTS,
             similarity="unconstrained",
             similarity_initializer=keras.initializers.Identity(scale),
-            **options,
+            use_bias=False,
         )
     layer.build((None, FEATURES))
     layer.kernel.assign(start / (scale or 1.0))
@@ -105,7 +101,7 @@ def descend(
 ) -> list[np.ndarray]:
     """Takes steps of gradient descent; returns `W` at the start and at `points` times."""
     each = max(1, steps // points)
-    model = keras.Sequential([keras.Input((FEATURES,), dtype=layer.dtype), layer])
+    model = keras.Sequential([keras.Input((FEATURES,)), layer])
     model.compile(
         optimizer=keras.optimizers.SGD(learning_rate),
         loss=HalfSquaredError(),
@@ -254,5 +250,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("points", 200, "Points of the curves.", lower_bound=1)
     flags.DEFINE_float("learning_rate", 0.2, "Size of a step.", lower_bound=0)
     flags.DEFINE_integer("seeds", 5, "Problems of each kind.", lower_bound=1)
-    flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
     command.run(main)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,6 +27,7 @@ from absl import flags
 import nsl_keras
 from experiments.common import command, data, recipe, runs, tables
 from experiments.few_shot import data as few_shot_data
+from experiments.speed import timing
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.training.normalization import BatchNormalization
 
@@ -36,7 +36,6 @@ FLAGS = flags.FLAGS
 #: Where the records are, in results/.
 PLACE = "predictor_cost"
 FILTERS = (16, 32, 64)
-ROUNDS = 15
 BATCH_SIZE = 32
 
 
@@ -148,20 +147,6 @@ def parts(found: data.Split, classes: int, seed: int) -> tuple[np.ndarray, ...]:
     return images[:last], labels[:last], images[last:], labels[last:]
 
 
-def time_ratio(model: keras.Model, plain: keras.Model, batch: tuple) -> list[float]:
-    """The median of a training step's time over the plain network's, and its quartiles."""
-    ratios = []
-    for number in range(ROUNDS + 2):
-        times = []
-        for each in (plain, model):
-            start = time.perf_counter()
-            each.train_on_batch(*batch)
-            times.append(time.perf_counter() - start)
-        if number >= 2:  # Two rounds to warm up.
-            ratios.append(times[1] / times[0])
-    return [round(float(np.quantile(ratios, share)), 3) for share in (0.5, 0.25, 0.75)]
-
-
 def one_run(
     similarity: str, name: str, seed: int, state: pathlib.Path, found: data.Split
 ) -> dict:
@@ -192,9 +177,7 @@ def one_run(
         "parameters": model.count_params(),
         "multiply_adds": counts.multiply_adds,
         "plain_multiply_adds": counts.plain_multiply_adds,
-        "step_time_ratio": time_ratio(
-            model, plain, (images[:BATCH_SIZE], labels[:BATCH_SIZE])
-        ),
+        "step_time_ratio": list(timing.step_time_ratio(model, plain, batches[0]).values()),
     }
 
 
@@ -289,18 +272,6 @@ def table(rows: list[dict]) -> str:
     )
 
 
-def _not_run(rows: list[dict]) -> str:
-    """Names what has no row."""
-    there = {(row["similarity"], row["predictor"]) for row in rows}
-    missing = [
-        f"{similarity} {name}"
-        for similarity in SIMILARITIES
-        for name in PREDICTORS
-        if name != "plain" and (similarity, name) not in there
-    ]
-    return f"Not run: {', '.join(missing)}.\n\n" if missing else ""
-
-
 def section(results: pathlib.Path) -> str:
     """The section of results/README.md."""
     title = "## Neural Similarity Learning: what predictors cost"
@@ -309,6 +280,10 @@ def section(results: pathlib.Path) -> str:
     if not found:
         return f"{title}\n\nNot run."
     setting, rows = records.setting, summarize(found)
+    there = [f"{row['similarity']} {row['predictor']}" for row in rows]
+    names = (f"{each} {name}" for each in SIMILARITIES for name in PREDICTORS)
+    not_run = [name for name in names if name not in there and name[4:] != "plain"]
+    missing = f"Not run: {', '.join(not_run)}.\n\n" if not_run else ""
     return (
         f"{title}\n\n{tables.commands(found)}: a network of 16, 32 and 64 filters, two "
         f"convolutions a stage, on {setting['classes']} training classes of a few-shot "
@@ -316,7 +291,7 @@ def section(results: pathlib.Path) -> str:
         "plain network's in points, paired by seed; time (median, and middle half of the "
         "rounds) and multiply-adds of a step over those of the plain network, on one core "
         "without XLA."
-        f"\n\n{table(rows)}\n\n{_not_run(rows)}"
+        f"\n\n{table(rows)}\n\n{missing}"
         "![Gain in accuracy against the time of a step](figures/predictor_cost.png)"
     )
 
@@ -328,8 +303,6 @@ def _define_flags() -> None:
     flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
     flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
-    flags.DEFINE_string("output_dir", "runs/predictor_cost", "Where to write.")
-    flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
     flags.mark_flag_as_required("data_file")
 
 

@@ -19,10 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
-from experiments.common import data, runs
+from experiments.common import command, data, recipe, runs
 from experiments.demo.networks import SETTINGS, build_model, compile_model
 from experiments.demo.table import TITLES
 from experiments.serving.card import model_card
@@ -59,32 +59,23 @@ def trained(name: str, found: data.ImageData, epochs: int | None) -> tuple[Any, 
     return model, setting
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     output = pathlib.Path(FLAGS.output_dir).expanduser()
     found = data.load(DATASET)
     for name in FLAGS.model or SERVED:
         print(f"\n{TITLES[name]}", flush=True)
         model, setting = trained(name, found, FLAGS.epochs)
-        metrics = model.evaluate(
-            found.test.images, found.test.labels, verbose=0, return_dict=True
-        )
         folder = folder_of(output, name)
         shutil.rmtree(folder, ignore_errors=True)
         path = nsl_keras.export.save_model(
             model, folder, examples=found.test.images[:RECORDED]
         )
         record = {
-            "method": name,
-            "seed": 0,
-            "command": runs.command("serving.train_models"),
-            "versions": runs.versions(),
+            **recipe.first_record("serving.train_models", name, 0, model),
             "setting": dataclasses.asdict(setting),
             **found.counts,
-            "parameters": sum(int(keras.ops.size(v)) for v in model.trainable_variables),
-            "test_accuracy": float(metrics["accuracy"]),
+            **recipe.evaluate(model, recipe.evaluated_parts(found)),
             "bytes": sum(file.stat().st_size for file in path.rglob("*")),
         }
         logits = model.predict(found.test.images[:RECORDED], verbose=0)
@@ -104,8 +95,5 @@ if __name__ == "__main__":
         "model", [], SERVED, "Models to train; all where none is given."
     )
     flags.DEFINE_integer("epochs", None, "Epochs, instead of the recipe's.", lower_bound=1)
-    flags.DEFINE_string(
-        "output_dir", "runs", "Where saved_models/ and results/ are written."
-    )
     flags.DEFINE_integer("verbose", 0, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
-    app.run(main)
+    command.run(main)
