@@ -6,7 +6,6 @@ times of the rest.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +26,6 @@ SIZES = (100, 1_000, 10_000, 100_000)
 
 DUAL = "Meta-Neighborhoods, dual form"
 TAPES = "Meta-Neighborhoods, vectorized nested tapes"
-MAPPED = "Meta-Neighborhoods, map_fn over nested tapes"
 CASE = f"d={FEATURES}, C={CLASSES}, B={BATCH}"
 #: Heads whose memory is measured: entries, inner steps and chunk size, by name.
 IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | {
@@ -43,7 +41,6 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     features = tf.random.normal((BATCH, FEATURES))
     yield from against_the_plain_head(features, xla)
     yield from against_nested_tapes(features, xla)
-    yield from against_one_example_at_a_time(features, xla)
     yield from along_the_dictionary(features, xla)
 
 
@@ -82,21 +79,6 @@ def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Com
                 },
                 most_rounds=2 if recompiled else None,
             )
-
-
-def against_one_example_at_a_time(
-    features: tf.Tensor, xla: bool
-) -> Iterator[measure.Comparison]:
-    """The authors' way in training: a tape for each example, on the entries kept for it."""
-    dual = neighborhood_head()
-    mapped = OneExampleAtATime(dual)
-    yield measure.Comparison(
-        f"S={NEIGHBORS}, half of them dropped, {CASE}, forward+backward",
-        {
-            MAPPED: measure.gradients(mapped, [features], xla, dual.trainable_variables),
-            DUAL: measure.forward_backward(dual, features, xla),
-        },
-    )
 
 
 def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
@@ -149,43 +131,3 @@ def stacked_head() -> keras.layers.Layer:
 def built(layer: keras.layers.Layer) -> keras.layers.Layer:
     layer.build((BATCH, FEATURES))
     return layer
-
-
-@dataclasses.dataclass(frozen=True)
-class OneExampleAtATime:
-    """A cosine head's adaptation in training as the authors write it, with `map_fn`.
-
-    Attributes:
-        layer: The built `MetaNeighborhoodHead` whose variables it uses.
-    """
-
-    layer: keras.layers.Layer
-
-    def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        return tf.map_fn(self.logits_of_one, features)
-
-    def logits_of_one(self, query: tf.Tensor) -> tf.Tensor:
-        dictionary = self.layer.dictionary
-        kept = tf.random.shuffle(tf.range(dictionary.num_neighbors))
-        kept = kept[dictionary.num_dropped :]
-        keys = tf.gather(tf.convert_to_tensor(dictionary.keys), kept)
-        values = tf.gather(dictionary.values, kept)
-        scores = tf.linalg.matvec(unit_rows(keys), unit_rows(query[None])[0])
-        attention = tf.nn.softmax(scores / dictionary.temperature)
-        kernel = tf.convert_to_tensor(self.layer.head.kernel)
-        with tf.GradientTape() as tape:
-            tape.watch(kernel)
-            logits = self.cosines(keys, kernel)
-            losses = tf.reduce_logsumexp(logits, -1) - tf.reduce_sum(values * logits, -1)
-            loss = tf.reduce_sum(attention * losses)
-        (rate,) = self.layer.rate.rates()
-        return self.cosines(query[None], kernel - rate * tape.gradient(loss, kernel))[0]
-
-    def cosines(self, rows: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-        columns = tf.math.l2_normalize(kernel, axis=0)
-        scale = tf.convert_to_tensor(self.layer.head.learned_scale)
-        return scale * tf.matmul(unit_rows(rows), columns)
-
-
-def unit_rows(matrix: tf.Tensor) -> tf.Tensor:
-    return tf.math.l2_normalize(matrix, axis=-1)
