@@ -119,7 +119,7 @@ def finetuned(network: keras.Model, task: Task, **finetuning: Any) -> Callable:
             network, "diagonal", freeze_backbone=False
         )
     made = classifier(network, task.ways)
-    return few_shot.Finetuner(made, task.ways, **finetuning, **task.options)
+    return few_shot.Finetuner(made, task.ways, **{**finetuning, **task.options})
 
 
 def nearest_neighbor(network: keras.Model, task: Task) -> Callable:

@@ -19,6 +19,9 @@ import os
 import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# One core, so that times do not depend on how many there are.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import keras
 import numpy as np
@@ -307,12 +310,6 @@ def _define_flags() -> None:
 
 
 def main(_arguments: list[str]) -> None:
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        # One core, so that times do not depend on how many there are.
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
     results = runs.results_folder(FLAGS.output_dir)
     found = few_shot_data.load("images", data_file=FLAGS.data_file)
     setting = {

@@ -255,7 +255,7 @@ def killing_replace(scratch, target):
 
 if where:
     pathlib.Path.replace = killing_replace
-runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
 
 
