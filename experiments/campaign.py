@@ -44,9 +44,8 @@ GRACE = 120
 class Row(NamedTuple):
     """Rows of a table that one command makes: mostly one.
 
-    Attributes:
-        flags: The command in `experiments`, and its flags.
-        tuning: Flags of the row's trials; none where its rate is given.
+    The command in `experiments` with its flags, and flags of the trials of its rate; none
+    where the rate is given.
     """
 
     flags: list[str]
@@ -229,11 +228,7 @@ def commands(plan: str, seeds: Sequence[str]) -> Iterator[list[str]]:
 
 
 def call(called: list[str], deadline: float) -> bool:
-    """Calls a command; returns whether it finished in time.
-
-    Raises:
-        subprocess.CalledProcessError: If it failed.
-    """
+    """Calls a command; returns whether it finished in time, and raises if it failed."""
     module, *arguments = called
     for name in ("data_dir", "data_file", "output_dir", "state_dir"):
         if getattr(FLAGS, name) is not None:

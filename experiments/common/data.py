@@ -60,6 +60,10 @@ class ImageData:
         deviation = self.train.images.std((0, 1, 2))
         return self.changed(lambda images: (images - mean) / deviation)
 
+    def resized(self, size: int) -> Self:
+        """The same data with images of `size` by `size` pixels."""
+        return self.changed(lambda images: resized_images(images, size))
+
     @property
     def counts(self) -> dict[str, int]:
         return {f"{part}_examples": len(getattr(self, part).images) for part in PARTS}
@@ -73,18 +77,9 @@ def load(
 ) -> ImageData:
     """Loads an image set by its name. Nothing is downloaded.
 
-    Args:
-        dataset: `"digits"` (ships with scikit-learn), one of `image_folders.READERS`,
-            or any labelled image set of tensorflow-datasets, as `"mnist"`, `"cifar10"`.
-        data_dir: For a set of `image_folders` its folder, else the folder of
-            tensorflow-datasets' prepared copies; `None` is their default,
-            `~/tensorflow_datasets`.
-        train_examples: Number of training images used; `None` is all of them.
-        image_size: Height and width that images are made; `None` leaves them as they are,
-            or makes them 32 x 32 where they come from a folder.
-
-    Raises:
-        ValueError: If the folder does not hold the set.
+    `"digits"` ships with scikit-learn; `data_dir` is the folder of a set of
+    `image_folders.READERS`, and of any other set it is that of tensorflow-datasets'
+    prepared copies. What comes from a folder is 32 x 32 where `image_size` is `None`.
     """
     if dataset in image_folders.READERS:
         return _from_folder(dataset, data_dir, train_examples, image_size or 32)
@@ -92,7 +87,7 @@ def load(
         data = _digits(train_examples)
     else:
         data = _prepared(dataset, data_dir, train_examples)
-    return resized(data, image_size) if image_size else data
+    return data.resized(image_size) if image_size else data
 
 
 def _from_folder(
@@ -126,11 +121,7 @@ def _digits(train_examples: int | None) -> ImageData:
 
 
 def prepared_builder(dataset: str, data_dir: str | None) -> Any:
-    """The tfds builder of a prepared copy; nothing is downloaded.
-
-    Raises:
-        ValueError: If there is no prepared copy in the folder.
-    """
+    """The tfds builder of a prepared copy; nothing is downloaded."""
     import tensorflow_datasets as tfds
 
     folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
@@ -174,15 +165,9 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
 def read_arrays(path: str) -> dict[str, np.ndarray]:
     """Reads images and labels of all parts from an .npz file; needs NumPy alone.
 
-    Args:
-        path: A file with `train_images`, `train_labels`, `validation_images`,
-            `validation_labels`, `test_images` and `test_labels`; images are uint8, of
-            shape `(n, height, width, channels)`. Or a folder of such files, whose arrays
-            of one name are put together in the order of the files' names.
-
-    Raises:
-        ValueError: If an array is missing, images are not uint8, or there are not as many
-            labels.
+    It holds `train_images`, `train_labels`, `validation_images`, and so on; images are
+    uint8, of shape `(n, height, width, channels)`. Of a folder of such files, arrays of one
+    name are put together in the order of the files' names.
     """
     place = pathlib.Path(path).expanduser()
     found: dict[str, list[np.ndarray]] = {}
@@ -223,9 +208,6 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
     """Writes such a file; images that are not uint8 yet are in [0, 1].
 
     A path that does not end in `.npz` is made a folder of files of some `PIECE` bytes.
-
-    Raises:
-        ValueError: If the folder holds such files already.
     """
     arrays = dict(others)
     for part, split in parts.items():
@@ -253,15 +235,7 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:
-    """Loads a file as of `read_arrays`; it may have `class_names` too.
-
-    Args:
-        path: The file.
-        train_examples: Number of training images used; `None` is all of them.
-
-    Raises:
-        ValueError: If an array is missing.
-    """
+    """Loads a file as of `read_arrays`; it may have `class_names` too."""
     arrays = read_arrays(path)
     train, validation, test = (
         Split(
@@ -302,11 +276,6 @@ def resized_images(images: np.ndarray, size: int) -> np.ndarray:
             for part in np.array_split(images, max(1, len(images) // 1000))
         ]
     )
-
-
-def resized(data: ImageData, size: int) -> ImageData:
-    """The same data with images of `size` by `size` pixels."""
-    return data.changed(lambda images: resized_images(images, size))
 
 
 def without_validation(data: ImageData) -> ImageData:

@@ -38,19 +38,10 @@ def load_image_folder(
     `keras.utils.image_dataset_from_directory` reads such folders too, but it does not
     antialias what it makes smaller, and does not say which image is broken.
 
-    Args:
-        folder: The folder. Images are the files anywhere below a class's sub-folder whose
-            names end like one; what begins with a dot is passed over.
-        image_size: Height and width that images are resized to (bilinear, antialiased,
-            without regard to their proportions).
-
-    Returns:
-        `(images, labels, class_names)`: a uint8 array `(n, height, width, 3)`, an int64
-        array `(n,)`, and the names of the classes. Classes and files come in the order of
-        their names.
-
-    Raises:
-        ValueError: If a class has no image, or an image cannot be read.
+    Images are the files anywhere below a class's sub-folder whose names end like one; what
+    begins with a dot is passed over. They are resized (bilinear, antialiased, without
+    regard to their proportions). Returns uint8 images of three channels, their class
+    numbers, and the names of the classes; all in the order of names.
     """
     if not folder.is_dir():
         raise ValueError(f"`data_dir` must be a folder. Received: {str(folder)!r}")
@@ -101,11 +92,7 @@ def _read(path: pathlib.Path, image_size: int) -> np.ndarray:
 
 
 def read(dataset: str, data_dir: str | None, image_size: int = 32) -> Parts:
-    """Reads a set from its folder; the training images come in mixed order.
-
-    Raises:
-        ValueError: If the folder is not given or not laid out as above.
-    """
+    """Reads a set from its folder; the training images come in mixed order."""
     if data_dir is None:
         raise ValueError(
             f"`data_dir` must be the folder of {dataset}'s images, laid out as "

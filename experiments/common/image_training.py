@@ -162,7 +162,7 @@ def load_arrays(image_size: int | None = None) -> data.ImageData | None:
         size = image_size if FLAGS.dataset in image_folders.READERS else None
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
-        found = data.resized(found, image_size)
+        found = found.resized(image_size)
     # Trials are judged on the validation images.
     if FLAGS.tune and not len(found.validation.images):
         raise ValueError(
@@ -222,14 +222,8 @@ def train(
 ) -> dict:
     """Trains one row with one seed, evaluates it once, and returns its record.
 
-    Args:
-        rows: What is trained.
-        found: The images.
-        name: Name of the row.
-        seed: The seed.
-        rate: The start rate; `None` for the recipe's own.
-        state: The folder of the run's state, which stays until the record is written.
-        trial: Whether it is shorter, and evaluated on validation images alone.
+    A start `rate` of `None` is the recipe's own. A trial is shorter, and evaluated on
+    validation images alone.
     """
     keras.utils.set_random_seed(seed)
     trained = rows.recipe(name)
@@ -277,15 +271,7 @@ def train(
 def make_runs(rows: Rows, place: str, setting: dict, found: Images) -> runs.RunRecords:
     """Makes the runs that the flags ask for, or the trials of their rates.
 
-    Args:
-        rows: What is trained.
-        place: The folder of their records; trials are in its `tuning_folder`.
-        setting: What they have in common. That of trials differs: they hold out the
-            validation images.
-        found: The images.
-
-    Returns:
-        The records of what was made.
+    The setting of trials differs: they hold out the validation images.
     """
     folder = runs.results_folder(FLAGS.output_dir) / rows.command / place
     if FLAGS.tune:

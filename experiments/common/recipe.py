@@ -230,11 +230,9 @@ def fit(
         model: A compiled model.
         batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
             they take in `epoch`.
-        recipe: How long to train.
         folder: Where state is kept after each chunk, by the length of chunks: others would
             end elsewhere. It stays until the caller deletes it; a training that is
             finished there is not trained again.
-        verbose: As for `keras.Model.fit`.
         on_device: Whether chunks are one compiled loop: see `device_loop`.
 
     Returns:

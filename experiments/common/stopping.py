@@ -17,11 +17,7 @@ STARTED = time.monotonic()
 
 
 class OutOfTime(SystemExit):
-    """Ends a process before its runs are finished; the same command goes on.
-
-    Args:
-        message: Where the run stands.
-    """
+    """Ends a process before its runs are finished; the same command goes on."""
 
     #: What the process returns: the system's code for "try again".
     CODE = 75
@@ -35,14 +31,8 @@ class StopInTime(keras.callbacks.Callback):
     """Stops before a chunk that may end too late: it is taken to last as the last.
 
     The first chunk of a call begins in any case where the deadline is still to come. Else
-    calls that are shorter than a chunk would never get on.
-
-    Args:
-        backup: What knows the times of chunks.
-        steps: The steps of a chunk.
-
-    Raises:
-        OutOfTime: If the time of --stop_after_minutes comes.
+    calls that are shorter than a chunk would never get on. `backup` knows the times of
+    chunks, of so many `steps` each.
     """
 
     def __init__(self, backup: nsl_keras.callbacks.TrainingBackup, steps: int) -> None:

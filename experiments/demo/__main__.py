@@ -33,7 +33,7 @@ from experiments.common import command, data, pictures, recipe, runs, strategies
 from experiments.demo import table
 from experiments.demo.networks import SETTINGS, Setting, build_model, compile_model
 from experiments.demo.table import TITLES
-from experiments.serving.card import model_card
+from experiments.serving.train_models import model_card
 from experiments.speed import timing
 from nsl_keras.training import files
 
@@ -104,13 +104,16 @@ def export_and_serve(
     record: dict,
     setting: Setting,
     found: data.ImageData,
-    path: pathlib.Path,
+    folder: pathlib.Path,
 ) -> dict:
     """Writes a SavedModel with its card, and compares with a process serving it."""
-    if not path.exists():  # It does where an interrupted demo goes on.
-        network = strategies.network_of(model)
-        examples = found.test.images[:8]
-        nsl_keras.export.save_model(network, path.parent, int(path.name), examples=examples)
+    taken = [int(each.name) for each in folder.glob("[0-9]*")]
+    path = nsl_keras.export.save_model(
+        strategies.network_of(model),
+        folder,
+        max(taken, default=0) + 1,
+        examples=found.test.images[:8],
+    )
     runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
@@ -137,16 +140,6 @@ def export_and_serve(
     }
 
 
-def chosen_version(states: pathlib.Path, folder: pathlib.Path) -> int:
-    """The next version to export: the same when an interrupted demo goes on."""
-    path = states / "version.json"
-    if not path.exists():
-        taken = [int(p.name) for p in folder.glob("*") if p.name.isdigit()]
-        runs.write_json(path, {"version": max(taken, default=0) + 1})
-        strategies.wait_for_workers()
-    return runs.read_json(path)["version"]
-
-
 def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     strategies.strategy()
@@ -161,7 +154,6 @@ def main(_arguments: list[str]) -> None:
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_{served}"
-    version = chosen_version(states, served_folder)
     folder = results / "demo" / FLAGS.dataset
     for written in (folder, results / "figures", served_folder):
         files.require_room(written)
@@ -185,7 +177,7 @@ def main(_arguments: list[str]) -> None:
         runs.write_figures(results / "figures", draw(models, found))
         first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
         answers = export_and_serve(
-            models[served], first[served], setting, found, served_folder / str(version)
+            models[served], first[served], setting, found, served_folder
         )
         # Last: timing goes on training the models. Times are ratios to the first.
         batch = found.train.take(setting.batch_size)

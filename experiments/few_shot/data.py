@@ -50,19 +50,11 @@ def load(
     data_file: str | None = None,
     image_size: int = 84,
 ) -> FewShotData:
-    """Loads `"omniglot"`, an .npz file, or a folder of images.
+    """Loads `"omniglot"`, an .npz file as of `read_arrays`, or a folder of images.
 
-    Args:
-        dataset: `"omniglot"`, or any name for what `data_file` or `data_dir` hold.
-        data_dir: For Omniglot, the folder of tensorflow-datasets' prepared copies. Else a
-            folder with `train`, `validation` (or `val`) and `test`, each with one
-            sub-folder a class, as Mini-ImageNet comes.
-        data_file: An .npz file with `train_images`, `train_labels`, and the same for
-            `validation` and `test`; images are uint8.
-        image_size: Pixels that images from a folder are resized to.
-
-    Raises:
-        ValueError: If an array or a folder is missing, or classes overlap.
+    A folder holds `train`, `validation` (or `val`) and `test`, each with one sub-folder a
+    class, as Mini-ImageNet comes; its images are resized. Omniglot is read from the folder
+    of tensorflow-datasets' prepared copies.
     """
     if data_file is not None:
         return _from_file(data_file)

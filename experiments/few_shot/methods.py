@@ -22,12 +22,9 @@ _MOMENTUM = 0.9
 def features(backbone: str, kind: str, shape: tuple[int, ...]) -> keras.Model:
     """The network below a classifier, from images to vectors.
 
-    Args:
-        backbone: `"cnn4"` or `"cnn9"`.
-        kind: `"plain"`; `"dynamic"` for a dynamic diagonal similarity, whose predictors
-            start at the identity; `"same_parameters"` and `"same_cost"` for plain networks
-            of the width that has its trainable parameters, or its multiply-adds.
-        shape: Shape of an image.
+    `"plain"`; `"dynamic"` for a dynamic diagonal similarity, whose predictors start at the
+    identity; `"same_parameters"` and `"same_cost"` for plain networks of the width that has
+    its trainable parameters, or its multiply-adds.
     """
     width = None
     if kind in _MEASURES:

@@ -42,8 +42,6 @@ class Setting:
     rates: Sequence[float]
     trial_share: float
     validation_episodes: int
-    #: Instead of each method's own policy.
-    batch_normalization: str | None
     #: Whether images are shifted and mirrored in pretraining.
     augmentation: bool = False
     #: Whether those of episodes are, in training.
@@ -58,8 +56,6 @@ class Setting:
     def name(self) -> str:
         """The name of the folder of its runs."""
         name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
-        if self.batch_normalization:
-            name += f"_{self.batch_normalization}"
         if self.augmentation:
             name += "_augmented"
         if self.episode_augmentation:
@@ -85,11 +81,6 @@ class Training:
         classes, labels = np.unique(images.train.labels, return_inverse=True)
         self.classes = len(classes)
         self.images = Split(images.train.images, labels)
-
-    def policy(self, method: str) -> str:
-        """The batch norms' policy of a method."""
-        own = methods.METHODS[method].batch_normalization
-        return self.setting.batch_normalization or own
 
     def sampler(
         self, part: str, seed: int, ways: int | None = None
@@ -128,7 +119,7 @@ class Training:
         if row.pretrained:
             network, found = self._pretrained(row.pretrained, rate, images, seed)
         keras.utils.set_random_seed(seed)
-        options: dict = {"batch_normalization": self.policy(method)}
+        options: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
         inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
@@ -224,12 +215,7 @@ class _Uint8Batches(recipe.Batches):
 
 
 class AugmentedEpisodes(keras.utils.PyDataset):
-    """Batches of episodes, their images shifted by up to 4 pixels and mirrored.
-
-    Args:
-        batches: What `EpisodeSampler.batches` returns.
-        seed: Seed of the shifts, which depend on it and on the number of the step.
-    """
+    """Batches of episodes, their images shifted by up to 4 pixels and mirrored."""
 
     def __init__(self, batches: keras.utils.PyDataset, seed: int) -> None:
         super().__init__()
@@ -354,12 +340,6 @@ def run_methods(
     training: Training, names: Sequence[str], seeds: Sequence[int], results: pathlib.Path
 ) -> runs.RunRecords:
     """Runs every method with every seed that has no record yet.
-
-    Args:
-        training: What runs them.
-        names: Their names.
-        seeds: Seeds of training.
-        results: Below it the records, and those of the trials, are written.
 
     Raises:
         ValueError: If a part has too few classes, or images of a class.

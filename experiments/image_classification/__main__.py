@@ -95,11 +95,8 @@ def with_coarse_labels(found: data.ImageData) -> data.ImageData:
     coarse = np.zeros(len(found.class_names), "int64")
     for number, group in enumerate(groups):
         coarse[list(group)] = number
-    parts = {
-        part: data.Split(split.images, coarse[split.labels])
-        for part in ("train", "validation", "test")
-        for split in (getattr(found, part),)
-    }
+    splits = {part: getattr(found, part) for part in data.PARTS}
+    parts = {part: data.Split(s.images, coarse[s.labels]) for part, s in splits.items()}
     names = ["/".join(found.class_names[fine] for fine in group) for group in groups]
     return dataclasses.replace(found, **parts, class_names=names)
 

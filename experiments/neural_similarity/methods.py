@@ -98,32 +98,28 @@ class Table:
         return {name: known[name] for name in self.errors}
 
 
+def _cifar10(**errors: float) -> dict[str, dict[str, float]]:
+    return {name: {"cifar10": error} for name, error in errors.items()}
+
+
 TABLES = {
     "1": Table(
         "Predictor network",
-        {
-            "cnn": {"cifar10": 7.78},
-            "dynamic_dns_cnn": {"cifar10": 7.04},
-            "dynamic_dns": {"cifar10": 6.85},
-        },
+        _cifar10(cnn=7.78, dynamic_dns_cnn=7.04, dynamic_dns=6.85),
     ),
     "2": Table(
         "Joint learning of kernel shape and similarity",
-        {
-            "cnn": {"cifar10": 7.78},
-            "static_dns": {"cifar10": 7.15},
-            "static_dns_joint": {"cifar10": 6.92},
-            "dynamic_dns": {"cifar10": 6.85},
-            "dynamic_dns_joint": {"cifar10": 6.64},
-        },
+        _cifar10(
+            cnn=7.78,
+            static_dns=7.15,
+            static_dns_joint=6.92,
+            dynamic_dns=6.85,
+            dynamic_dns_joint=6.64,
+        ),
     ),
     "3": Table(
         "Shared and disjoint predictors",
-        {
-            "cnn": {"cifar10": 7.78},
-            "dynamic_dns_shared": {"cifar10": 7.20},
-            "dynamic_dns": {"cifar10": 6.85},
-        },
+        _cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
     ),
     "4": Table(
         "CIFAR-10 and CIFAR-100",
@@ -149,12 +145,7 @@ TABLES = {
     ),
     "8": Table(
         "Self-attention as global neural similarity",
-        {
-            "cnn": {"cifar10": 9.14},
-            "cnn_attention": {"cifar10": 9.31},
-            "spherenet": {"cifar10": 8.69},
-            "spherenet_attention": {"cifar10": 8.24},
-        },
+        _cifar10(cnn=9.14, cnn_attention=9.31, spherenet=8.69, spherenet_attention=8.24),
         network="spherenet",
         recipe="attention",
     ),
@@ -183,17 +174,7 @@ def build(
     published: bool = True,
     **options: Any,
 ) -> keras.Model:
-    """The network of one row.
-
-    Args:
-        network: Name of the backbone.
-        method: The row.
-        input_shape: Height, width and channels.
-        classes: Their number.
-        momentum: That of batch norms.
-        published: Whether predictors are the authors'.
-        **options: Further arguments of the backbone's function.
-    """
+    """The network of one row; `momentum` is that of batch norms."""
     arguments = (input_shape, classes, momentum, published)
     if method.alike:
         options["filters"] = alike_filters(network, method, *arguments, **options)

@@ -21,12 +21,7 @@ def sections(results: pathlib.Path) -> str:
 
 
 def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
-    """Markdown of a setting's runs, and the tables they are in.
-
-    Args:
-        records: What `experiments.neural_similarity` wrote.
-        numbers: Numbers of tables; `None` is all with a run besides the baseline's.
-    """
+    """Markdown of a setting's runs, for tables or for all with more than the baseline's."""
     setting, found = records.setting, records.runs
     parts = [_heading(setting, found)]
     for number in tables_of(records) if numbers is None else numbers:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -78,34 +77,24 @@ def knn(fold: data.Fold) -> dict:
     }
 
 
-def network(layers: int, units: int, outputs: int) -> keras.Sequential:
-    """A multilayer perceptron of so many dense layers, the last one the output."""
-    hidden = [keras.layers.Dense(units, activation="relu") for _ in range(layers - 1)]
-    return keras.Sequential([*hidden, keras.layers.Dense(outputs)])
-
-
-def make_vanilla(fold: data.Fold, choice: dict) -> keras.Model:
-    model = network(choice["layers"], choice["units"], fold.train.y.shape[1])
-    model.build((None, fold.train.x.shape[1]))
-    return model
-
-
-def make_neighborhoods(fold: data.Fold, choice: dict) -> keras.Model:
-    model = nsl_keras.MetaNeighborhoodModel(
-        None,
-        network(choice["layers"], choice["units"], fold.train.y.shape[1]),
-        nsl_keras.layers.NeighborDictionary(
+def make(fold: data.Fold, choice: dict) -> keras.Model:
+    """A multilayer perceptron, with a dictionary where a temperature is chosen."""
+    hidden = [
+        keras.layers.Dense(choice["units"], "relu") for _ in range(choice["layers"] - 1)
+    ]
+    model = keras.Sequential([*hidden, keras.layers.Dense(fold.train.y.shape[1])])
+    if "temperature" in choice:
+        dictionary = nsl_keras.layers.NeighborDictionary(
             FLAGS.num_neighbors, temperature=choice["temperature"], seed=FLAGS.seed
-        ),
-        task="regression",
-    )
+        )
+        model = nsl_keras.MetaNeighborhoodModel(None, model, dictionary, task="regression")
     model.build((None, fold.train.x.shape[1]))
-    # "Uniform distribution in the same range of the regression labels".
-    dictionary = model.dictionary
-    start = np.random.default_rng(FLAGS.seed).uniform(
-        fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
-    )
-    dictionary.assign(values=start)
+    if "temperature" in choice:
+        # "Uniform distribution in the same range of the regression labels".
+        start = np.random.default_rng(FLAGS.seed).uniform(
+            fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
+        )
+        dictionary.assign(values=start)
     return model
 
 
@@ -127,12 +116,7 @@ class Batches(keras.utils.PyDataset):
         return self.part.x[chosen], self.part.y[chosen]
 
 
-def train(
-    make: Callable[[data.Fold, dict], keras.Model],
-    fold: data.Fold,
-    choice: dict,
-    state: pathlib.Path,
-) -> tuple[keras.Model, dict]:
+def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Model, dict]:
     """Trains until the validation loss stops falling; returns the best weights.
 
     What is finished in the folder `state` is not trained again.
@@ -178,14 +162,11 @@ def train(
 
 
 def chosen(
-    make: Callable[[data.Fold, dict], keras.Model],
-    fold: data.Fold,
-    choices: list[dict],
-    state: pathlib.Path,
+    fold: data.Fold, choices: list[dict], state: pathlib.Path
 ) -> tuple[keras.Model, dict, list[dict]]:
     """The model of the lowest validation error, its record, and all records."""
     trained = [
-        train(make, fold, choice, state / "_".join(map(str, choice.values())))
+        train(fold, choice, state / "_".join(map(str, choice.values())))
         for choice in choices
     ]
     model, record = min(trained, key=lambda each: each[1]["validation_mse"])
@@ -199,11 +180,11 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         {"layers": int(layers), "units": int(units), "decay": first_decay}
         for layers, units in itertools.product(FLAGS.layers, FLAGS.units)
     ]
-    vanilla, record, trials = chosen(make_vanilla, fold, sizes, state / "vanilla")
+    vanilla, record, trials = chosen(fold, sizes, state / "vanilla")
     size = {key: record[key] for key in ("layers", "units")}
     decays = [{**size, "decay": decay} for decay in other_decays]
     if decays:
-        other, other_record, more = chosen(make_vanilla, fold, decays, state / "vanilla")
+        other, other_record, more = chosen(fold, decays, state / "vanilla")
         trials += more
         if other_record["validation_mse"] < record["validation_mse"]:
             vanilla, record = other, other_record
@@ -211,9 +192,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         {**size, "decay": float(decay), "temperature": float(temperature)}
         for temperature, decay in itertools.product(FLAGS.temperatures, FLAGS.decays)
     ]
-    model, model_record, model_trials = chosen(
-        make_neighborhoods, fold, choices, state / "neighborhoods"
-    )
+    model, model_record, model_trials = chosen(fold, choices, state / "neighborhoods")
     plain = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
     return {
         "knn": knn(fold),

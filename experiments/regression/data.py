@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,14 +49,8 @@ def load(
 ) -> RegressionData:
     """Loads diabetes (442 patients, ships with scikit-learn), a UCI set, or a file.
 
-    Args:
-        dataset: One of `DATASETS`.
-        data_dir: Folder of the UCI file, as unpacked.
-        data_file: An .npz file with arrays `x` and `y`, instead of `dataset`; named by the
-            file.
-
-    Raises:
-        ValueError: If a file is missing, or does not hold finite numbers.
+    `data_dir` has the UCI file, as unpacked; an .npz file with arrays `x` and `y` is taken
+    instead of `dataset`, and named by the file.
     """
     if data_file is not None:
         path = pathlib.Path(data_file).expanduser()
@@ -110,17 +105,15 @@ def _require(path: pathlib.Path, argument: str) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Normalized inputs and targets of one part of the data."""
 
     x: np.ndarray
     y: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Fold:
-    """Training, validation and test part, normalized alike."""
+class Fold(NamedTuple):
+    """The parts of one fold, normalized alike."""
 
     train: Part
     validation: Part

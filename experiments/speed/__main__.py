@@ -24,14 +24,14 @@ import tensorflow as tf
 from absl import flags, logging
 
 from experiments.common import command, runs
-from experiments.speed import costs, dynamic, head, memory, model, static
+from experiments.speed import costs, memory, neighborhoods, similarity
 from experiments.speed.table import MEMORY
 
 GROUPS = {
-    "static": static.comparisons,
-    "dynamic": dynamic.comparisons,
-    "head": head.comparisons,
-    "model": model.comparisons,
+    "static": similarity.static,
+    "dynamic": similarity.dynamic,
+    "head": neighborhoods.head,
+    "model": neighborhoods.model,
     "costs": costs.comparisons,
 }
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}

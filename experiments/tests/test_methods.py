@@ -118,7 +118,6 @@ SETTING = few_shot_training.Setting(
     rates=(1e-2, 1e-3, 1e-4),
     trial_share=0.5,
     validation_episodes=2,
-    batch_normalization=None,
 )
 
 

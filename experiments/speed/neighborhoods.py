@@ -1,4 +1,4 @@
-"""The Meta-Neighborhoods head on given features: dual form, nested tapes, plain head.
+"""The Meta-Neighborhoods head, and whole models, against plain heads.
 
 One rule: what is slow is compared in rounds of its own, so that it does not stretch the
 times of the rest.
@@ -6,7 +6,7 @@ times of the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -36,8 +36,8 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
 PASSES = {"forward": measure.forward, "forward+backward": measure.forward_backward}
 
 
-def comparisons(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields the comparisons of this group, one at a time."""
+def head(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of the head on given features."""
     features = tf.random.normal((BATCH, FEATURES))
     yield from against_the_plain_head(features, xla)
     yield from against_nested_tapes(features, xla)
@@ -61,12 +61,12 @@ def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.C
 
 def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
     """Both inner loops of this package, for a cosine head and for a stack of layers."""
-    for title, entries, head in (
+    for title, entries, make_head in (
         ("cosine head", NEIGHBORS, cosine_head),
         (f"3x{STACK_WIDTH} head", STACK_NEIGHBORS, stacked_head),
     ):
-        tapes = neighborhood_head(entries, head(), inner_loop="tape")
-        dual = neighborhood_head(entries, head())
+        tapes = neighborhood_head(entries, make_head(), inner_loop="tape")
+        dual = neighborhood_head(entries, make_head())
         for what, make in PASSES.items():
             # XLA takes what enters a differentiated `vectorized_map` for constants: each
             # draw of dropout is compiled anew, for seconds.
@@ -131,3 +131,53 @@ def stacked_head() -> keras.layers.Layer:
 def built(layer: keras.layers.Layer) -> keras.layers.Layer:
     layer.build((BATCH, FEATURES))
     return layer
+
+
+#: Backbone, entries, classes and batch size.
+MODELS = (
+    ("convnet4", 5000, 10, 128),
+    ("resnet_v2(29)", 5000, 10, 128),
+    ("resnet_v2(29)", 10000, 100, 16),
+)
+BACKBONES = {
+    "convnet4": nsl_keras.backbones.convnet4,
+    "resnet_v2(29)": lambda: nsl_keras.backbones.resnet_v2(29),
+}
+
+
+def model(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of whole models, which all take the same step."""
+    for title, neighbors, classes, batch in MODELS:
+        images = tf.random.normal((batch, 32, 32, 3))
+        labels = tf.random.uniform((batch,), maxval=classes, dtype=tf.int32)
+        models = plain_and_adapting(BACKBONES[title], neighbors, classes)
+        case = f"{title}, S={neighbors}, C={classes}, B={batch}"
+        yield measure.Comparison(
+            f"{case}, inference",
+            {name: measure.forward(model, images, xla) for name, model in models.items()},
+        )
+        yield measure.Comparison(
+            f"{case}, training step",
+            {
+                name: measure.training_step(model, images, labels, xla)
+                for name, model in models.items()
+            },
+        )
+
+
+def plain_and_adapting(
+    backbone: Callable[[], keras.Model], neighbors: int, classes: int
+) -> dict[str, keras.Model]:
+    """The model with a plain head and the one that adapts it, by name."""
+    features = backbone()
+    logits = nsl_keras.layers.CosineDense(classes)(features.output)
+    adapting = nsl_keras.MetaNeighborhoodModel(
+        backbone(),
+        nsl_keras.layers.CosineDense(classes),
+        nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
+    )
+    adapting.build((None, *features.input_shape[1:]))
+    return {
+        "backbone + CosineDense": keras.Model(features.input, logits),
+        "Meta-Neighborhoods": adapting,
+    }
