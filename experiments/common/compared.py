@@ -22,15 +22,8 @@ def compared(
 ) -> str:
     """Markdown: a line a method, also for those that were not run.
 
-    Args:
-        found: The runs.
-        titles: Titles of the methods by name.
-        baseline: The method that differences are taken to.
-        difference: Title of the column of differences.
-        percents: A function of a name, which returns percents by seed.
-        published: Title and figures of a column of published percents.
-        before_seeds: Further columns, between difference and seeds.
-        after_seeds: Further columns after the seeds.
+    `percents` returns those of a method by seed; `difference` is the title of the column of
+    differences, `published` title and percents of a column of published ones.
     """
     before, after = before_seeds or {}, after_seeds or {}
     tuned = any("learning_rate" in run for run in found)

@@ -20,17 +20,12 @@ def convolutions(
     synchronized: bool = False,
     published: bool = False,
 ) -> Callable[..., keras.layers.Layer]:
-    """Returns what backbones take as `convolution`.
+    """Returns what backbones take as `convolution`; plain ones without a similarity.
 
-    Args:
-        similarity: Name of a similarity; `None` for plain convolutions.
-        predictor: `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all;
-            `None` for a static similarity.
-        momentum: That of the batch norms in predictors: as of the network's own.
-        learn_shape: Whether kernels learn their shape.
-        synchronized: Whether those batch norms see all replicas.
-        published: Whether predictors are the authors' but for that momentum, instead of
-            the package's default ones.
+    `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
+    `None` for a static similarity. `momentum` and `synchronized` are of the batch norms in
+    predictors. `published` predictors are the authors' but for that momentum, others the
+    package's default ones.
     """
     if similarity is None:
         return keras.layers.Conv2D

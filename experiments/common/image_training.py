@@ -37,6 +37,7 @@ flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.
 flags.DEFINE_integer(
     "steps", None, "Training steps; rate drops in proportion.", lower_bound=1
 )
+flags.DEFINE_alias("iterations", "steps")
 flags.DEFINE_float("epochs", None, "The same as passes over the images.")
 flags.DEFINE_integer("batch_size", None, "Instead of the published 128.", lower_bound=1)
 flags.DEFINE_float("learning_rate", None, "Instead of the published start rate.")
@@ -95,16 +96,11 @@ Images = data.ImageData | ImageStream
 
 @dataclasses.dataclass
 class Rows:
-    """What a command trains.
+    """What a command trains: rows by name, with their titles.
 
-    Attributes:
-        command: Its name in `experiments`, and that of its folder of results.
-        titles: Titles of the rows by name.
-        baseline: The row that times are ratios to.
-        recipe: The recipe of a row.
-        make: A function of name, seed and recipe, which returns the network whose
-            multiply-adds count, and the compiled model of images.
-        finish: What else to do with a trained model and its record.
+    `make` is a function of name, seed and recipe, which returns the network whose
+    multiply-adds count, and the compiled model of images; `finish` gets a trained model and
+    its record. Times are ratios to the `baseline`. `command` names the folder of results.
     """
 
     command: str

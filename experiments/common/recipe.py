@@ -226,18 +226,11 @@ def fit(
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
-    Args:
-        model: A compiled model.
-        batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
-            they take in `epoch`.
-        folder: Where state is kept after each chunk, by the length of chunks: others would
-            end elsewhere. It stays until the caller deletes it; a training that is
-            finished there is not trained again.
-        on_device: Whether chunks are one compiled loop: see `device_loop`.
-
-    Returns:
-        The final loss, the seconds of all calls, and the images per second (the median
-        over chunks, so that compilation does not count).
+    `batches`, of a class of this module or `stream`, are a chunk long, whose number they
+    take in `epoch`. After each chunk state is kept in `folder`, until the caller deletes
+    it; a training that is finished there is not trained again. `on_device` makes chunks one
+    compiled loop: see `device_loop`. Returns the final loss, the seconds of all calls, and
+    the images per second (the median over chunks, so that compilation does not count).
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.

@@ -46,7 +46,6 @@ flags.DEFINE_multi_enum(
 flags.DEFINE_integer("seeds", 3, "Number of seeds.", lower_bound=1)
 flags.DEFINE_integer("epochs", None, "Epochs, instead of the recipe's.", lower_bound=1)
 flags.DEFINE_integer("train_examples", None, "Number of training images.", lower_bound=1)
-flags.DEFINE_bool("jit_compile", False, "Compile the steps with XLA.")
 flags.DEFINE_integer("verbose", 1, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
 
 
@@ -69,7 +68,7 @@ def train(
             seed,
             synchronized=strategy.num_replicas_in_sync > 1,
         )
-        model = compile_model(model, trained, FLAGS.jit_compile)
+        model = compile_model(model, trained)
     batches = recipe.Batches(found.train, trained, seed, trained.steps // setting.epochs)
     took = recipe.fit(model, batches, trained, state, verbose=FLAGS.verbose)
     return model, {

@@ -96,11 +96,8 @@ def classifier(
 class Task:
     """What a learner is made for.
 
-    Attributes:
-        dataset: Name of the data set.
-        ways: Classes of an episode.
-        images: uint8 images of the training classes.
-        options: Policy of batch norms, and the rate of inner steps where a row has one.
+    `images` are uint8, of training classes; `options` have the policy of batch norms, and
+    the rate of inner steps where a row has one.
     """
 
     dataset: str
@@ -198,15 +195,12 @@ class Method:
     """A row of the table.
 
     Attributes:
-        title: Its name.
         learner: A function of a network from images to features and a `Task`.
         pretrained: Which classifier of all training classes the network is of, see
             `features`; `None` for a network trained on episodes from the start.
-        episodic: Whether the learner is trained on episodes.
         inner_rates: Rates of inner steps. The trials take them in turn.
         paper: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
-        rebuttal: The same from Table 1 of the authors' rebuttal, the first figures of its
-            rows.
+        rebuttal: The same from Table 1 of the authors' rebuttal, first figures of rows.
     """
 
     title: str

@@ -55,8 +55,6 @@ flags.DEFINE_enum(
 flags.DEFINE_integer(
     "num_neighbors", None, "Dictionary size S, instead of the published.", lower_bound=1
 )
-flags.DEFINE_float("temperature", 0.2, "Temperature T; 0.2 is the published.")
-flags.DEFINE_float("dictionary_dropout", 0.5, "Share left out; 0.5 is the published.")
 flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
 flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
 
@@ -142,11 +140,11 @@ def main(_arguments: list[str]) -> None:
         recipes["adamw"],
         backbone=FLAGS.backbone,
         coarse=experiment.coarse,
-        # Experiments take shares of its size and temperature.
+        # The published one, of which experiments take shares.
         dictionary={
             "num_neighbors": entries,
-            "temperature": FLAGS.temperature,
-            "dropout": FLAGS.dictionary_dropout,
+            "temperature": 0.2,
+            "dropout": 0.5,
         },
         sgd={name: getattr(recipes["nesterov"], name) for name in sgd},
     )

@@ -59,12 +59,6 @@ flags.DEFINE_enum(
     ["published", "default"],
     "Predictors as the authors have them, or the package's own; by default the table's.",
 )
-flags.DEFINE_float(
-    "batch_normalization_momentum",
-    None,
-    "By default the published 0.999 for the published steps, and 0.9 for fewer: "
-    "moving statistics with 0.999 need thousands of steps.",
-)
 
 #: Images that are themselves only one way round.
 WRITTEN = ("digits", "mnist")
@@ -81,9 +75,8 @@ def recipe_from_flags(
     changes = image_training.recipe_changes_from_flags()
     if FLAGS.augmentation or FLAGS.dataset in WRITTEN:
         changes["augmentation"] = FLAGS.augmentation or "none"
-    momentum = FLAGS.batch_normalization_momentum
-    if momentum is None:
-        momentum = 0.9 if steps < published.steps else 0.999
+    # Moving statistics with the published 0.999 need thousands of steps.
+    momentum = 0.9 if steps < published.steps else 0.999
     return dataclasses.replace(published.scaled(steps), **changes), momentum
 
 

@@ -79,7 +79,7 @@ def main(_arguments: list[str]) -> None:
         model = build_model(
             name, setting, found.image_shape, len(found.class_names), 0, synchronized=False
         )
-        compile_model(model, setting.recipe(len(found.train.images)), jit_compile=False)
+        compile_model(model, setting.recipe(len(found.train.images)))
         model.fit(
             found.train.images,
             found.train.labels,

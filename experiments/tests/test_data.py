@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from experiments.common import data as image_data
 from experiments.few_shot import data as few_shot_data
@@ -13,21 +12,6 @@ from experiments.tests.commands import few_shot_parts
 
 PARTS = image_data.PARTS
 DATA = os.environ.get("NSL_KERAS_DATA_DIR")
-
-
-def write(path, value, size=32):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size), (value,) * 3).save(path)
-
-
-def values(split):
-    """The value of each image, which has no other."""
-    assert split.images.dtype == np.float32 and split.images.max() <= 1
-    assert (split.images == split.images[:, :1, :1, :1]).all()
-    return np.round(255 * split.images[:, 0, 0, 0]).astype(int)
-
-
-# Image sets in folders.
 
 
 def test_no_class_is_in_two_parts():

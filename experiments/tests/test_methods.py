@@ -149,6 +149,3 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert max(run.brightest[:3]) < 180 / 255 < max(run.brightest[3:])
     (record,) = records.runs
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
-
-
-# Section 5.1 of Neural Similarity Learning.
