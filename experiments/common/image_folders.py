@@ -35,9 +35,6 @@ def load_image_folder(
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Reads a folder of images with one sub-folder a class.
 
-    `keras.utils.image_dataset_from_directory` reads such folders too, but it does not
-    antialias what it makes smaller, and does not say which image is broken.
-
     Images are the files anywhere below a class's sub-folder whose names end like one; what
     begins with a dot is passed over. They are resized (bilinear, antialiased, without
     regard to their proportions). Returns uint8 images of three channels, their class

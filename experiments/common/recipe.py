@@ -202,8 +202,7 @@ class Batches(keras.utils.PyDataset):
 def chunk_steps(steps: int, longest: int = 500) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved.
 
-    Where all divisors are small (a prime number), the whole training is one chunk, and a
-    line says so.
+    Where all divisors are small (a prime number), the whole training is one chunk.
     """
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
     if chunk >= longest // 10:

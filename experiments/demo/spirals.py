@@ -151,7 +151,6 @@ def main(_arguments: list[str]) -> None:
         )
         draw(axis, model, ways, points)
         axis.set_title(f"epoch {epoch}: {100 * accuracy(model):.1f} %", fontsize=9)
-    unadapted = keras.ops.convert_to_numpy(model(points, adapt=False)).argmax(axis=1)
     content = {
         "command": runs.command("demo.spirals"),
         "versions": runs.versions(),
@@ -160,7 +159,6 @@ def main(_arguments: list[str]) -> None:
         "num_neighbors": FLAGS.num_neighbors,
         "linear_test_accuracy": accuracy(linear),
         "test_accuracy": accuracy(model),
-        "unadapted_test_accuracy": float(np.mean(unadapted == labels)),
     }
     results = runs.results_folder(FLAGS.output_dir)
     runs.write_json(results / "spirals.json", content)

@@ -119,14 +119,14 @@ class Training:
         if row.pretrained:
             network, found = self._pretrained(row.pretrained, rate, images, seed)
         keras.utils.set_random_seed(seed)
-        options: dict = {"batch_normalization": row.batch_normalization}
+        given: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
         inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
-            found["inner_rate"] = options["inner_learning_rate"] = inner_rate
+            found["inner_rate"] = given["inner_learning_rate"] = inner_rate
         if not row.pretrained:
             network = methods.features(setting.backbone, "plain", self.data.image_shape)
-        task = methods.Task(setting.dataset, setting.ways, self.images.images, options)
+        task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
         if not row.episodic:
             return row.learner(network, task), found
         trained = task

@@ -100,19 +100,13 @@ def with_coarse_labels(found: data.ImageData) -> data.ImageData:
 
 
 def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
-    """Draws the trained models of the first seed."""
+    """Draws the models of the first seed that are in the folder."""
     seed = FLAGS.seeds[0]
     trained = {
         name: keras.saving.load_model(path)
         for name in names
         if (path := models / f"{name}_{seed}.keras").exists()
     }
-    if not trained:
-        raise ValueError(
-            "`figures` needs trained models of the first seed in `model_dir`: what is "
-            f"finished is not run again. Received: model_dir={FLAGS.model_dir!r}, without "
-            f"{models.name}/*_{seed}.keras"
-        )
     coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
     make = pictures.of_subcategories if coarse else pictures.of_neighbors
     prefix = f"{FLAGS.backbone}_{FLAGS.dataset}"

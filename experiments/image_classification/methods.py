@@ -274,8 +274,7 @@ def build(
 ) -> keras.Model:
     """The model of one row, from images in [0, 1] to logits.
 
-    `dictionary` has the setting's `num_neighbors`, `temperature` and `dropout`; `filters`
-    are those of ConvNet-4. A plain model is `Sequential`, its first layer the backbone.
+    `dictionary` is that of the setting; `filters` are those of ConvNet-4.
     """
     if filters is not None and backbone != "convnet4":
         raise ValueError(

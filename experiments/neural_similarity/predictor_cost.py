@@ -235,12 +235,8 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
             fmt=MARKERS[row["similarity"]],
             color=colours[row["predictor"]],
             elinewidth=0.8,
-            markersize=8,
+            label=f"{row['similarity']} {row['predictor']}",
         )
-    for similarity, marker in MARKERS.items():
-        axis.plot([], [], marker, color="black", label=f"dynamic {similarity}")
-    for name, colour in colours.items():
-        axis.plot([], [], "D", color=colour, label=name)
     axis.axhline(0, color="black", linestyle=":")
     axis.set_yscale("symlog", linthresh=5)
     axis.margins(y=0.15)
@@ -250,7 +246,7 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
     axis.minorticks_off()
     axis.set_xlabel("time of a training step / plain")
     axis.set_ylabel("validation accuracy - plain (points)")
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
     runs.write_figures(path.parent, {path.stem: figure})
 
 
@@ -298,16 +294,6 @@ def section(results: pathlib.Path) -> str:
     )
 
 
-def _define_flags() -> None:
-    flags.DEFINE_string("data_file", None, "The images, as for experiments.few_shot.")
-    flags.DEFINE_integer("classes", 40, "How many of the training classes.")
-    flags.DEFINE_integer("epochs", 5, "Passes over the training images.")
-    flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
-    flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
-    flags.mark_flag_as_required("data_file")
-
-
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     found = few_shot_data.load("images", data_file=FLAGS.data_file)
@@ -318,13 +304,14 @@ def main(_arguments: list[str]) -> None:
     }
     states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
     records = runs.RunRecords(results / PLACE, setting, states=states)
-    titles = {}
-    for seed in map(int, FLAGS.seeds):
-        for similarity in FLAGS.similarities:
-            for name in FLAGS.predictors:
-                if name == "plain" and similarity != FLAGS.similarities[0]:
-                    continue  # The same network.
-                titles[similarity, name, seed] = f"{similarity}, {name}, seed {seed}"
+    titles = {
+        (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
+        for seed in map(int, FLAGS.seeds)
+        for similarity in FLAGS.similarities
+        for name in FLAGS.predictors
+        # The plain network is the same with all.
+        if name != "plain" or similarity == FLAGS.similarities[0]
+    }
     runs.run_all(
         records, titles, lambda *key: one_run(*key, records.state(key), found.train)
     )
@@ -334,5 +321,11 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
+    flags.DEFINE_string("data_file", None, "The images, as for experiments.few_shot.")
+    flags.DEFINE_integer("classes", 40, "How many of the training classes.")
+    flags.DEFINE_integer("epochs", 5, "Passes over the training images.")
+    flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
+    flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    flags.mark_flag_as_required("data_file")
     command.run(main)
