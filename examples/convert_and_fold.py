@@ -79,7 +79,7 @@ def main():
     at_first = accuracy(trained, blurred_test_x, blurred_test_y)
     print(f"blurred images: {at_first:.1f} % at first")
     for name, model in {"similarities": similar, "classifier": classifier}.items():
-        compiled(model, 1e-2).fit(few_x, few_y, epochs=args.epochs, verbose=0)
+        compiled(model, 1e-3).fit(few_x, few_y, epochs=5 * args.epochs, verbose=0)
         size = sum(int(np.prod(each.shape)) for each in model.trainable_weights)
         found = accuracy(model, blurred_test_x, blurred_test_y)
         print(f"{name} trained, {size} parameters: {found:.1f} %")

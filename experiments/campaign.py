@@ -19,8 +19,8 @@ MiB, and read it with --data_file:
     python -m experiments.neural_similarity --dataset=cifar10 \
         --data_dir=~/tensorflow_datasets --write_data_file=cifar10_pieces
 
---output_dir/results/campaign/<plan>.json has the seconds of each command that is finished.
-Such a command is not called again: to renew a run, delete its file and its line there.
+--output_dir/results/campaign.jsonl has a line a finished command. Such a command is not
+called again: to renew a run, delete its line and the command's.
 """
 
 from __future__ import annotations
@@ -249,23 +249,23 @@ def call(called: list[str], deadline: float) -> bool:
 
 def main(_arguments: list[str]) -> None:
     deadline = time.monotonic() + 60 * FLAGS.budget_minutes
-    path = runs.results_folder(FLAGS.output_dir) / "campaign" / f"{FLAGS.plan}.json"
-    done = runs.read_json(path) if path.exists() else {}
+    path = runs.results_folder(FLAGS.output_dir) / "campaign.jsonl"
+    done = runs.RunRecords(path, FLAGS.plan)
     failed = []
     planned = list(commands(FLAGS.plan, FLAGS.seeds))
     for called in planned:
         name = " ".join(called)
-        if name in done or time.monotonic() > deadline:
+        if done.holds((name,)) or time.monotonic() > deadline:
             continue
         print(f"\n=== {name}", flush=True)
         start = time.monotonic()
         try:
             if call(called, deadline):
-                done[name] = round(time.monotonic() - start, 1)
-                runs.write_json(path, done)
+                seconds = round(time.monotonic() - start, 1)
+                done.add((name,), {"seconds": seconds})
         except subprocess.CalledProcessError:
             failed.append(f"Failed: {name}")
-    finished = sum(" ".join(called) in done for called in planned)
+    finished = sum(done.holds((" ".join(called),)) for called in planned)
     print(f"\n{finished} of {len(planned)} commands finished", *failed, sep="\n")
     if failed:
         sys.exit(1)

@@ -1,93 +1,56 @@
 """The tables of README and documentation, by the names that stand on the pages.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by the
-command that wrote its files.
+command that wrote its records, and the commits that it ran.
 """
 
 from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 
 import experiments.demo.table
 import experiments.few_shot.methods
 import experiments.few_shot.table
-import experiments.image_classification.methods
 import experiments.image_classification.table
-import experiments.neural_similarity.methods
 import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
 from experiments.common import runs, tables
 from experiments.neural_similarity import predictor_cost
-from experiments.no_harm import comparison, report, report_tables
+from experiments.no_harm import report
+from experiments.no_harm.comparison import compare
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
-FILES = "https://github.com/nsl-keras/nsl_keras/tree/main/results"
+FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
+FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
 
-#: What the table of costs shows of the benchmarks: what it is, group, case and candidate.
-COSTS = (
-    (
-        "static unconstrained similarity, training step of CNN-9",
-        "static",
-        "CNN-9, training step",
-        "static UNS",
-    ),
-    (
-        "static unconstrained similarity folded, inference of CNN-9",
-        "static",
-        "CNN-9, inference",
-        "folded UNS",
-    ),
-    *(
-        (
-            f"dynamic {title} similarity{with_blocks}, one layer of {filters} filters at "
-            f"{size}x{size}, training step",
-            "dynamic",
-            f"{size}x{size}, {filters}->{filters}, forward+backward",
-            f"dynamic {kind}, {part}",
-        )
-        for title, kind in (("diagonal", "DNS"), ("unconstrained", "UNS"))
-        for part, with_blocks in (
-            ("layer", ""),
-            ("layer, in blocks", " with `downsampling=2`"),
-        )
-        for size, filters in ((32, 32), (8, 128))
-    ),
-    *(
-        (
-            f"Meta-Neighborhoods, 5,000 entries, {title}, {what}",
-            "model",
-            f"{network}, S=5000, C=10, B=128, {what}",
-            "Meta-Neighborhoods",
-        )
-        for network, title in (
-            ("convnet4", "4-layer network"),
-            ("resnet_v2(29)", "ResNet-29"),
-        )
-        for what in ("training step", "inference")
-    ),
-)
-#: The same of peak memory: what it is, case and candidate.
-MEMORY = (
-    *(
-        (f"one layer of 32 filters at 32x32: {title}", "32x32, 32->32, B=128", candidate)
-        for title, candidate in (
-            ("convolution", "Conv2D"),
-            ("dynamic diagonal similarity", "dynamic DNS, layer"),
-            ("dynamic unconstrained similarity", "dynamic UNS, layer"),
-        )
-    ),
-    *(
-        (
-            f"head of 256 features and 10 classes: {entries:,} entries",
-            "d=256, C=10, B=128",
-            f"Meta-Neighborhoods, dual form, S={entries}",
-        )
-        for entries in (1000, 10000, 100000)
-    ),
-)
+#: What the tables of costs and memory show of a group: patterns of candidate and case.
+COSTS = {
+    "static": r"(static UNS, CNN-9, training|folded UNS, CNN-9, inference)",
+    "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
+    "model": r".*S=5000",
+}
+MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
+#: Words for what the benchmarks abbreviate.
+WORDS = {
+    "DNS": "diagonal similarity",
+    "UNS": "unconstrained similarity",
+    ", layer, in blocks": " with `downsampling=2`",
+    ", layer": "",
+    ", dual form": "",
+    "d=256, C=10": "256 features, 10 classes",
+    "32x32, 32->32": "one layer of 32 filters at 32x32",
+    "8x8, 128->128": "one layer of 128 filters at 8x8",
+    "forward+backward": "training step",
+    ", B=128": "",
+    ", C=10": "",
+    "S=5000": "5,000 entries",
+    "S=": "entries: ",
+    "convnet4": "4-layer network",
+    "resnet_v2(29)": "ResNet-29",
+}
 
 
 def with_tables(text: str) -> str:
@@ -104,30 +67,40 @@ def with_tables(text: str) -> str:
 
 def _where() -> str:
     """One row a kind of problem: plain network, the same with a method, and the price."""
-    digits = _bare_demo()
-    few_shot = _few_shot(experiments.few_shot.methods.CLAIMS, None)
-    found = report.load(RESULTS / "no_harm", "unbiased")
-    matrix = report_tables.summary_table(comparison.compare(found))
+    demo, few_shot = _records("demo.jsonl", "digits"), _records(*FEW_SHOT)
+    matrix = report.load(RESULTS, "unbiased")
+    digits = experiments.demo.table.table(demo.runs)
+    episodes = experiments.few_shot.table.section(few_shot)
     linear, cnn = _cells(digits, "linear features"), _cells(digits, "CNN")
     neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
     static = _cells(digits, "CNN, static neural similarity")
-    plain = _cells(few_shot, "finetuning of the classifier, from zero")
-    dynamic, naive = _cells(few_shot, "dynamic NSN"), _cells(matrix, "dynamic UNS")
-    wide = _cells(few_shot, "plain network with the dynamic one's parameters")
+    plain = _cells(episodes, "finetuning of the classifier, from zero")
+    dynamic = _cells(episodes, "dynamic NSN")
+    wide = _cells(episodes, "plain network with the dynamic one's parameters")
+    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+
+    def made(records: runs.RunRecords, *methods: str) -> str:
+        found = [run for run in records.runs if run["method"] in methods]
+        return re.sub("^commits? ", "", tables.commits(found))
+
     return tables.markdown(
-        ["where", "plain, %", "with", "%", "difference, points", "training time"],
+        ["where", "plain, %", "with", "%", "difference, points", "training time", "commit"],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"],
+            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"]
+            + [made(few_shot, "finetuning", "dynamic_nsn")],
             ["", plain[0], "more filters, as many parameters", *wide[:2]]
-            + [f"{_seconds(wide, plain):.1f}x"],
+            + [f"{_seconds(wide, plain):.1f}x"]
+            + [made(few_shot, "finetuning", "same_parameters")],
             ["every default, five epochs, small data: mean of 15 tasks", ""]
-            + ["dynamic similarity", "", naive[1], naive[-1]],
+            + ["dynamic similarity", "", naive[1], naive[-1], tables.commits(matrix)],
             ["weak features: one linear layer, digits", linear[0]]
-            + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"],
+            + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
+            + [made(demo, "linear", "linear_neighborhoods")],
             ["a good network: CNN, digits", cnn[0]]
-            + ["static similarity", *static[:2], f"{static[-1]}, 1x once folded"],
+            + ["static similarity", *static[:2], f"{static[-1]}, 1x once folded"]
+            + [made(demo, "plain", "static")],
         ],
     )
 
@@ -143,193 +116,109 @@ def _cells(table: str, title: str) -> list[str]:
     return [cell.strip() for cell in row.split("|")[2:-1]]
 
 
-def _bare_demo() -> str:
-    found = runs.RunRecords(RESULTS / "demo" / "digits").runs
-    return experiments.demo.table.table(found) if found else "Not run."
+def _records(file: str, name: str = "") -> runs.RunRecords:
+    return runs.RunRecords(RESULTS / file, name)
 
 
-def _demo() -> str:
-    return _shown(experiments.demo.table.section(RESULTS, "digits"), "demo/digits")
+def _few_shot() -> str:
+    made = experiments.few_shot.table.section(_records(*FEW_SHOT))
+    return _shown(made, FEW_SHOT[0], 5)
 
 
-def _few_shot(
-    names: Collection[str] = tuple(experiments.few_shot.methods.METHODS), columns: int = 5
-) -> str:
-    place = "few_shot/cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
-    records = runs.RunRecords(RESULTS / place)
-    return _shown(experiments.few_shot.table.section(records, names), place, columns)
-
-
-def _few_shot_claims() -> str:
-    return _few_shot(experiments.few_shot.methods.CLAIMS, 4)
-
-
-def _image_classification() -> str:
-    place = "image_classification/convnet4_cifar10_all_1500"
-    records = runs.RunRecords(RESULTS / place)
+def _image_classification(name: str, columns: int, how: str | None = None) -> str:
+    records = _records("image_classification.jsonl", name)
     made = experiments.image_classification.table.section(records, ["table_1"])
-    return _shown(made, place, 6)
+    return _shown(made, records.path.name, columns, how)
 
 
-def _neural_similarity() -> str:
-    place = "neural_similarity/cnn9_cifar10_all_500"
-    records = runs.RunRecords(RESULTS / place)
-    return _shown(experiments.neural_similarity.table.section(records, ["4"]), place, 6)
+def _neural_similarity(name: str, table: str, columns: int, how: str | None = None) -> str:
+    records = _records("neural_similarity.jsonl", name)
+    made = experiments.neural_similarity.table.section(records, [table])
+    return _shown(made, records.path.name, columns, how)
 
 
 def _converged() -> str:
-    """Both parts of the campaign of narrow networks, in one table."""
-    parts = [
-        (
-            "CNN-9",
-            "neural_similarity/cnn9_default_16-32-64_cifar10_10000_2340_tuned",
-            experiments.neural_similarity.methods.TABLES["cost"].methods,
-            experiments.neural_similarity.methods.TABLES["cost"].baseline,
-        ),
-        (
-            "ConvNet-4",
-            "image_classification/convnet4_12-48-96-96_cifar10_10000_2340_tuned",
-            experiments.image_classification.methods.EXPERIMENTS["table_1"].methods,
-            experiments.image_classification.methods.BASELINE,
-        ),
-    ]
-    columns = ["network", "method", "test accuracy, %", "difference", "seeds", "rate"]
-    columns += ["parameters", *tables.COSTS]
-    rows = []
-    for network, place, methods, baseline in parts:
-        found = runs.RunRecords(RESULTS / place).runs
-        plain = tables.percent(found, baseline, "test_accuracy")
-        for name, method in methods.items():
-            chosen = tables.of_method(found, name)
-            accuracies = tables.percent(found, name, "test_accuracy")
-            rows.append(
-                [
-                    network,
-                    method.title,
-                    tables.outcome(chosen, accuracies.values()),
-                    "" if name == baseline else tables.difference(accuracies, plain),
-                    tables.seeds(chosen),
-                    tables.rates(chosen),
-                    f"{chosen[0]['parameters']:,}",
-                    *tables.costs(chosen),
-                ]
-                if chosen
-                else [network, method.title, "not run"]
-            )
-    command = (
+    """Both parts of the campaign of narrow networks."""
+    narrow = "cifar10_10000_2340_tuned"
+    how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    places = [place for _, place, _, _ in parts]
-    return _with_source(tables.markdown(columns, rows), command, *places)
-
-
-def _regression() -> str:
-    return _shown(experiments.regression.table.section(RESULTS), "regression")
-
-
-def _predictor_cost() -> str:
-    return _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE)
+    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
+    return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
 def _no_harm(batch_norm: str) -> str:
-    found = report.load(RESULTS / "no_harm", batch_norm)
-    made = report_tables.summary_table(comparison.compare(found))
-    command = "`python -m experiments.no_harm --output_dir=.`"
+    found = report.load(RESULTS, batch_norm)
+    command = f"`python -m experiments.no_harm --output_dir=.` ({tables.commits(found)})"
     if batch_norm == "unbiased":
         command += ", for networks with batch norms with `--batch_norm=unbiased`"
-    return _shown(f"{command}\n\n{made}", "no_harm", 6)
+    made = report.summary_table(compare(found))
+    return _shown(f"{command}\n\n{made}", report.PLACE, 6)
 
 
-def _costs() -> str:
-    rows = [
-        [title, *_found(group, "median", "{:.2f}x", case, candidate)]
-        for title, group, case, candidate in COSTS
-    ]
-    made = tables.markdown(["what", "without XLA", "with XLA"], rows)
-    return _shown(
-        f"`make bench`: ratios to the plain layer or model.\n\n{made}", "benchmarks"
-    )
+def _measured(shown: Iterable[tuple[str, str]], key: str, form: str, unit: str) -> str:
+    """What was measured without and with XLA: a row for each candidate and case."""
+    rows: dict[str, dict[str, str]] = {}
+    found = []
+    for group, pattern in shown:
+        for each in experiments.speed.table.measured(RESULTS, group):
+            found.append(each)
+            for row in each["rows"]:
+                title = f"{row['candidate']}, {row['case']}"
+                if re.match(pattern, title):
+                    for word, meant in WORDS.items():
+                        title = title.replace(word, meant)
+                    cells = rows.setdefault(title, {"off": "not run", "on": "not run"})
+                    cells[each["xla"]] = form.format(row[key])
+    columns = ["what", f"{unit}without XLA", f"{unit}with XLA"]
+    made = tables.markdown(columns, [[title, *rows[title].values()] for title in rows])
+    how = f"`make bench` ({tables.commits(found)}); times are ratios to the plain layer."
+    return _shown(f"{how}\n\n{made}", "benchmarks.jsonl")
 
 
-def _memory() -> str:
-    group = experiments.speed.table.MEMORY
-    rows = [
-        [
-            title,
-            *_found(group, "mebibytes", "{:.0f}", f"{case}, forward+backward", candidate),
-        ]
-        for title, case, candidate in MEMORY
-    ]
-    made = tables.markdown(["what", "MiB without XLA", "MiB with XLA"], rows)
-    return _shown(f"`make bench`\n\n{made}", "benchmarks")
-
-
-def _found(group: str, key: str, form: str, case: str, candidate: str) -> list[str]:
-    """What was measured of a candidate without and with XLA."""
-    measured = {
-        each["xla"]: row[key]
-        for each in experiments.speed.table.measured(RESULTS, group)
-        for row in each["rows"]
-        if (row["case"], row["candidate"]) == (case, candidate)
-    }
-    return [
-        form.format(measured[xla]) if xla in measured else "not run"
-        for xla in ("off", "on")
-    ]
-
-
-def _shown(section: str, place: str, columns: int | None = None) -> str:
+def _shown(
+    section: str, file: str, columns: int | None = None, how: str | None = None
+) -> str:
     """The first table of a section, and below it, folded, what was run for it.
 
     Args:
         section: Markdown, in which headings and pictures do not count.
-        place: Where the files are, in results/.
+        file: The records, in results/.
         columns: How many columns are shown; `None` for all.
+        how: What was run, if not what the section says before the table.
     """
     parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
     first = next((i for i, part in enumerate(parts) if part.startswith("|")), None)
     if first is None:
         return "\n\n".join(parts)
-    how = "\n\n".join(parts[:first])
-    return _with_source(_first_columns(parts[first], columns), how, place)
-
-
-def _with_source(table: str, how: str, *places: str) -> str:
-    """A table and below it, folded, what was run for it and where the files are."""
-    files = " and ".join(f"[`results/{place}`]({FILES}/{place})" for place in places)
+    lines = [line.strip("|").split("|")[:columns] for line in parts[first].splitlines()]
+    table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
+    how = how or "\n\n".join(parts[:first])
     return f"""{table}
 
 <details markdown="1">
-<summary>Command, setting and files</summary>
+<summary>Command, setting and records</summary>
 
 {how}
 
-The files: {files}.
+The records: [`results/{file}`]({FILES}/{file}).
 
 </details>"""
 
 
-def _first_columns(table: str, count: int | None) -> str:
-    if count is None:
-        return table
-    return "\n".join(
-        f"{'|'.join(line.split('|')[: count + 1])}|" for line in table.splitlines()
-    )
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "digits": _bare_demo,
-    "demo": _demo,
+    "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
     "few_shot": _few_shot,
-    "few_shot_claims": _few_shot_claims,
-    "cifar10": _image_classification,
+    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
-    "cnn9": _neural_similarity,
-    "regression": _regression,
-    "predictor_cost": _predictor_cost,
+    "cnn9": lambda: _neural_similarity("cnn9_cifar10_all_500", "4", 6),
+    "regression": lambda: _shown(
+        experiments.regression.table.section(RESULTS), "regression.jsonl"
+    ),
+    "predictor_cost": lambda: _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE),
     "no_harm": lambda: _no_harm("unbiased"),
     "no_harm_keras": lambda: _no_harm("keras"),
-    "costs": _costs,
-    "memory": _memory,
+    "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
+    "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
 }

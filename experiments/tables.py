@@ -1,8 +1,8 @@
-"""Makes every table of results/README.md, README and docs from the files in results/.
+"""Makes every table of results/, README and docs from the records in results/.
 
     python -m experiments.tables
 
-Nothing is typed in by hand; what has no file is "not run".
+Nothing is typed in by hand; what has no record is "not run".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import experiments.speed.table
 from experiments.common import runs
 from experiments.demo import spirals
 from experiments.neural_similarity import implicit_regularization, predictor_cost
+from experiments.no_harm import report
 from experiments.page_tables import with_tables
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,27 +26,21 @@ RESULTS = ROOT / "results"
 
 INTRODUCTION = """# Results
 
-Data and pictures: one JSON file a run. Each names the command and the versions that made
-it. What the runs of a folder share is in its `setting.json`. The tables below are made
-from these files by `python -m experiments.tables`.
+The records behind every table and picture, one file an experiment, one line of JSON a run:
+its setting and key, what was measured, the command, the versions, and the commit of this
+package that ran it. For older runs this is the first commit that has the record, and the
+command names the module as it is called today. `python -m experiments.tables` makes the
+tables from the records.
 
-Every example writes below `runs/`, which git ignores. To renew a result, run the command
-beside its table with `--output_dir=.`, in place of any other. A finished run is not made
-twice, so delete its file first. Commit the files that changed, and the tables:
+Commands write below `runs/`, which git ignores. To renew a result, delete its line, run the
+command beside its table with `--output_dir=.` in place of any other, and make the tables.
 
-    rm results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json
-    python -m experiments.few_shot --dataset=omniglot --shots=1 ... --output_dir=.
-    python -m experiments.tables
-
-Most were made when the moving statistics of `layers.BatchNormalization` were averages over
-the last ninth of the steps, not the last batch and some 32 examples, or the last 512th of
-all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
-ten thousands. Newer are those of `no_harm/runs_unbiased`, and the networks without batch
-norm in `no_harm/runs`.
-
-Commands are those that were called at the time. Some have changed their names since:
-`examples.spirals` is `experiments.demo.spirals`, and `examples.implicit_regularization` is
-`experiments.neural_similarity.implicit_regularization`."""
+Most runs were made when the moving statistics of `layers.BatchNormalization` were averages
+over the last ninth of the steps, not the last batch and some 32 examples, or the last 512th
+of all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
+ten thousands. Newer are, in `no_harm.jsonl`, the runs named "unbiased" and
+those of networks without batch norm. [Do no harm](no_harm.md) is a page of
+its own."""
 
 
 def results_readme() -> str:
@@ -75,6 +70,7 @@ def pages() -> list[pathlib.Path]:
 
 def main() -> None:
     runs.write_text(RESULTS / "README.md", results_readme())
+    runs.write_text(RESULTS / "no_harm.md", report.page(RESULTS))
     for page in pages():
         runs.write_text(page, with_tables(page.read_text()))
 

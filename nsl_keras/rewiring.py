@@ -165,7 +165,10 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
 
 def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
-    """Returns a new model with the source's graph and weights, some layers replaced."""
+    """Returns a new model with the source's graph, some layers replaced.
+
+    The other layers are copies, with the source's weights, flags and saved state.
+    """
     return _Rebuilding(replace).run(model)
 
 

@@ -1,23 +1,366 @@
-"""Public similarities: the matrices that the `M` of a layer may be."""
+"""The structures of `M`.
 
-from nsl_keras.similarity.matrices import (
-    Diagonal,
-    Full,
-    PositiveSemidefinite,
-    Similarity,
-    Sparse,
-    Symmetric,
-    Unconstrained,
-    get,
-)
+A similarity turns its parameters, learned or predicted, into the `T x T` block `M` that
+all channels and filters share. `M[t, u]` couples the kernel's tap `t` with the input
+under tap `u`; with the identity a layer is the plain one.
+"""
 
-__all__ = [
-    "Diagonal",
-    "Full",
-    "PositiveSemidefinite",
-    "Similarity",
-    "Sparse",
-    "Symmetric",
-    "Unconstrained",
-    "get",
-]
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
+
+
+class Similarity(abc.ABC):
+    """Base class of similarities; subclass it for a custom structure.
+
+    A subclass has two methods:
+
+    * `parameters_from(matrix)` returns the parameters that give a matrix (or the nearest
+      one), and thus their shape;
+    * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
+      with any axes in front.
+
+    A dynamic layer adds the output of its predictor to the parameters of the identity.
+    Override `equivalent_kernel`, `compare_windows` and `compare_rows`, which follow from
+    `matrix`, if there is a faster way. To save models, register the class with
+    `keras.saving.register_keras_serializable`, and return the arguments of its constructor
+    from `get_config`.
+
+    `static_only` marks structures that no predictor can give. `shared_by_channels` is false
+    if `M` is not one block for all channels: `size` then counts the taps of every channel,
+    channel after channel, and the similarity must be static.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> class Scaled(nsl_keras.similarities.Similarity):
+    ...     def parameters_from(self, matrix):
+    ...         return matrix[:1, 0]
+    ...     def matrix(self, parameters, size):
+    ...         return parameters[..., None] * keras.ops.eye(size)
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=Scaled())
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2).
+    """
+
+    static_only: bool = False
+    shared_by_channels: bool = True
+
+    @abc.abstractmethod
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        """Returns the parameters that describe a NumPy matrix of shape `(size, size)`."""
+
+    @abc.abstractmethod
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        """Returns `M`, of shape `(..., size, size)`."""
+
+    def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
+        """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
+        taps, channels, filters = kernel.shape
+        if self.shared_by_channels:
+            matrix = self.matrix(parameters, taps)
+            # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
+            return ops.einsum("tu,tco->uco", matrix, kernel)
+        matrix = self.matrix(parameters, channels * taps)
+        by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
+        equivalent = ops.matmul(ops.transpose(matrix), by_channel)  # NSL Eq. (1)
+        return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
+
+    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+        """Returns `M(x) x` at every output position, tap after tap on the last axis.
+
+        The windows are the input under each tap, of shape `(batch, *positions, channels)`;
+        the parameters have the same axes in front. The result may have several parts.
+        """
+        patches = ops.stack(windows, axis=-2)
+        compared = ops.matmul(self.matrix(parameters, len(windows)), patches)
+        *positions, taps, channels = ops.shape(compared)
+        return [ops.reshape(compared, (*positions, taps * channels))]
+
+    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+        """Returns `M x` for the vectors `x` in rows `(..., taps)`."""
+        matrix = self.matrix(parameters, rows.shape[-1])
+        return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Similarity:
+        """Builds the similarity from `get_config()`."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Diagonal(Similarity):
+    """Diagonal neural similarity (DNS): `M = diag(m)`, one weight per tap.
+
+    The similarity is a spatial mask on the kernel, with `T` parameters for `T` taps.
+    Dynamic layers use `M(x) = I + diag(P(x))` with the predictor's output `P(x)`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Diagonal()
+    >>> tuple(similarity.matrix(keras.ops.ones((9,)), 9).shape)
+    (9, 9)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. Its `M` starts
+        at the identity, as here; the authors' code starts at `[1,0,0,0,1,0,0,0,1]`.
+    """
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        return np.diagonal(matrix)
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        return parameters[..., None] * ops.eye(size, dtype=parameters.dtype)
+
+    def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
+        return parameters[:, None, None] * kernel  # NSL Eq. (2) with a diagonal `M`
+
+    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+        # One product per tap: nothing has to be gathered in one large tensor.
+        masks = ops.split(parameters, len(windows), axis=-1)
+        return [mask * window for mask, window in zip(masks, windows, strict=True)]
+
+    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+        return parameters[..., None, :] * rows
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Unconstrained(Similarity):
+    """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
+
+    Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
+    code does; the paper's Appendix A uses `P(x)` alone.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Unconstrained()
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=similarity)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1.
+    """
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        return matrix
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        return parameters
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Symmetric(Similarity):
+    """Symmetric neural similarity: `M = (A + A^T) / 2` for any `T x T` matrix `A`.
+
+    Dynamic layers use `M(x) = I + (P(x) + P(x)^T) / 2` with the predictor's output `P(x)`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Symmetric()
+    >>> matrix = similarity.matrix(keras.random.normal((9, 9), seed=0), 9)
+    >>> bool(keras.ops.all(matrix == keras.ops.transpose(matrix)))
+    True
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Structural
+        regularization".
+    """
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        return (matrix + matrix.T) / 2
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        return 0.5 * (parameters + ops.swapaxes(parameters, -1, -2))
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class PositiveSemidefinite(Similarity):
+    """Positive semidefinite neural similarity: `M = L L^T`, `L` lower triangular.
+
+    `x^T M x` is never negative, as in distance metric learning. The parameters are the
+    `T (T + 1) / 2` entries of the Cholesky factor `L`, row by row. Dynamic layers use
+    `L(x) = I + tril(P(x))` with the predictor's output `P(x)`.
+
+    Raises:
+        ValueError: If an initial `M` is not symmetric and positive semidefinite.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.PositiveSemidefinite()
+    >>> similarity.parameters_from(np.eye(9)).shape
+    (45,)
+
+    Reference:
+        The section that `Symmetric` names.
+    """
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        values = matrix.astype("float64")
+        eigenvalues, vectors = np.linalg.eigh(values)
+        largest = max(float(np.max(np.abs(values))), 1e-30)
+        if (
+            np.max(np.abs(values - values.T)) > 1e-5 * largest
+            or np.min(eigenvalues) < -1e-5 * largest
+        ):
+            raise ValueError(
+                "`similarity_initializer` must give a symmetric, positive semidefinite "
+                "matrix for the similarity 'positive_semidefinite'. Received: a matrix "
+                f"with eigenvalues down to {np.min(eigenvalues):.3g}"
+            )
+        # This covers singular matrices: `root^T root = M`, and its QR factor is `L^T`.
+        root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T
+        factor = np.transpose(np.linalg.qr(root, mode="r"))
+        factor = factor * np.where(np.diagonal(factor) < 0, -1.0, 1.0)
+        return factor[np.tril_indices(len(values))]
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        entries = parameters.shape[-1]
+        # Above the diagonal every entry reads the zero that is appended.
+        places = np.full((size, size), entries, "int32")
+        places[np.tril_indices(size)] = np.arange(entries)
+        padded = ops.concatenate([parameters, ops.zeros_like(parameters[..., :1])], axis=-1)
+        factor = ops.take(padded, places, axis=-1)
+        return ops.matmul(factor, ops.swapaxes(factor, -1, -2))
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Sparse(Similarity):
+    """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
+
+    The entries of largest magnitude are kept; among equals, the nearest to the middle tap.
+    The gradient with respect to `M` updates all `T^2` parameters (straight-through),
+    so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
+    channels, and a 1x1 convolution. Static layers only.
+
+    Args:
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
+            that number, `M` cannot start at the identity.
+
+    Raises:
+        ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> similarity = nsl_keras.similarities.Sparse(nonzeros=2)
+    >>> matrix = similarity.matrix(keras.random.normal((9, 9), seed=0), 9)
+    >>> int(keras.ops.sum(matrix != 0))
+    2
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Sparsity
+        regularization".
+    """
+
+    static_only = True
+
+    def __init__(self, nonzeros: int | None = None) -> None:
+        self.nonzeros = validation.optional(
+            validation.positive_integer, nonzeros, "nonzeros"
+        )
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        if self.nonzeros is not None and self.nonzeros > matrix.size:
+            raise ValueError(
+                f"`nonzeros` must be at most {matrix.size}, the number of entries of `M`. "
+                f"Received: nonzeros={self.nonzeros}"
+            )
+        return matrix
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        from_middle = np.abs(np.arange(size) - (size - 1) / 2)
+        distances = from_middle[:, None] + from_middle[None, :]
+        order = np.argsort(distances.reshape(-1), kind="stable").astype("int32")
+        magnitudes = ops.reshape(ops.abs(ops.stop_gradient(parameters)), (-1,))
+        # The sort is stable, so that equal entries rank by their place in `order`.
+        ranks = ops.argsort(ops.argsort(-ops.take(magnitudes, order)))
+        kept = ops.take(ranks, np.argsort(order)) < (self.nonzeros or size)
+        mask = ops.reshape(ops.cast(kept, parameters.dtype), (size, size))
+        frozen = ops.stop_gradient(parameters)
+        return mask * frozen + (parameters - frozen)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"nonzeros": self.nonzeros}
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class Full(Unconstrained):
+    """Full neural similarity: one `(c T) x (c T)` matrix `M`, not shared by the channels.
+
+    Rows and columns run over the taps of the first channel, then of the second, and so
+    on; `c` is the number of channels that a filter reads (one group). `M` has
+    `(c T)^2` parameters, more than the kernel itself. Static convolutions only.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity="full")
+    >>> layer.build((None, 8, 8, 2))
+    >>> tuple(layer.similarity_matrix.shape)
+    (18, 18)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (1).
+    """
+
+    static_only = True
+    shared_by_channels = False
+
+
+#: The built-in similarities by name.
+KINDS: dict[str, type[Similarity]] = {
+    "diagonal": Diagonal,
+    "unconstrained": Unconstrained,
+    "symmetric": Symmetric,
+    "positive_semidefinite": PositiveSemidefinite,
+    "sparse": Sparse,
+    "full": Full,
+}
+
+
+def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
+    """Returns a similarity by name, from its serialized form, or unchanged.
+
+    Args:
+        identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
+            `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from
+            `keras.saving.serialize_keras_object`, or a `Similarity`; otherwise a ValueError
+            is raised.
+
+    Example:
+
+    >>> import nsl_keras
+    >>> type(nsl_keras.similarities.get("diagonal")).__name__
+    'Diagonal'
+    """
+    if isinstance(identifier, dict):
+        identifier = keras.saving.deserialize_keras_object(identifier)
+    if isinstance(identifier, str) and identifier in KINDS:
+        return KINDS[identifier]()
+    if not isinstance(identifier, Similarity):
+        raise ValueError(
+            f"`similarity` must be one of {', '.join(map(repr, KINDS))}, or a "
+            f"`nsl_keras.similarities.Similarity`. Received: similarity={identifier!r}"
+        )
+    return identifier

@@ -199,7 +199,7 @@ def identity_parameters(similarity, taps):
 
 
 def static_matrix(layer):
-    return to_matrix(layer.similarity, layer.comparison.similarity_parameters)
+    return to_matrix(layer.similarity, layer.bilinear_form.similarity_parameters)
 
 
 def randomize(layer, seed=11, scale=0.5):

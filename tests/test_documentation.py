@@ -1,6 +1,9 @@
 """The documentation: its site builds, its code runs, and no public name is left out."""
 
+import html
+import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -13,16 +16,21 @@ from helpers import ROOT, run_python
 from test_public_interface import PUBLIC
 
 import nsl_keras
-from tools.documentation import interface
+from tools.documentation import interface, pages
 
 DOCS = ROOT / "docs"
-GENERATED = ("api", "notebooks", "results")
-PAGES = sorted(
-    path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in GENERATED
-)
+PAGES = sorted(DOCS.rglob("*.md"))
 #: Pages whose code needs engines of its own: another test runs it.
 RUN_ELSEWHERE = ("guides/serving.md",)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+#: Folders whose files are made, or belong to others.
+NOT_OURS = re.compile(r"(?:.*/)?(?:\..*|build|dist|runs)/")
+SOURCES = sorted(
+    path
+    for kind in ("md", "ipynb")
+    for path in ROOT.rglob(f"*.{kind}")
+    if not NOT_OURS.match(path.relative_to(ROOT).as_posix())
+)
 
 
 def name_of(page):
@@ -63,11 +71,65 @@ def test_navigation_leads_to_every_page(tmp_path):
     assert {f"notebooks/{name}.md" for name in notebooks} <= set(named)
 
 
-def test_links_into_the_repository_lead_somewhere():
-    pattern = r"github\.com/nsl-keras/nsl_keras/(?:blob|tree)/main/([\w./-]+[\w/])"
-    for page in PAGES:
-        for path in re.findall(pattern, page.read_text()):
-            assert (ROOT / path).exists(), f"{name_of(page)}: {path}"
+def prose_of(path):
+    """The Markdown of a page or of a notebook's cells, without its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = [
+            cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        ]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "`code`", text, flags=re.M | re.S)
+
+
+def anchors_of(path):
+    """The anchors that a code host gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        found.append(f"{anchor}-{found.count(anchor)}" if anchor in found else anchor)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_links_lead_somewhere_in_the_repository(path):
+    for link in pages.LINK.finditer(prose_of(path)):
+        source = path.relative_to(ROOT).as_posix()
+        target = pages.in_repository(source, link["target"])
+        if target is None:
+            continue
+        name, _, anchor = target.partition("#")
+        assert (ROOT / name).exists(), link["target"]
+        assert not anchor or anchor in anchors_of(ROOT / name), link["target"]
+
+
+def test_pages_of_the_site_link_to_pages_and_to_the_api():
+    for link, expected in {
+        "[a](../results.md#digits)": "[a](../results.md#digits)",
+        "[a](../../examples/notebooks/fold.ipynb)": "[a](../notebooks/fold.md)",
+        "[a](../../results/README.md)": "[a](../results/all.md)",
+        "![a](../../results/figures/spirals.png)": "![a](../results/figures/spirals.png)",
+        "[a](../../Makefile)": f"[a]({pages.REPOSITORY}/blob/main/Makefile)",
+        "[a](../../results/)": f"[a]({pages.REPOSITORY}/tree/main/results)",
+        f"[a]({pages.REPOSITORY}/blob/main/docs/index.md)": "[a](../index.md)",
+        "[a](#b) [c](https://keras.io)": "[a](#b) [c](https://keras.io)",
+        "`convert.fold(model)`": "[`convert.fold(model)`](../api/convert/fold.md)",
+        "`CosineDense`": "[`CosineDense`](../api/layers/CosineDense.md)",
+        "`Dense` [`CosineDense`](#b)": "`Dense` [`CosineDense`](#b)",
+        "# `CosineDense`": "# `CosineDense`",
+        "```\n`CosineDense`\n```\n`fold`": "```\n`CosineDense`\n```\n`fold`",
+    }.items():
+        assert pages.made("docs/guides/convert.md", link) == expected
+
+
+def test_each_table_is_on_one_page():
+    texts = [page.read_text() for page in (ROOT / "README.md", *PAGES)]
+    found = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
+    assert len(found) == len(set(found)) > 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -174,11 +236,10 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
 
 
 @pytest.mark.long
-def test_site_builds_without_a_warning(tmp_path):
+def test_site_builds_without_a_warning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "zensical.toml", tmp_path)
-    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns(*GENERATED))
-
-    run_python("-m", "tools.documentation", f"--folder={tmp_path / 'docs'}")
+    run_python("-m", "tools.documentation")
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"],
         cwd=tmp_path,
@@ -195,9 +256,27 @@ def test_site_builds_without_a_warning(tmp_path):
     for name in PUBLIC:
         page = site.joinpath("api", *name.split(".")[1:], "index.html").read_text()
         assert "&gt;&gt;&gt;" in page, f"{name}: its page has no example"
-    for page in site.rglob("*.html"):  # What a strict build does not look at.
-        for source in re.findall(r'<img [^>]*src="([^":]+)"', page.read_text()):
-            assert (page.parent / source).exists(), f"{page}: {source}"
+    texts = {
+        page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")
+    }
+    anchors = {
+        page: set(re.findall(r' id="([^"]+)"', text)) for page, text in texts.items()
+    }
+    for page, text in texts.items():  # A strict build does not look at all of these.
+        if page == "404.html":
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, anchor = html.unescape(link).partition("#")
+            if re.match(r"\w+:", path) or path.startswith("//"):
+                continue
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+            if path == "":
+                target = page
+            elif path.endswith(("/", ".")):
+                target = posixpath.normpath(f"{target}/index.html")
+            assert (site / target).is_file(), f"{page}: {link}"
+            found = anchors.get(target, set())
+            assert anchor in ("", "__skip", *found), f"{page}: {link}"
     formulas = (site / "mathematics" / "index.html").read_text()
     assert formulas.count("<math") > 50
     assert "arithmatex" not in formulas

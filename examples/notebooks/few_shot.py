@@ -27,7 +27,7 @@
 # * `Finetuner`, which in each episode finetunes a similarity and a new classifier (Neural
 #   Similarity Learning's static strategy).
 #
-# No GPU and no download is needed.
+# No GPU and no download is needed. To see the same on CIFAR-100, set `IMAGES` below.
 
 # %% [markdown]
 # ## Setup
@@ -63,6 +63,7 @@ import nsl_keras
 from nsl_keras import few_shot
 
 # %matplotlib inline
+IMAGES = "photographs"  # Or "cifar100": downloads 170 MB, and takes longer without a GPU.
 SHORT = "NSL_KERAS_SHORT" in os.environ  # A few steps only, for the tests.
 keras.utils.set_random_seed(0)
 
@@ -71,23 +72,33 @@ keras.utils.set_random_seed(0)
 #
 # Scikit-learn comes with two photographs, under CC BY 2.0 (china.jpg by danielbuechele,
 # flower.jpg by vultilion). Each is divided into 60 places. An image is a crop of 24 by 24
-# pixels, its class the place that it is from: 120 classes, many of them much alike. 80
-# are for training, 40 for the test.
+# pixels, its class the place that it is from: 120 classes, many of them much alike. Two
+# thirds of the classes are for training, the others for the test.
+
 
 # %%
-SIZE, TILE = 24, 64
-rng = np.random.default_rng(0)
-images = np.array(
-    [
-        photo[row + y :, column + x :][:SIZE, :SIZE]
+def photographs():
+    rng = np.random.default_rng(0)
+    images = [
+        photo[row + y :, column + x :][:24, :24]
         for photo in load_sample_images().images
-        for row in range(0, 6 * TILE, TILE)
-        for column in range(0, 10 * TILE, TILE)
-        for y, x in rng.integers(0, TILE - SIZE, (30, 2))
+        for row in range(0, 6 * 64, 64)
+        for column in range(0, 10 * 64, 64)
+        for y, x in rng.integers(0, 64 - 24, (30, 2))
     ]
+    return np.array(images), np.repeat(np.arange(120), 30)
+
+
+def cifar100():
+    (images, labels), _ = keras.datasets.cifar100.load_data()
+    return images, labels[:, 0]
+
+
+images, labels = {"photographs": photographs, "cifar100": cifar100}[IMAGES]()
+classes = len(np.unique(labels))
+train, test = few_shot.split_classes(
+    labels, [2 * classes // 3, classes - 2 * classes // 3], seed=0
 )
-labels = np.repeat(np.arange(120), 30)
-train, test = few_shot.split_classes(labels, [80, 40], seed=0)
 train_images, train_labels = few_shot.select_classes(images, labels, train)
 test_images, test_labels = few_shot.select_classes(images, labels, test)
 print(train_images.shape, train_images.dtype, test_images.shape)
@@ -115,17 +126,19 @@ for label, row in enumerate(axes):
 # %% [markdown]
 # ## Baselines: nearest centroid
 #
-# On the pixels, and on the features of a plain classifier of the training classes. Nothing
-# knows of episodes before the test.
+# On the pixels, and on the features of a plain classifier of the training classes. Neither is
+# trained on episodes.
 
 
 # %%
 def network(classes=None, **options):
-    return nsl_keras.backbones.cnn4((SIZE, SIZE, 3), classes=classes, filters=32, **options)
+    return nsl_keras.backbones.cnn4(
+        images.shape[1:], classes=classes, filters=32, **options
+    )
 
 
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-classifier = network(classes=80)
+classifier = network(classes=len(train))
 classifier.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
 _, numbered = np.unique(train_labels, return_inverse=True)
 history = classifier.fit(
@@ -133,7 +146,7 @@ history = classifier.fit(
 )
 print(f"classifier, training accuracy {history.history['accuracy'][-1]:.2f}")
 
-pixels = keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten()])
+pixels = keras.Sequential([keras.Input(images.shape[1:]), keras.layers.Flatten()])
 features = keras.Model(classifier.input, classifier.layers[-2].output)
 learners = {
     "pixels, nearest centroid": few_shot.NearestCentroid(pixels, metric="euclidean"),
@@ -162,7 +175,7 @@ for name, kind in (
 # ## A similarity finetuned in each episode
 #
 # The plain classifier gets a similarity at the identity. In each episode it is finetuned
-# together with a new classifier; beside it the plain twin, the new classifier alone.
+# together with a new classifier. For comparison, the new classifier is finetuned alone.
 
 # %%
 similar = nsl_keras.convert.add_similarity(classifier, similarity="diagonal")
@@ -220,14 +233,15 @@ for name in methods:
     print(f"{name} {verdict} against nearest centroids of plain features: {gained}")
 
 # %% [markdown]
-# What that says: neither method gained anything over the plain nearest centroid here. It
-# needs no episodes, so begin with it: learners that are trained on episodes, or finetuned in
-# each, have to beat it to be worth their while.
+# On the photographs neither method gained anything over the plain nearest centroid. It needs
+# no training on episodes, so begin with it.
 #
 # ## Where to go from here
 #
-# * More shots: `EpisodeSampler(..., shots=5)`. Intervals shrink, and so do differences.
-# * Images of your own:
+# * More shots: `EpisodeSampler(..., shots=5)`.
+# * Your own images:
 #   [the guide](https://github.com/nsl-keras/nsl_keras/blob/main/docs/guides/few_shot.md) reads
 #   a folder.
-# * `few_shot.MAML`, `MatchingNet` and `RelationNet` stand in the same place.
+# * Other learners: `few_shot.MAML`, `MatchingNet` and `RelationNet`.
+#
+# Notebook 3 of 5. Before: [Learned neighbours](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/neighbors.ipynb). Next: [From `fit` to a served model](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/serving.ipynb).

@@ -16,9 +16,8 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/nsl-keras/nsl_keras/blob/main/examples/notebooks/neighbors.ipynb)
 #
 # A `MetaNeighborhoodModel` keeps a small dictionary of learned neighbours: feature vectors,
-# each with the class that it stands for. For every input it finds the entries that are most
-# like it, finetunes a copy of its last layer on them for one small step, and predicts with
-# that copy.
+# each with the probabilities of its classes. For every input it finds the most similar entries,
+# finetunes a copy of its last layer on them by one small step, and predicts with that copy.
 #
 # First on two spirals, where you can see the entries move. Then on crops of photographs,
 # beside the same networks without neighbours. No GPU and no download is needed.
@@ -72,8 +71,8 @@ def compile_model(model, rate):
 # ## Two spirals
 #
 # A linear classifier draws one straight line through the plane, and gets little more than
-# half of the points right. With neighbours it is the same linear classifier, but each point
-# moves the line for itself before it is classified.
+# half of the points right. With neighbours the classifier is still linear, but the line is
+# moved for each point.
 
 
 # %%
@@ -103,7 +102,7 @@ with_neighbors.dictionary.assign(keys=np.random.default_rng(0).normal(size=(100,
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps where the entries are, and what the model says of the plane."""
+    """Keeps the places of the entries, and the classes that the model predicts."""
 
     def __init__(self, epochs):
         super().__init__()
@@ -138,7 +137,7 @@ for model in (linear, with_neighbors):
     )
 
 # %% [markdown]
-# The entries (circles; squares are the other class) wander until they line the spirals, and
+# The entries (circles, and squares for the other class) move until they line the spirals, and
 # the plane is divided accordingly.
 
 # %%
@@ -165,7 +164,7 @@ SIZE, TILE = 16, 213
 
 
 def crops(count, seed):
-    """As many random crops of each place as asked for, and their classes."""
+    """`count` random crops of each place, and their classes."""
     rng = np.random.default_rng(seed)
     images = []
     for photo in load_sample_images().images:
@@ -188,10 +187,11 @@ for label, column in enumerate(axes.T):
     column[0].set_title(NAMES[label], fontsize=8)
 
 # %% [markdown]
-# ## Twins
+# ## With and without neighbours
 #
 # Two backbones: a single linear layer, and four convolutions. Each is trained with and
-# without neighbours, by the same recipe, from two seeds.
+# without neighbours, by the same recipe, from two seeds. The head is `CosineDense`, with which
+# neighbours gain most on weak features.
 
 
 # %%
@@ -240,9 +240,7 @@ for axis, name in zip(axes, ("linear", "convolutional")):
             axis.plot(
                 100 * np.array(history["val_accuracy"]),
                 color="tab:orange" if neighbors else "tab:blue",
-                label=("with neighbours" if neighbors else "plain twin")
-                if not seed
-                else None,
+                label=("with neighbours" if neighbors else "without") if not seed else None,
             )
             if neighbors:
                 axis.plot(
@@ -270,17 +268,14 @@ for name in ("linear", "convolutional"):
     )
 
 # %% [markdown]
-# What that says: on linear features, which cannot tell textures apart, the neighbours gained
-# with every seed, and before adaptation the head is far worse: training counts on the step.
-# On convolutional features they gained a point or two. Neighbours make up for what features
-# lack, and these lack little.
-#
-# The dotted lines are no baseline; the plain twins are.
+# On linear features, which do not separate textures, the neighbours gained with every seed. On
+# convolutional features, which do, they gained nothing. Before adaptation (dotted) the head is
+# worse, since training counts on the step: compare with the network without neighbours.
 #
 # ## Look at the neighbours
 #
-# Entries are feature vectors, not images, but we can ask which training images come nearest.
-# A row is an entry: the classes that it stands for, then the images.
+# Entries are feature vectors, not images, but we can find the training images nearest to them.
+# A row is an entry: the probabilities of its classes, then the images.
 
 # %%
 model, _ = trained["linear", True, 0]
@@ -291,8 +286,7 @@ figure = nsl_keras.visualize.plot_learned_neighbors(
 )
 
 # %% [markdown]
-# And one prediction taken apart: what the model says before and after the step, and what each
-# of the entries that it looks at adds.
+# And one prediction in parts: before and after the step, and what each of the entries adds.
 
 # %%
 before = keras.ops.convert_to_numpy(model(test_x[:200], adapt=False)).argmax(axis=1)
@@ -306,7 +300,9 @@ figure = nsl_keras.visualize.plot_adaptation(
 # %% [markdown]
 # ## Where to go from here
 #
-# * A trained classifier of yours: `MetaNeighborhoodModel.from_classifier(model)`, then
+# * With your own trained classifier: `MetaNeighborhoodModel.from_classifier(model)`, then
 #   `initialize_from` to fill the dictionary with real examples.
-# * `model.inner_rates` says how long a step training has chosen. Near zero, it found no use
-#   for neighbours.
+# * `model.inner_rates` are the learned lengths of the step. If they are near zero, neighbours
+#   did not help.
+#
+# Notebook 2 of 5. Before: [Add similarity, train, fold](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/fold.ipynb). Next: [Few-shot learning](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/few_shot.ipynb).

@@ -15,13 +15,13 @@
 #
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/nsl-keras/nsl_keras/blob/main/examples/notebooks/pictures.ipynb)
 #
-# In a dynamic layer a small network looks at the picture and predicts, at every pixel, how
-# much each place of the kernel counts. In a layer that learns its kernel's shape, places that
-# are of no use drop out. What do they look at?
+# In a dynamic layer a small network predicts, at every pixel, how much each place of the kernel
+# counts. In a layer that learns its kernel's shape, places that do not help drop out. Here you
+# see both.
 #
-# The task is one where that can be seen: to take noise out of a photograph. The network is
-# trained on crops of one photograph and tried on another. Its plain twin is trained for as
-# long. No GPU and no download is needed.
+# The task is to remove noise from a photograph. The network is trained on crops of one
+# photograph and tested on another, beside a plain network that is trained for as long. No GPU
+# and no download is needed.
 
 # %% [markdown]
 # ## Setup
@@ -102,7 +102,7 @@ def decibels(model, name):
 # %% [markdown]
 # ## A plain network
 #
-# It says what to add to the noisy picture.
+# It predicts what to add to the noisy picture.
 
 
 # %%
@@ -128,11 +128,11 @@ keras.utils.set_random_seed(0)
 plain = train(denoiser(), 3e-3, 8)
 
 # %% [markdown]
-# ## Its dynamic twin
+# ## A dynamic network
 #
-# Both go on from the same weights, for as long: the plain network as it is, and a copy whose
+# Two networks continue from the same weights, for as long: the plain network, and a copy whose
 # two large convolutions have a predictor. Before training, the copy computes the same.
-# Predictors add parameters, so that a third network competes: a plain one as large.
+# Predictors add parameters, so a third network is a plain one with as many.
 
 # %%
 longer = keras.models.clone_model(plain)
@@ -166,27 +166,27 @@ for name, model in rows.items():
     print(
         f"{name:36}{model.count_params():12,}{quality[name][0]:12.2f}{quality[name][1]:12.2f}"
     )
-for twin in list(rows)[1:3]:
-    gains = quality["dynamic in the last 4 of 12 epochs"] - quality[twin]
+for other in list(rows)[1:3]:
+    gains = quality["dynamic in the last 4 of 12 epochs"] - quality[other]
     print(
-        f"dynamic against {twin}: {gains[0]:+.2f} dB on china, {gains[1]:+.2f} dB on flower"
+        f"dynamic against {other}: {gains[0]:+.2f} dB on china, {gains[1]:+.2f} dB on flower"
     )
 
 # %% [markdown]
-# That is what the similarity gained, from one seed. The photograph that the networks were
-# trained on gains more than the other one: some of that is learned by heart.
+# On the photograph that the networks were trained on, the dynamic one is best. On the other one
+# it is not: part of the gain is memorized. This is from one seed.
 #
 # ## What it sees
 #
-# The diagonal of `M` at every pixel, for the first layer: how much the kernel's centre and
-# places around it count there. White is 1, what it is in a plain convolution.
+# The diagonal of `M` at every pixel, for the first layer: the factors of the kernel's centre and
+# of places around it. White is 1, as in a plain convolution.
 
 # %%
 layer = dynamic.get_layer("first")
 taps = {"centre": 12, "two above": 2, "two below": 22, "two left": 10, "two right": 14}
 figure, axes = plt.subplots(2, 6, figsize=(13, 3.8), layout="constrained")
 for row, (name, picture) in zip(axes, noisy_pictures.items()):
-    masks = 1 + keras.ops.convert_to_numpy(layer.comparison.network(picture))[0]
+    masks = 1 + keras.ops.convert_to_numpy(layer.bilinear_form.network(picture))[0]
     spread = np.quantile(np.abs(masks - 1), 0.99)
     row[0].imshow(pictures[name][0])
     row[0].set_ylabel(name)
@@ -198,8 +198,8 @@ for row, (name, picture) in zip(axes, noisy_pictures.items()):
     figure.colorbar(drawn, ax=row)
 
 # %% [markdown]
-# And where in the picture the kernel is bent at all: how far `M` is from the identity, as the
-# root of its mean square over all 25 places, in each of the two layers.
+# And where in the picture the kernel changes: the distance of `M` from the identity, as the root
+# of its mean square over all 25 places, in each of the two layers.
 
 # %%
 figure, axes = plt.subplots(2, 3, figsize=(10, 5), layout="constrained")
@@ -209,7 +209,7 @@ for row, (name, picture) in zip(axes, noisy_pictures.items()):
     row[0].set_title(f"{name}, with noise")
     seen = {"first": picture, "second": inside(picture)}
     for axis, (which, inputs) in zip(row[1:], seen.items()):
-        network = dynamic.get_layer(which).comparison.network
+        network = dynamic.get_layer(which).bilinear_form.network
         change = keras.ops.convert_to_numpy(network(inputs))[0]
         axis.imshow(np.sqrt(np.mean(change**2, axis=-1)), cmap="viridis")
         axis.set_title(f"{which} layer")
@@ -217,8 +217,7 @@ for axis in axes.flat:
     axis.set_axis_off()
 
 # %% [markdown]
-# Edges and evenly lit areas get kernels of different shapes, though nobody told the network
-# what an edge is: it is where averaging over the neighbourhood would blur.
+# Edges and evenly lit areas get different kernels.
 #
 # ## The same place, before and after
 
@@ -239,26 +238,28 @@ for axis, (title, picture) in zip(axes, shown.items()):
 # %% [markdown]
 # ## Learned kernel shapes
 #
-# With `learn_shape=True` each place of the kernel has a number that starts at 1 and lives as
-# long as that is above a threshold. What falls below drops out of the kernel, for all filters
-# of the layer at once. A threshold near 1 lets places go soon.
+# With `learn_shape=True` each place of the kernel has a number that starts at 1. Places whose
+# number falls below a threshold drop out of the kernel, for all filters of the layer at once. A
+# threshold near 1 removes places soon.
 
 # %%
 keras.utils.set_random_seed(0)
 shaped = train(denoiser(learn_shape=True, shape_threshold=0.99), 3e-3, 8)
 for name in ("first", "second"):
     shape = keras.ops.convert_to_numpy(shaped.get_layer(name).learned_shape)
-    print(f"{name} layer: {int(shape.sum())} of 25 places live")
+    print(f"{name} layer: {int(shape.sum())} of 25 places remain")
 difference = decibels(shaped, "flower") - decibels(plain, "flower")
 print(f"on the other photograph: {difference:+.2f} dB to the plain network, 8 epochs both")
 figure = nsl_keras.visualize.plot_similarities(shaped)
 
 # %% [markdown]
-# Masks are the diagonals of `M`, shapes the places that live: the centre stays, and what goes
-# is at the rim. The line above says what that did to the quality, from one seed.
+# Masks are the diagonals of `M`, shapes the places that remain: the centre stays, and places at
+# the rim drop out.
 #
 # ## Where to go from here
 #
-# * `convert.summary` says what predictors cost, in multiply-adds too where the image size is
-#   known. Compare with a plain network as costly before you keep them.
+# * `convert.summary` prints what predictors cost. Before you keep them, compare with a plain
+#   network of as many multiply-adds.
 # * `SimilarityPredictor(pooled=True)` predicts one `M` for a whole image.
+#
+# Notebook 5 of 5. Before: [From `fit` to a served model](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/serving.ipynb). Then decide: [which method when](https://github.com/nsl-keras/nsl_keras/blob/main/docs/which_method.md).

@@ -15,9 +15,9 @@
 #
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/nsl-keras/nsl_keras/blob/main/examples/notebooks/serving.ipynb)
 #
-# You train a classifier with learned neighbours beside its plain twin, save it, load it in
-# another process, export it for servers, and ask it over HTTP from a process that has neither
-# Keras nor this package. And you measure what the neighbours cost there.
+# You train a classifier with learned neighbours, and the same network without them. You save
+# it, load it in another process, export it for servers, and ask it over HTTP; the server has
+# neither Keras nor this package. Then you measure what the neighbours cost there.
 #
 # No GPU and no download is needed.
 
@@ -71,8 +71,8 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Train
 #
-# Scikit-learn's scanned digits, 8 by 8 pixels, and a weak backbone: one linear layer. Weight
-# decay spares head, dictionary and inner rate, as in the paper.
+# Scikit-learn's scanned digits, 8 by 8 pixels, and a weak backbone: one linear layer. As in the
+# paper, head, dictionary and inner rate are not decayed.
 
 # %%
 digits = load_digits()
@@ -94,7 +94,7 @@ model = nsl_keras.MetaNeighborhoodModel(
 )
 model.build((None, 8, 8, 1))
 history = {}
-for name, each in (("plain twin", plain), ("with neighbours", model)):
+for name, each in (("without", plain), ("with neighbours", model)):
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.075)
     if each is model:
         optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
@@ -123,15 +123,15 @@ axis.plot(
 axis.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(60, 100))
 axis.legend()
 last = {name: 100 * logs["val_accuracy"][-1] for name, logs in history.items()}
-gain = last["with neighbours"] - last["plain twin"]
+gain = last["with neighbours"] - last["without"]
 print(", ".join(f"{name} {found:.1f} %" for name, found in last.items()))
-print(f"The neighbours made {gain:+.1f} points, from one seed.")
+print(f"difference {gain:+.1f} points, from one seed")
 
 # %% [markdown]
 # ## Save, and load in another process
 #
-# A `.keras` file holds the whole model, optimizer included. `import nsl_keras` comes first:
-# that is how Keras learns of the layers.
+# A `.keras` file holds the whole model, with its optimizer. `import nsl_keras` before you load
+# it, so that Keras knows the layers.
 
 # %%
 model.save(folder / "digits.keras")
@@ -160,9 +160,10 @@ print("there", loaded.stdout.strip())
 # %% [markdown]
 # ## Export
 #
-# A SavedModel lies in a numbered folder, as servers expect it, and takes any batch size. With
-# neighbours it has a second signature: `unadapted`, what the head says before it has looked
-# at them.
+# `save_model` writes a SavedModel into a numbered folder, as servers expect it; it takes any batch
+# size. With neighbours it has a second signature, `unadapted`: the predictions without the
+# step. For other engines there are `model.export("model.onnx", format="onnx")` and
+# `model.export("model.tflite", format="litert")`.
 
 # %%
 for name, each in (("plain", plain), ("digits", model)):
@@ -181,10 +182,10 @@ for name in ("serving_default", "unadapted"):
 # %% [markdown]
 # ## Serve
 #
-# A server of thirty lines, which speaks the protocol of TensorFlow Serving: a `POST` with
-# `{"instances": [...]}` answers `{"predictions": [...]}`. It blocks Keras and this package,
-# to show that a SavedModel needs neither. For more than a try take TensorFlow Serving itself:
-# it reads the same folder.
+# A server of thirty lines with the protocol of TensorFlow Serving: the answer to a `POST` of
+# `{"instances": [...]}` is `{"predictions": [...]}`. It blocks imports of Keras and of this
+# package, to show that a SavedModel needs neither. In production use TensorFlow Serving
+# itself, which reads the same folder.
 
 # %%
 SERVER = """
@@ -266,21 +267,22 @@ for process, _ in servers.values():
 
 figure, axis = plt.subplots(figsize=(6, 2.6), layout="constrained")
 axis.boxplot(list(times.values()), orientation="horizontal", showfliers=False, widths=0.6)
-axis.set_yticks([1, 2], ["plain twin", "with neighbours"])
+axis.set_yticks([1, 2], ["without", "with neighbours"])
 axis.set_xlabel("milliseconds for a request of one image")
 medians = {name: np.median(each) for name, each in times.items()}
 print(
-    f"median {medians['plain']:.2f} ms plain, {medians['digits']:.2f} ms with neighbours: "
+    f"median {medians['plain']:.2f} ms without, {medians['digits']:.2f} ms with neighbours: "
     f"{medians['digits'] / medians['plain']:.2f} times"
 )
 
 # %% [markdown]
-# What that says: on this weak backbone the neighbours gain, and a request costs little more,
-# since most of it is HTTP. The ratio of the computations themselves grows with the entries:
-# `make bench` measures it.
+# On this weak backbone the neighbours gain, and a request costs little more, since most of its
+# time is HTTP. The cost grows with the entries: `make bench` measures it alone.
 #
 # ## Where to go from here
 #
 # * TensorFlow Serving: `docker run -p 8501:8501 -v "$PWD/digits:/models/digits" -e
 #   MODEL_NAME=digits tensorflow/serving`.
 # * A model with static similarities folds first: `convert.fold(model)`, then it is plain Keras.
+#
+# Notebook 4 of 5. Before: [Few-shot learning](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/few_shot.ipynb). Next: [What dynamic similarity sees](https://github.com/nsl-keras/nsl_keras/blob/main/examples/notebooks/pictures.ipynb).

@@ -100,7 +100,7 @@ class Rows:
 
     `make` is a function of name, seed and recipe, which returns the network whose
     multiply-adds count, and the compiled model of images; `finish` gets a trained model and
-    its record. Times are ratios to the `baseline`. `command` names the folder of results.
+    its record. Times are ratios to the `baseline`. `command` names the file of results.
     """
 
     command: str
@@ -109,6 +109,9 @@ class Rows:
     recipe: Callable[[str], recipe.Recipe]
     make: Callable[[str, int, recipe.Recipe], tuple[keras.Model, keras.Model]]
     finish: Callable[[keras.Model, dict], None] = lambda model, record: None
+    multiply_adds: Callable[[keras.Model], int | None] = lambda network: (
+        nsl_keras.convert.summary(network).multiply_adds
+    )
 
 
 def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
@@ -199,7 +202,7 @@ def setting_of(found: Images, trained: recipe.Recipe, **others: object) -> dict:
 
 
 def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
-    """The name of the folder of a setting's runs."""
+    """The name of a setting among those of a command."""
     if FLAGS.filters is not None:
         network = f"{network}_{'-'.join(FLAGS.filters)}"
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
@@ -235,7 +238,7 @@ def train(
     network, model = make(name)
     record = recipe.first_record(rows.command, name, seed, model)
     record["steps"] = trained.steps
-    record["multiply_adds"] = nsl_keras.convert.summary(network).multiply_adds
+    record["multiply_adds"] = rows.multiply_adds(network)
     if rate is not None:
         record["learning_rate"] = rate
     chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
@@ -264,19 +267,17 @@ def train(
     return record
 
 
-def make_runs(rows: Rows, place: str, setting: dict, found: Images) -> runs.RunRecords:
+def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRecords:
     """Makes the runs that the flags ask for, or the trials of their rates.
 
     The setting of trials differs: they hold out the validation images.
     """
-    folder = runs.results_folder(FLAGS.output_dir) / rows.command / place
+    path = runs.results_folder(FLAGS.output_dir) / f"{rows.command}.jsonl"
     if FLAGS.tune:
         setting = {**setting, "tuning_share": FLAGS.tuning_share}
-    records = runs.RunRecords(
-        tuning_folder(folder) if FLAGS.tune else folder,
-        setting,
-        states=runs.states_folder(FLAGS.state_dir, setting),
-    )
+    states = runs.states_folder(FLAGS.state_dir, setting)
+    where = tuning_place(path, name) if FLAGS.tune else (path, name)
+    records = runs.RunRecords(*where, setting, states)
     if FLAGS.tune:
         runs.run_all(
             records,
@@ -291,7 +292,7 @@ def make_runs(rows: Rows, place: str, setting: dict, found: Images) -> runs.RunR
             ),
         )
         return records
-    rates = tuned_rates(folder, rows.titles, setting) if FLAGS.tuned else {}
+    rates = tuned_rates(path, name, rows.titles, setting) if FLAGS.tuned else {}
     runs.run_all(
         records,
         runs.every(rows.titles, FLAGS.seeds),
@@ -302,31 +303,30 @@ def make_runs(rows: Rows, place: str, setting: dict, found: Images) -> runs.RunR
     return records
 
 
-def tuning_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Where the trials for a folder of runs are."""
-    return folder.parent.with_name(f"{folder.parent.name}_tuning") / folder.name.replace(
-        "_everything_", "_all_"
-    )
+def tuning_place(path: pathlib.Path, name: str) -> tuple[pathlib.Path, str]:
+    """The file of the trials for the runs of a setting, and their name in it."""
+    trials = path.with_name(f"{path.stem}_tuning.jsonl")
+    return trials, name.replace("_everything_", "_all_")
 
 
 def tuned_rates(
-    folder: pathlib.Path, names: Iterable[str], setting: dict
+    path: pathlib.Path, name: str, titles: Iterable[str], setting: dict
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images.
 
     Raises:
         ValueError: If rows have no trials, not the same ones, or those of another setting.
     """
-    trials = runs.RunRecords(tuning_folder(folder))
+    trials = runs.RunRecords(*tuning_place(path, name))
     different = runs.differences(trials.setting or setting, setting)
-    for name in _OF_TRIALS:
-        different.pop(name, None)
+    for each in _OF_TRIALS:
+        different.pop(each, None)
     if different:
         raise ValueError(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
+    found: dict[str, dict[float, list[float]]] = {title: {} for title in titles}
     for trial in trials.runs:
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])

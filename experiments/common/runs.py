@@ -1,22 +1,27 @@
-"""Finished runs: a folder for a setting, in it a JSON file a run, none made twice.
+"""Finished runs: a line of JSON each, in a file an experiment, none made twice.
 
-results/few_shot/omniglot_cnn4_5way_1shot_tuned/setting.json     what its runs share
-results/few_shot/omniglot_cnn4_5way_1shot_tuned/maml_0.json      method and seed
+    {"name": "omniglot_cnn4_5way_1shot_tuned", "key": ["maml", 0], "commit": "af1d9f1", ...}
+
+A line of `results/few_shot.jsonl` has what its run recorded, the name of its setting, its
+key among the runs of that setting (method and seed), the commit of the package, and the
+setting. A kill may cut off the last line: it does not count, and its run is made again.
 
 The state of a run that is not finished is in a folder of its own, which goes when the
-record is there. Every file is whole at every moment: a run may be killed at any.
+record is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
+import io
 import json
 import pathlib
 import platform
-import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -29,8 +34,6 @@ from nsl_keras.training import files
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]
-
-_SETTING = "setting.json"
 
 #: Flags that name places on a machine.
 _PLACES = ("data_dir", "data_file", "state_dir", "model_dir")
@@ -62,20 +65,17 @@ def versions() -> dict[str, str]:
     }
 
 
-def as_json(content: Any, indent: int = 0) -> str:
-    """JSON with a key a line, and lists of numbers on one line."""
-    if isinstance(content, Mapping) and content:
-        parts = [
-            f"{json.dumps(str(k))}: {as_json(content[k], indent + 1)}" for k in content
-        ]
-        opening, closing = "{", "}"
-    elif isinstance(content, list) and any(isinstance(each, Mapping) for each in content):
-        parts = [as_json(each, indent + 1) for each in content]
-        opening, closing = "[", "]"
-    else:
-        return json.dumps(content)
-    inner = ",\n".join(" " * (indent + 1) + part for part in parts)
-    return f"{opening}\n{inner}\n{' ' * indent}{closing}"
+@functools.cache
+def commit() -> str | None:
+    """The commit of this checkout, `None` where there is none."""
+    call = ["git", "rev-parse", "--short=7", "HEAD"]
+    here = pathlib.Path(__file__).parent
+    try:
+        return subprocess.check_output(
+            call, cwd=here, stderr=subprocess.DEVNULL, text=True
+        ).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -91,117 +91,98 @@ def remove(path: pathlib.Path) -> None:
             path.rename(folder / path.name)
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file; on several machines the first worker does."""
-    if strategies.is_first_worker():
-        write_text(path, as_json(content) + "\n")
+def _line(content: Any) -> str:
+    return f"{json.dumps(content)}\n"
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file.
+def _text(path: pathlib.Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def read(path: pathlib.Path) -> list[dict]:
+    """All records of an experiment.
 
     Raises:
-        ValueError: If it is damaged, as no kill leaves it.
+        ValueError: If a line is damaged, as no kill leaves it.
     """
+    whole, _, _ = _text(path).rpartition("\n")
     try:
-        return json.loads(path.read_text())
+        return [json.loads(line) for line in whole.splitlines()]
     except ValueError as error:
         raise ValueError(
-            f"{path} must be whole. Delete it, and its run is made again. Received: {error}"
+            f"{path} must have whole lines. Delete the damaged one, and its run is made "
+            f"again. Received: {error}"
         ) from error
 
 
 class RunRecords:
-    """Records of runs of one setting, each in a file of its own that its key names.
+    """Records of the runs of one setting.
 
     Args:
-        folder: Where the files are.
-        setting: What all runs have in common; `None` to read what the folder has. A
-            folder of another setting is refused.
-        replace: Whether runs that are there already are deleted, whatever their setting.
-        states: Below it, the states of runs that are not finished; `None` for runs that
-            keep none.
+        path: The file of the experiment.
+        name: The name of the setting in it.
+        setting: What all runs have in common; `None` to read what the file has.
+        states: Below it, the states of runs that are not finished.
 
     Raises:
-        ValueError: If the folder holds runs of another setting.
+        ValueError: If the file holds runs of another setting by this name.
     """
 
     def __init__(
         self,
-        folder: pathlib.Path,
+        path: pathlib.Path,
+        name: str = "",
         setting: dict | None = None,
-        replace: bool = False,
         states: pathlib.Path | None = None,
     ) -> None:
-        self.folder = folder
-        self.states = states
-        if replace and strategies.is_first_worker():
-            for path in folder.glob("*.json"):
-                path.unlink()
-        path = folder / _SETTING
-        found = read_json(path) if path.exists() else None
-        self.setting = found if setting is None else _as_read(setting)
-        if found is None:
-            return
-        if different := differences(found, self.setting):
+        self.path, self.name = path, name
+        self.states = states or path.with_suffix(".unfinished")
+        found = next((run["setting"] for run in self.runs if "setting" in run), None)
+        self.setting = found if setting is None else setting
+        if found is not None and (different := differences(found, self.setting)):
             raise ValueError(
-                f"{folder} holds runs of another setting: pairs of (there, here) are "
+                f"{path} holds runs of another setting: pairs of (there, here) are "
                 f"{different}. Write to another `output_dir`."
             )
 
     @property
-    def by_path(self) -> dict[pathlib.Path, dict]:
-        """All records by their files, in the order of their keys."""
-        paths = [path for path in self.folder.glob("*.json") if path.name != _SETTING]
-        return {path: read_json(path) for path in sorted(paths, key=_in_order)}
-
-    @property
     def runs(self) -> list[dict]:
-        """All records, in the order of their keys."""
-        return list(self.by_path.values())
-
-    def path(self, key: Key) -> pathlib.Path:
-        """The file of a run."""
-        name = "_".join(re.sub(r"[^\w.=-]+", "_", str(part)) for part in key)
-        return self.folder / f"{name}.json"
+        """All records."""
+        return [run for run in read(self.path) if run["name"] == self.name]
 
     def state(self, key: Key) -> pathlib.Path:
         """The folder of the state of a run that is not finished."""
-        if self.states is None:
-            raise ValueError("`states` must be given for runs that keep their state.")
-        return self.states / self.path(key).stem
+        return self.states / "_".join(str(part).replace("/", "_") for part in key)
 
     def holds(self, key: Key) -> bool:
         """Whether a run is finished."""
-        return self.path(key).exists()
-
-    def begin(self) -> None:
-        """Writes the setting: what keeps records from being written shows before runs."""
-        files.require_room(self.folder)
-        if not (self.folder / _SETTING).exists():
-            write_json(self.folder / _SETTING, self.setting)
+        return list(key) in [run["key"] for run in self.runs]
 
     def add(self, key: Key, record: dict) -> None:
-        """Writes the record of a run, and deletes its state."""
-        if not (self.folder / _SETTING).exists():
-            self.begin()
-        write_json(self.path(key), record)
+        """Writes the record of a run in place of an older one, and deletes its state."""
+        own: dict[str, Any] = {"name": self.name, "key": list(key)}
+        line = {**own, "commit": commit(), **record, **own}
+        if self.setting is not None:
+            line.setdefault("setting", self.setting)
+        if strategies.is_first_worker():
+            others = [run for run in read(self.path) if {**run, **own} != run]
+            if "".join(map(_line, others)) == _text(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # One write: other processes may add their runs to the same file.
+                with self.path.open("ab", buffering=0) as file:
+                    file.write(_line(line).encode())
+            else:
+                write_text(self.path, "".join(map(_line, [*others, line])))
         self.forget(key)
 
     def forget(self, key: Key) -> None:
         """Deletes the state of a run."""
-        if self.states is not None:
-            remove_state(self.state(key))
-
-
-def _as_read(setting: dict) -> dict:
-    """A setting as it reads after a round trip: tuples are lists there."""
-    return json.loads(json.dumps(setting))
+        remove_state(self.state(key))
 
 
 def differences(there: dict, here: dict) -> dict[str, tuple]:
     """What two settings differ in, by name: pairs of (there, here)."""
-    there, here = _as_read(there), _as_read(here)
+    there, here = (json.loads(json.dumps(each)) for each in (there, here))  # No tuples.
     return {
         key: (there.get(key), here.get(key))
         for key in {*there, *here}
@@ -209,15 +190,16 @@ def differences(there: dict, here: dict) -> dict[str, tuple]:
     }
 
 
-def _in_order(path: pathlib.Path) -> list:
-    """Numbers in names count as numbers: the tenth run comes after the second."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", path.stem)
-    return [float(part) if part[:1].isdigit() else part for part in parts]
+def all_of(path: pathlib.Path) -> list[RunRecords]:
+    """The records of every setting of an experiment, by name."""
+    return [RunRecords(path, name) for name in sorted({run["name"] for run in read(path)})]
 
 
-def all_of(folder: pathlib.Path) -> list[RunRecords]:
-    """The records of every setting in a folder, by name."""
-    return [RunRecords(path.parent) for path in sorted(folder.glob(f"*/{_SETTING}"))]
+def clear(path: pathlib.Path, name: str) -> None:
+    """Deletes the records of a setting."""
+    if strategies.is_first_worker():
+        left = [run for run in read(path) if run["name"] != name]
+        write_text(path, "".join(map(_line, left)))
 
 
 def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, str]:
@@ -239,7 +221,8 @@ def run_all(
         titles: What the runs are called, by their keys.
         run: A function of the parts of a key, which returns the record.
     """
-    records.begin()
+    # What keeps records from being written shows before the runs.
+    files.require_room(records.path.parent)
     for key, title in titles.items():
         if records.holds(key):
             records.forget(key)  # Where a kill came between the record and this.
@@ -271,11 +254,14 @@ def results_folder(output_dir: str) -> pathlib.Path:
 
 
 def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
-    """Writes pictures by name, closes them, and says so."""
+    """Writes pictures by name, in few colours, closes them, and says so."""
     import matplotlib.pyplot as plt
+    from PIL import Image
 
     for name, figure in figures.items():
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=90)
         with files.replacing(folder / f"{name}.png") as scratch:
-            figure.savefig(scratch, dpi=150)
+            Image.open(drawn).convert("RGB").quantize(256).save(scratch, optimize=True)
         plt.close(figure)
         print(f"Wrote {folder / name}.png")

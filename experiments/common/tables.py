@@ -48,12 +48,21 @@ def outcome(runs: list[dict], values: Iterable[float]) -> str:
 
 def seeds(runs: list[dict]) -> str:
     """The seeds of the runs of a method."""
-    return ", ".join(str(run["seed"]) for run in runs)
+    return ", ".join(map(str, sorted(run["seed"] for run in runs)))
 
 
 def commands(runs: list[dict]) -> str:
-    """The commands that made the runs."""
-    return "; ".join(dict.fromkeys(f"`{run['command']}`" for run in runs))
+    """The commands that made the runs, and the commits that they ran."""
+    called = "; ".join(dict.fromkeys(f"`{run['command']}`" for run in runs))
+    return f"{called} ({commits(runs)})"
+
+
+def commits(runs: list[dict]) -> str:
+    """The commits of this package that made the runs; of many, their number."""
+    found = sorted({run["commit"] for run in runs if run.get("commit")})
+    if len(found) > 4:
+        return f"{len(found)} commits"
+    return f"commit{'s' * (len(found) > 1)} {', '.join(found) or 'unknown'}"
 
 
 def trials(runs: list[dict]) -> str:

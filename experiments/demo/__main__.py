@@ -6,7 +6,7 @@ One recipe for all: AdamW, a cosine classifier, the same backbone, batches and s
     python -m experiments.demo --dataset=cifar10 \\
         --data_dir=~/tensorflow_datasets --train_examples=10000 --epochs=15
 
-Writes below --output_dir, runs/ by default: a record a run in results/demo/<dataset>/ in
+Writes below --output_dir, runs/ by default: a line a run in results/demo.jsonl in
 place of those that are there, pictures in results/figures/, and a served model in
 saved_models/<name>/<version>/. The test images are looked at once, after training. An
 interrupted demo goes on where it stopped; a finished one begins anew.
@@ -153,8 +153,8 @@ def main(_arguments: list[str]) -> None:
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_{served}"
-    folder = results / "demo" / FLAGS.dataset
-    for written in (folder, results / "figures", served_folder):
+    path = results / "demo.jsonl"
+    for written in (results / "figures", served_folder):
         files.require_room(written)
     models: dict[str, keras.Model] = {}
 
@@ -164,7 +164,7 @@ def main(_arguments: list[str]) -> None:
             models[name] = model
         return record
 
-    unfinished = runs.RunRecords(states / "records", whole_setting)
+    unfinished = runs.RunRecords(states / "records.jsonl", setting=whole_setting)
     titles = {name: TITLES[name] for name in names}
     runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
     more: dict[str, dict] = {}
@@ -192,14 +192,15 @@ def main(_arguments: list[str]) -> None:
         )
         more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
         more[served]["served"] = answers
-    records = runs.RunRecords(folder, whole_setting, replace=True)
-    for path, record in unfinished.by_path.items():
+    runs.clear(path, FLAGS.dataset)
+    records = runs.RunRecords(path, FLAGS.dataset, whole_setting)
+    for record in unfinished.runs:
         added = more.get(record["method"], {}) if record["seed"] == 0 else {}
-        records.add((path.stem,), {**record, **added})
+        records.add(record["key"], {**record, **added})
     if strategies.is_first_worker():
         runs.remove(states)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
-    print(f"{table.table(records.runs)}\n\nWrote {records.folder}")
+    print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(
         f"Pictures: {results / 'figures'}. Next: examples/README.md has ten short scripts."
     )

@@ -7,7 +7,7 @@ Euclidean distance as similarity, temperature 0.1.
 
     python -m experiments.demo.spirals
 
-Writes results/spirals.json and results/figures/spirals.png below --output_dir.
+Writes results/spirals.jsonl and results/figures/spirals.png below --output_dir.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from experiments.common import command, runs
+from experiments.common import command, runs, tables
 
 FLAGS = flags.FLAGS
 
@@ -101,13 +101,13 @@ def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarr
 def section(results: pathlib.Path) -> str:
     """The section of results/README.md."""
     title = "## Meta-Neighborhoods, Figure 3: spirals"
-    path = results / "spirals.json"
-    if not path.exists():
+    found = runs.read(results / "spirals.jsonl")
+    if not found:
         return f"{title}\n\nNot run."
-    content = runs.read_json(path)
+    (content,) = found
     return (
         f"{title}\n\n"
-        f"`{content['command']}`: {100 * content['test_accuracy']:.1f} % of "
+        f"{tables.commands([content])}: {100 * content['test_accuracy']:.1f} % of "
         f"{content['test_examples']:,} test points with {content['num_neighbors']} "
         f"neighbours, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
         "itself.\n\n"
@@ -161,7 +161,7 @@ def main(_arguments: list[str]) -> None:
         "test_accuracy": accuracy(model),
     }
     results = runs.results_folder(FLAGS.output_dir)
-    runs.write_json(results / "spirals.json", content)
+    runs.RunRecords(results / "spirals.jsonl").add(("spirals",), content)
     runs.write_figures(results / "figures", {"spirals": figure})
     print(section(results))
 

@@ -60,7 +60,7 @@ def sections(results: pathlib.Path) -> str:
 def section(results: pathlib.Path, dataset: str) -> str:
     """Markdown of the demo on a data set."""
     title = f"## Demo: {dataset}"
-    records = runs.RunRecords(results / "demo" / dataset)
+    records = runs.RunRecords(results / "demo.jsonl", dataset)
     found, setting = records.runs, records.setting
     if not found:
         return f"{title}\n\nNot run."

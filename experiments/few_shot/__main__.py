@@ -19,8 +19,7 @@ static network starts from the pretrained one, and then has as many images again
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 Colour images are shifted and mirrored in pretraining, unless --noaugmentation is given.
 
-experiments/README.md says what is written, and how a row is added; the runs of several
---rates are in a folder that ends in _tuned.
+experiments/README.md says what is written, and how a row is added.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def main(_arguments: list[str]) -> None:
     records = run_methods(training, names, FLAGS.seeds, results)
     training.forget(names, FLAGS.seeds)
     print(f"\n{table.section(records)}\n")
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
 
 
 if __name__ == "__main__":

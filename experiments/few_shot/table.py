@@ -31,7 +31,7 @@ TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 def sections(results: pathlib.Path) -> str:
     """Markdown of all settings, then the published figures where nothing ran for them."""
-    found = runs.all_of(results / "few_shot")
+    found = runs.all_of(results / "few_shot.jsonl")
     rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
     return "\n\n".join([TITLE, *map(section, found), *rest])
 

@@ -357,9 +357,9 @@ def run_methods(
         "image_shape": training.data.image_shape,
         "data_file": training.data.fingerprint,
     }
-    folder = results / "few_shot" / training.setting.name
-    records = runs.RunRecords(folder, setting)
-    trials = runs.RunRecords(folder / "trials", setting)
+    name = training.setting.name
+    records = runs.RunRecords(results / "few_shot.jsonl", name, setting)
+    trials = runs.RunRecords(results / "few_shot_tuning.jsonl", name, setting)
 
     def run(method: str, seed: int) -> dict:
         rate = chosen_rate(training, method, trials)

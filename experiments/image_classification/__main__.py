@@ -184,12 +184,13 @@ def main(_arguments: list[str]) -> None:
         lambda name: recipes[methods.METHODS[name].optimizer],
         make,
         finish,
+        methods.multiply_adds,
     )
     made = image_training.make_runs(rows, place, setting, found)
     shown = (
         tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.experiment])
     )
-    print(f"\n{shown}\n\nWrote {made.folder}")
+    print(f"\n{shown}\n\nWrote {made.path}")
     if FLAGS.figures and not FLAGS.tune:
         draw(names, fine, models)
 

@@ -298,6 +298,32 @@ def build(
     return method.model(features, head, dictionary, seed)
 
 
+def multiply_adds(network: keras.Model) -> int:
+    """For one image: those of `convert.summary`, of iFiLM, and of attention and adaptation.
+
+    The first step's pass over the dictionary, once per batch, is not counted.
+    """
+    total = nsl_keras.convert.summary(network).multiply_adds
+    adapts = isinstance(network, nsl_keras.MetaNeighborhoodModel)
+    for layer in (network.backbone if adapts else network.layers[0]).layers:
+        if isinstance(layer, nsl_keras.layers.InstanceFiLM):
+            # Attention, scales and shifts.
+            total += 3 * layer.keys.shape[0] * layer.keys.shape[1]
+    if adapts:
+        entries, features = network.dictionary.keys.shape
+        steps, classes = network.neighborhood.inner_steps, network.head.units
+        product = features * classes
+        if steps > 1:
+            # Per-example weights see the entries, forward and back.
+            per_entry = (2 * steps - 1) * product
+        elif isinstance(network.head, keras.layers.Dense):
+            per_entry = features + classes
+        else:
+            per_entry = product
+        total += entries * (features + per_entry)
+    return total
+
+
 _SMALL = {"adamw": (60_000, (40_000,)), "nesterov": (60_000, (40_000, 50_000))}
 _CIFAR = {"adamw": (160_000, (120_000,)), "nesterov": (120_000, (60_000, 80_000, 100_000))}
 #: Steps and rate drops by data set; CIFAR's for all others.

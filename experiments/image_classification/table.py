@@ -14,10 +14,10 @@ TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classif
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of all settings, their pictures, and what was not run."""
-    found = runs.all_of(results / "image_classification")
-    parts = [TITLE, *map(section, found), _pictures(results, found), not_run(found)]
-    return "\n\n".join(part for part in parts if part)
+    """Markdown of all settings, and of what was not run."""
+    found = runs.all_of(results / "image_classification.jsonl")
+    parts = [TITLE, *map(section, found), not_run(found)]
+    return "\n\n".join(parts)
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
@@ -60,25 +60,6 @@ def not_run(found: list[runs.RunRecords]) -> str:
     others = [EXPERIMENTS[name] for name in ("A.3", "A.4", "A.9") if name not in ran]
     parts += [f"{each.title}: not run. {each.note}" for each in others]
     return "\n\n".join(["### Not run", *parts])
-
-
-def _pictures(results: pathlib.Path, found: list[runs.RunRecords]) -> str:
-    """Links to what `--figures` drew, one line a backbone and data set."""
-    names = {f"{each.setting['backbone']}_{each.setting['dataset']}" for each in found}
-    drawn = [
-        ", ".join(f"[{path.stem}](figures/{path.name})" for path in paths)
-        for name in sorted(names)
-        if (paths := sorted((results / "figures").glob(f"{name}_*.png")))
-    ]
-    if not drawn:
-        return ""
-    title = "### Pictures of the first seed's models"
-    what = (
-        "Learned neighbours among the features of images, what each entry stands for, the "
-        "cosines to the true prototype before and after adaptation, and how one prediction "
-        "is made."
-    )
-    return "\n\n".join([title, what, *drawn])
 
 
 def _published_table(

@@ -142,7 +142,7 @@ def main(_arguments: list[str]) -> None:
     place = image_training.setting_name(network, FLAGS.dataset, trained)
     made = image_training.make_runs(rows, place, setting, found)
     shown = tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.table])
-    print(f"\n{shown}\n\nWrote {made.folder}")
+    print(f"\n{shown}\n\nWrote {made.path}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ each target hidden (matrix completion, the case of the theory that the paper bui
 does not. There it matters where `M` starts: at the identity, as in the layers of this
 package, or near zero.
 
-Writes --output_dir/results/implicit_regularization/, and a picture to results/figures/.
+Writes --output_dir/results/implicit_regularization.jsonl, and a picture to
+--output_dir/results/figures/.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ DATA = {"whole targets": (10, 1.0), "half of each target": (20, 0.5)}
 #: By name: what times the identity `M` starts at; `None` for descent on `W` itself.
 FLOWS = {"W": None, "M from I": 1.0, "M from I / 10": 0.1, "M from I / 30": 1 / 30}
 MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
-#: Where the records are, in results/.
-PLACE = "implicit_regularization"
+#: The file of the records, in results/.
+PLACE = "implicit_regularization.jsonl"
 
 
 def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]:
@@ -190,7 +191,7 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     names = ("learning_rate", "steps", "points")
     setting = {name: getattr(FLAGS, name) for name in names}
-    records = runs.RunRecords(results / PLACE, setting)
+    records = runs.RunRecords(results / PLACE, setting=setting)
     titles = {
         (data, flow, seed): f"{data}, descent on {flow}, problem {seed}"
         for data in DATA
@@ -199,7 +200,7 @@ def main(_arguments: list[str]) -> None:
     }
     runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
     print(table(records.runs))
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
     write_picture(records.runs, results / "figures" / "implicit_regularization.png")
 
 

@@ -281,7 +281,7 @@ def trainable(
             and isinstance(layer.similarity, nsl_keras.similarities.Unconstrained)
             and layer.predictor is None
         ):
-            layer.comparison.similarity_parameters.regularizer = keras.regularizers.L2(
+            layer.bilinear_form.similarity_parameters.regularizer = keras.regularizers.L2(
                 SIMILARITY_PENALTY / 2
             )
     model = keras.Model(inputs, backbone(scaled), name=f"{backbone.name}_on_images")

@@ -8,7 +8,7 @@ convolutions, and plain. A fifth of the images of each class is kept for validat
 time of a training step is measured beside the plain network's, in the same process, in
 interleaved rounds on one core.
 
-Writes a file a run to --output_dir/results/predictor_cost/, and a picture to
+Writes a line a run to --output_dir/results/predictor_cost.jsonl, and a picture to
 --output_dir/results/figures/. Runs that are there are not made again, and an interrupted
 one goes on where it stopped.
 """
@@ -36,8 +36,8 @@ from nsl_keras.training.normalization import BatchNormalization
 
 FLAGS = flags.FLAGS
 
-#: Where the records are, in results/.
-PLACE = "predictor_cost"
+#: The file of the records, in results/.
+PLACE = "predictor_cost.jsonl"
 FILTERS = (16, 32, 64)
 BATCH_SIZE = 32
 
@@ -303,7 +303,7 @@ def main(_arguments: list[str]) -> None:
         "data_file": found.fingerprint,
     }
     states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
-    records = runs.RunRecords(results / PLACE, setting, states=states)
+    records = runs.RunRecords(results / PLACE, setting=setting, states=states)
     titles = {
         (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
         for seed in map(int, FLAGS.seeds)

@@ -1,9 +1,7 @@
 """Does a method of this package, used naively, make a first training worse?
 
     python -m experiments.no_harm                       # trains all that is not trained yet
-    python -m experiments.no_harm --shard=0/2           # one of two processes that share it
     python -m experiments.no_harm --dataset=digits --network=narrow_cnn --seeds=0
-    python -m experiments.no_harm --report              # table and picture of what there is
 
 Every method has every default, and is compared with the plain network of the same images,
 order and, where it has them, start weights: Adam(1e-3), batches of 32, five epochs, one
@@ -14,10 +12,10 @@ points to either side, the method gets further seeds there, up to --most_seeds.
 With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's:
 a matrix of its own, which shares the networks that have none.
 
-Each run is a file in --output_dir/results/no_harm/runs (or runs_unbiased) and is not made
-twice: an interrupted matrix goes on where it stopped.
-Processes that share a matrix need the same flags but for --shard. --output_dir=. adds to
-the results of this repository.
+Each run is a line of --output_dir/results/no_harm.jsonl and is not made twice: an
+interrupted matrix goes on where it stopped. Processes may share a matrix, each with image
+sets or networks of its own. --output_dir=. adds to the results of this repository, of which
+`python -m experiments.tables` makes a page.
 """
 
 from __future__ import annotations
@@ -52,8 +50,6 @@ flags.DEFINE_enum(
     list(BATCH_NORMS),
     "Batch norms of the networks; those without are left out where it is unbiased.",
 )
-flags.DEFINE_string("shard", "0/1", "Which share of the runs to make: i/n, with i < n.")
-flags.DEFINE_bool("report", False, "Write table and picture, and train nothing.")
 flags.DEFINE_string(
     "data_dir",
     os.environ.get("NSL_KERAS_DATA_DIR"),
@@ -69,13 +65,9 @@ def main(arguments: list[str]) -> None:
     tf.config.set_visible_devices([], "GPU")
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    folder = runs.results_folder(FLAGS.output_dir) / "no_harm"
-    if FLAGS.report:
-        report.write(folder)
-        return
     setting = Setting(batch_norm=FLAGS.batch_norm)
-    place = folder / report.MATRICES[setting.batch_norm].place
-    records = runs.RunRecords(place, dataclasses.asdict(setting))
+    path = runs.results_folder(FLAGS.output_dir) / report.PLACE
+    records = runs.RunRecords(path, setting.batch_norm, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
     networks = FLAGS.network or list(NETWORKS)
     if setting.batch_norm != "keras":
@@ -85,7 +77,7 @@ def main(arguments: list[str]) -> None:
             "--network must have batch norms with --batch_norm=unbiased. "
             f"Received: --network={','.join(FLAGS.network)}"
         )
-    share = FLAGS.dataset or DATASETS, networks, matrix.parse_shard(FLAGS.shard)
+    share = FLAGS.dataset or DATASETS, networks
     methods = FLAGS.method or METHODS
     for cell in matrix.cells(seeds, *share):
         matrix.run_cell(records, setting, cell, methods, FLAGS.data_dir)
@@ -93,7 +85,7 @@ def main(arguments: list[str]) -> None:
     for cell in matrix.cells(others, *share):
         needed = matrix.undecided(records, cell, methods, seeds, FLAGS.most_seeds)
         matrix.run_cell(records, setting, cell, needed, FLAGS.data_dir)
-    print(f"\nRuns are in {records.folder}; --report makes table and picture.")
+    print(f"\nRuns are in {records.path}.")
 
 
 if __name__ == "__main__":

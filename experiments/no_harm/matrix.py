@@ -1,15 +1,15 @@
-"""The runs of the matrix: in which order, by whom, and none of them twice."""
+"""The runs of the matrix: in which order, and none of them twice."""
 
 from __future__ import annotations
 
-import re
+import itertools
 import time
 from collections.abc import Collection, Iterable
 
 import keras
 
 from experiments.common import runs
-from experiments.no_harm.comparison import compare
+from experiments.no_harm.comparison import WIDEST, compare
 from experiments.no_harm.data import DATASETS
 from experiments.no_harm.methods import METHODS, baselines
 from experiments.no_harm.networks import NETWORKS
@@ -19,38 +19,15 @@ from experiments.no_harm.training import Cell, Setting
 CellName = tuple[int, str, str]
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Returns `(i, n)` of "i/n".
-
-    Raises:
-        ValueError: If it is anything else, or `i` is not below `n`.
-    """
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError(f"`shard` must be i/n with i < n, as 0/2. Received: {text!r}")
-    return int(match[1]), int(match[2])
-
-
 def cells(
     seeds: Iterable[int],
     datasets: Collection[str] = DATASETS,
     networks: Collection[str] = NETWORKS,
-    shard: tuple[int, int] = (0, 1),
 ) -> list[CellName]:
-    """Returns the cells of a share, seed by seed, the cheapest image sets first.
-
-    All methods of a cell are in one share: they use the same plain network.
-    """
-    chosen = [
-        (seed, dataset, network)
-        for seed in seeds
-        for dataset in DATASETS
-        if dataset in datasets
-        for network in NETWORKS
-        if network in networks
-    ]
-    index, count = shard
-    return chosen[index::count]
+    """Returns the cells, seed by seed, the cheapest image sets first."""
+    chosen = [each for each in DATASETS if each in datasets]
+    names = [each for each in NETWORKS if each in networks]
+    return list(itertools.product(seeds, chosen, names))
 
 
 def undecided(
@@ -71,7 +48,7 @@ def undecided(
         for each in compare(records.runs)
         if (each.dataset, each.network) == (dataset, network)
         and each.method in methods
-        and each.is_wide
+        and each.half_width() > WIDEST
         and set(seeds) <= set(each.seeds)
         and len(each.seeds) < most
     ]

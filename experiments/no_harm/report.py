@@ -1,175 +1,161 @@
-"""The page of the do-no-harm matrix, from the files of its runs."""
+"""The page of the do-no-harm matrix, from the records of its runs."""
 
 from __future__ import annotations
 
-import itertools
 import pathlib
-from typing import NamedTuple
+import statistics
 
-from experiments.common import runs
-from experiments.no_harm import picture, report_tables, verdicts
-from experiments.no_harm.comparison import LAST_EPOCHS, Comparison, compare
-from experiments.no_harm.data import TEST_IMAGES
+from experiments.common import runs, tables
+from experiments.no_harm.comparison import (
+    GAP_ABOVE_PLAIN,
+    LARGEST_GAP,
+    LAST_EPOCHS,
+    Comparison,
+    compare,
+    mean_gap,
+    test_accuracy,
+)
+from experiments.no_harm.data import DATASETS, TEST_IMAGES
+from experiments.no_harm.methods import COMPARED, PLAIN
 from experiments.no_harm.networks import MOMENTUM, NETWORKS
-from nsl_keras.training import files
+from experiments.no_harm.training import Setting
+
+PLACE = "no_harm.jsonl"
+#: Whose batch norms the networks have, in the order of the page.
+OWNERS = {"unbiased": "this package's", "keras": "Keras's"}
 
 
-class Matrix(NamedTuple):
-    """Networks with one kind of batch norm, and those without any.
-
-    Attributes:
-        owner: Whose batch norms they are.
-        place: Folder of the runs.
-        picture: File of the differences.
-    """
-
-    owner: str
-    place: str
-    picture: str
-
-
-#: By the batch norms of the networks, in the order of the report.
-MATRICES = {
-    "unbiased": Matrix("this package's", "runs_unbiased", "no_harm.png"),
-    "keras": Matrix("Keras's", "runs", "no_harm_keras.png"),
-}
-
-
-def load(folder: pathlib.Path, batch_norm: str) -> list[dict]:
+def load(results: pathlib.Path, batch_norm: str) -> list[dict]:
     """Returns the runs of a matrix. Those without batch norm are the same in each."""
-    found = runs.RunRecords(folder / MATRICES[batch_norm].place).runs
+    found = runs.RunRecords(results / PLACE, batch_norm).runs
     if batch_norm == "keras" or not found:
         return found
-    return [*found, *itertools.filterfalse(_has_batch_norm, load(folder, "keras"))]
+    others = load(results, "keras")
+    return found + [run for run in others if not NETWORKS[run["network"]].batch_norm]
 
 
-def _has_batch_norm(run: dict) -> bool:
-    return NETWORKS[run["network"]].batch_norm
+def page(results: pathlib.Path) -> str:
+    """Markdown of the whole report."""
+    setting = Setting()
+    sections = [_section(owner, load(results, name)) for name, owner in OWNERS.items()]
+    text = f"""# Do no harm
 
+Does a method of this package, used with every default, make a first training worse than
+that of the plain network? `python -m experiments.no_harm` wrote `results/{PLACE}`; a matrix
+has networks with one kind of batch norm, and the same runs of networks without any.
 
-def page(found: dict[str, list[dict]], setting: dict) -> str:
-    """Markdown of the whole report, of the runs by batch norm."""
-    comparisons = {name: compare(found[name]) for name in MATRICES}
-    sections = "\n\n".join(
-        matrix_section(matrix, comparisons[name]) for name, matrix in MATRICES.items()
-    )
-    with_batch_norm = {name: filter(_has_batch_norm, found[name]) for name in MATRICES}
-    cells = "\n\n".join(
-        f"## Cells: {matrix.owner} batch norms\n\n"
-        f"{report_tables.cell_tables(with_batch_norm[name], comparisons[name])}"
-        for name, matrix in MATRICES.items()
-    )
-    unbiased, with_keras = MATRICES["unbiased"], MATRICES["keras"]
-    without = itertools.filterfalse(_has_batch_norm, found["keras"])
-    return f"""# Do no harm
-
-Does a method of this package, used naively and with every default, make a first training
-worse than that of the plain network? Written by `python -m experiments.no_harm --report`.
-
-Two matrices: networks with `nsl_keras.layers.BatchNormalization`, which this package's
-backbones have (`--batch_norm=unbiased`, in `{unbiased.place}/`), and the same networks
-with `keras.layers.BatchNormalization` (in `{with_keras.place}/`). The networks without
-batch norm are part of both, with the same runs.
-
-Adam at {setting["learning_rate"]:g}, {setting["epochs"]} epochs, batches of
-{setting["batch_size"]}, images in [0, 1], no augmentation. Accuracies are those on test
-images at the end, in percent, mean ± standard deviation over seeds. At most
-{TEST_IMAGES:,} test images are used, always the same. Differences are in points, to the
-plain network of the same training images, order and, where a method has them, start
-weights; half-widths are those of the 95 % interval (paired t). The difference of the last
-{LAST_EPOCHS} epochs is that of the mean accuracies after each of them: where batch norms
-jitter, one epoch says little. What is converted from a trained network is trained for as
-many epochs again, with a new optimizer, and so is the plain network that it is compared
-with.
+Adam at {setting.learning_rate:g}, {setting.epochs} epochs, batches of {setting.batch_size}
+images in [0, 1], no augmentation, batch norms with a momentum of {MOMENTUM:g}; at most
+{TEST_IMAGES:,} test images, always the same. Accuracies are in percent at the end, mean ±
+standard deviation over seeds. Differences are in points, to the plain network of the same
+training images, order and, where a method has them, start weights. Where batch norms
+jitter, one epoch says little: see also the mean over the last {LAST_EPOCHS} epochs. What is
+converted from a trained network is trained for as many epochs again, with a new optimizer,
+and so is the plain network that it is compared with.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
-same {setting["compared_images"]} training images. In training mode batch norms normalize
-by batches; dictionaries are complete in both modes. The batch norms of the networks have a
-momentum of {MOMENTUM:g}.
-
-Step times are ratios to the plain network's, the median over the seeds whose two runs one
-command made. They are unknown where there is no such seed: runs of two commands may be of
-machines of different speed.
-
-In the verdicts a loss has half its 95 % interval beside it, and the difference of the last
-{LAST_EPOCHS} epochs. A gap has the accuracies in both modes beside it, and by how much it
-is above the baseline's, with half the 95 % interval. How often a baseline's gap would be
-too large beside itself is found by drawing the seeds of both sides from the baseline's own
-runs in each cell, with replacement. In the tables of methods, differences are means ±
-standard deviations over the cells, and gaps are means over them.
-
-{sections}
-
-## The gap, by the batch norms of the network
-
-Mean gaps after one epoch over the cells that both matrices have, but those without batch
-norm; in brackets those of the baselines. Seeds are those of a cell.
-
-"Estimated anew" means that the moving averages of this package's batch norms are replaced
-by the means of the statistics that the final weights give on the batches of these images.
-What is then left of a gap is not a matter of moving averages.
-
-{report_tables.gap_section(comparisons["keras"], comparisons["unbiased"])}
-
-{cells}
-
-## Cells: no batch norms
-
-{report_tables.cell_tables(without, comparisons["keras"])}
-"""
+same training images. It is too large above {LARGEST_GAP:g} points, and above the baseline's
+by more than {GAP_ABOVE_PLAIN:g}. Step times are ratios to the plain network's, the median
+over the seeds whose two runs one command made, "unknown" where there is none."""
+    return "\n\n".join([text, *sections]) + "\n"
 
 
-def matrix_section(matrix: Matrix, comparisons: list[Comparison]) -> str:
-    """Markdown: picture, verdicts, what is beyond chance, and a table of the methods."""
-    title = f"## With {matrix.owner} batch norms"
+def _section(owner: str, found: list[dict]) -> str:
+    """Markdown: a table of the methods, what is beyond chance, and a table of the cells."""
+    title, comparisons = f"## With {owner} batch norms", compare(found)
     if not comparisons:
         return f"{title}\n\nNot run."
-    chance = 0.025 * len(comparisons)
-    lines = "\n".join(verdicts.lines(comparisons))
+    (above, below), (above_of_last, below_of_last) = (
+        [
+            sum(sign * c.difference(n) > c.half_width(n) for c in comparisons)
+            for sign in (1, -1)
+        ]
+        for n in (1, LAST_EPOCHS)
+    )
+    large = sum(each.has_large_gap for each in comparisons)
     return f"""{title}
 
-![Differences to the plain network]({matrix.picture})
+Means over the cells, differences ± their standard deviation:
 
-{report_tables.summary_table(comparisons)}
+{summary_table(comparisons)}
 
-Differences whose 95 % interval does not hold zero. Of {len(comparisons)} differences
-chance alone would put about {chance:.0f} above and as many below.
+The whole 95 % interval of {above} of {len(comparisons)} differences lies above zero, of
+{below} below; over the last {LAST_EPOCHS} epochs of {above_of_last} above and of
+{below_of_last} below. Chance alone would put about {0.025 * len(comparisons):.0f} on either
+side. The gap after one epoch is too large in {large} cells.
 
-{verdicts.clear_differences(comparisons)}
+Each cell: accuracy of the plain network, differences ± half their 95 % interval, in bold
+where it does not hold zero:
 
-Gaps after one epoch:
+{_cell_table(found, comparisons)}
 
-{verdicts.clear_gaps(comparisons)}
-
-Verdicts:
-
-```
-{lines}
-```"""
+Made by {tables.commits(found)}."""
 
 
-def write(folder: pathlib.Path) -> None:
-    """Writes page and pictures of the runs in a folder, and prints the verdicts.
-
-    Raises:
-        ValueError: If there are no two runs to compare.
-    """
-    found = {name: load(folder, name) for name in MATRICES}
-    settings = [runs.RunRecords(folder / each.place).setting for each in MATRICES.values()]
-    comparisons = {name: compare(its) for name, its in found.items()}
-    if not any(comparisons.values()):
-        raise ValueError(
-            f"`output_dir` must hold runs of a method and of its baseline. Received: "
-            f"{folder} with {sum(map(len, found.values()))} runs"
+def summary_table(comparisons: list[Comparison]) -> str:
+    """Markdown: a row a method, over all its cells."""
+    columns = ["method", "cells", "mean difference", "largest loss", "largest gain"]
+    columns += [f"mean, last {LAST_EPOCHS} epochs"]
+    columns += ["gap after one epoch", "its baseline's", "gap at the end"]
+    columns += ["its baseline's", "step time"]
+    rows = []
+    for name, method in COMPARED.items():
+        cells = [each for each in comparisons if each.method == name]
+        if not cells:
+            rows.append([method.title, "not run"])
+            continue
+        worst, *_, best = sorted([*cells, cells[0]], key=Comparison.difference)
+        gaps = [
+            statistics.mean(mean_gap(getattr(each, of), epoch) for each in cells)
+            for epoch in ("first_epoch", "last_epoch")
+            for of in ("found", "baseline")
+        ]
+        rows.append(
+            [
+                method.title,
+                str(len(cells)),
+                tables.mean((each.difference() for each in cells), "+"),
+                _named(worst) if worst.difference() < 0 else "none",
+                _named(best) if best.difference() > 0 else "none",
+                f"{statistics.mean(each.difference(LAST_EPOCHS) for each in cells):+.2f}",
+                *(f"{gap:.1f}" for gap in gaps),
+                _step_time(cells),
+            ]
         )
-    setting = next(each for each in settings if each is not None)
-    with files.replacing(folder / "README.md") as scratch:
-        scratch.write_text(page(found, setting))
-    print(f"Wrote {folder / 'README.md'}")
-    for name, matrix in MATRICES.items():
-        if comparisons[name]:
-            print(f"\nWith {matrix.owner} batch norms:")
-            print("\n".join(verdicts.lines(comparisons[name])))
-            with files.replacing(folder / matrix.picture) as scratch:
-                picture.plot_differences(comparisons[name]).savefig(scratch, dpi=150)
-            print(f"Wrote {folder / matrix.picture}")
+    return tables.markdown(columns, rows)
+
+
+def _named(cell: Comparison) -> str:
+    return f"{cell.difference():+.2f} ({cell.title})"
+
+
+def _step_time(cells: list[Comparison]) -> str:
+    """The median of the cells where it is known."""
+    known = [statistics.median(cell.step_times) for cell in cells if cell.step_times]
+    return f"{statistics.median(known):.2f}x" if known else "unknown"
+
+
+def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
+    """Markdown: a row a cell, a column a method."""
+    rows = []
+    for dataset in DATASETS:
+        for network in NETWORKS:
+            place = dataset, network
+            plain = [
+                r
+                for r in found
+                if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)
+            ]
+            cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
+            if cells:
+                title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"
+                shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
+                rows.append([title, tables.mean(map(test_accuracy, plain)), *shown])
+    columns = ["cell", "plain", *(method.title for method in COMPARED.values())]
+    return tables.markdown(columns, rows)
+
+
+def _difference(cell: Comparison) -> str:
+    mean, width = cell.difference(), cell.half_width()
+    shown = f"{mean:+.2f} ± {width:.2f}"
+    return f"**{shown}**" if abs(mean) > width else shown

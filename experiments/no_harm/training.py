@@ -91,27 +91,25 @@ class Cell:
         )
         first_epoch = setting.epochs if pretrained else 0
         compared = train.take(setting.compared_images)
-        record: dict[str, Any] = {"parameters": model.count_params(), "history": []}
+        record: dict[str, Any] = {"parameters": model.count_params()}
         accuracies, by_mode, times = [], {}, []
         for epoch in range(setting.epochs):
             generator = np.random.default_rng([self.seed, first_epoch + epoch])
             order = generator.permutation(len(train.labels))
             start = time.process_time()
             try:
-                history = model.fit(
+                losses = model.fit(
                     train.images[order],
                     train.labels[order],
                     batch_size=setting.batch_size,
                     shuffle=False,
                     verbose=0,
-                ).history
+                ).history["loss"]
             except nsl_keras.NonFiniteLossError as error:
                 record["failed"] = f"epoch {epoch + 1}: {error}"
-                history = {}
+                losses = [None]
             times.append(time.process_time() - start)
-            record["history"].append(
-                {key: float(value[0]) for key, value in history.items()}
-            )
+            record["training_loss"] = losses[-1]
             accuracies.append(accuracy(model, test))
             if epoch in (0, setting.epochs - 1):
                 found = accuracies_by_mode(model, compared, setting.batch_size)

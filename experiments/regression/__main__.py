@@ -10,7 +10,7 @@ at 1e-3, batches of 128, training stopped after 10 epochs without a lower valida
 1000 dictionary entries in the space of the inputs, and the plain network's layers for
 Meta-Neighborhoods too. Where the text leaves it open: everything is chosen in each fold, on
 a validation part of its training data; means and variances are those of the rest of them.
-Writes a record a fold in --output_dir/results/regression/<data>/; an interrupted run goes
+Writes a line a fold to --output_dir/results/regression.jsonl; an interrupted run goes
 on where it stopped.
 """
 
@@ -232,7 +232,8 @@ def main(_arguments: list[str]) -> None:
     if FLAGS.data_file:
         setting["data_file"] = fingerprint({"x": found.x, "y": found.y})
     records = runs.RunRecords(
-        runs.results_folder(FLAGS.output_dir) / "regression" / found.name,
+        runs.results_folder(FLAGS.output_dir) / "regression.jsonl",
+        found.name,
         setting,
         states=runs.states_folder(FLAGS.state_dir, setting),
     )
@@ -245,7 +246,7 @@ def main(_arguments: list[str]) -> None:
     titles = {("fold", number): f"Fold {number + 1}" for number in range(FLAGS.folds)}
     runs.run_all(records, titles, run)
     print(f"\n{table.table([records])}\n")
-    print(f"Wrote {records.folder}")
+    print(f"Wrote {records.path}")
 
 
 if __name__ == "__main__":

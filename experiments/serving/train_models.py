@@ -4,12 +4,13 @@
 
 The networks and the recipe are the demo's, on scikit-learn's digits. Writes, below
 --output_dir, saved_models/<name>/1, a card and predictions beside it, and a record with the
-accuracy in results/saved_models/. Models that are there are replaced.
+accuracy in results/saved_models.jsonl. Models that are there are replaced.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -100,14 +101,11 @@ def main(_arguments: list[str]) -> None:
             "bytes": sum(file.stat().st_size for file in path.rglob("*")),
         }
         logits = model.predict(found.test.images[:RECORDED], verbose=0)
-        runs.write_json(
-            folder / "predictions.json",
-            {"test_images": RECORDED, "logits": np.round(logits, 5).tolist()},
-        )
+        predicted = {"test_images": RECORDED, "logits": np.round(logits, 5).tolist()}
+        runs.write_text(folder / "predictions.json", json.dumps(predicted))
         (folder / "README.md").write_text(model_card(DATASET, record, setting, found))
-        runs.write_json(
-            runs.results_folder(FLAGS.output_dir) / "saved_models" / f"{name}.json", record
-        )
+        results = runs.results_folder(FLAGS.output_dir) / "saved_models.jsonl"
+        runs.RunRecords(results).add((name,), record)
         print(f"Wrote {path}: test accuracy {100 * record['test_accuracy']:.2f} %")
 
 

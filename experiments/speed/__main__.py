@@ -6,7 +6,7 @@ times on a shared machine mean nothing an hour later.
     python -m experiments.speed                                # everything
     python -m experiments.speed --only=head --only=model --xla=on --rounds=5
 
-Writes --output_dir/results/benchmarks/<group>_xla_<on or off>.json, and of the costs a
+Writes --output_dir/results/benchmarks.jsonl, a line a group and mode, and of the costs a
 picture in --output_dir/results/figures/.
 """
 
@@ -82,17 +82,16 @@ def _on_or_off(xla: bool) -> str:
 def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
     tf.config.set_visible_devices([], "GPU")
-    folder = runs.results_folder(FLAGS.output_dir) / "benchmarks"
+    results = runs.results_folder(FLAGS.output_dir)
+    records = runs.RunRecords(results / "benchmarks.jsonl")
     for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
         for xla in MODES[FLAGS.xla]:
             rows = list(measured_rows(group, xla))
-            path = folder / f"{group}_xla_{_on_or_off(xla)}.json"
-            runs.write_json(path, content(xla, rows))
-            print(f"\nWrote {path}", flush=True)
+            records.add((group, _on_or_off(xla)), content(xla, rows))
+            print(f"\nWrote {records.path}", flush=True)
             if group == "costs":
-                runs.write_figures(
-                    folder.parent / "figures", {path.stem: costs.picture(rows)}
-                )
+                name = f"costs_xla_{_on_or_off(xla)}"
+                runs.write_figures(results / "figures", {name: costs.picture(rows)})
             keras.backend.clear_session()
             gc.collect()
 

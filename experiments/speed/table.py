@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
-from experiments.common import tables
+from experiments.common import runs, tables
 
 GROUPS = ("static", "dynamic", "head", "model", "costs")
 MEMORY = "memory"
@@ -25,12 +24,9 @@ def sections(results: pathlib.Path) -> str:
 
 def measured(results: pathlib.Path, group: str) -> list[dict]:
     """What was measured of a group: without XLA first, then with it."""
-    paths = [results / "benchmarks" / f"{group}_xla_{xla}.json" for xla in ("off", "on")]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
-
-
-def _commands(found: list[dict]) -> str:
-    return "; ".join(dict.fromkeys(f"`{each['command']}`" for each in found))
+    found = runs.read(results / "benchmarks.jsonl")
+    chosen = [each for each in found if each["key"][0] == group]
+    return sorted(chosen, key=lambda each: each["xla"])
 
 
 def _times(results: pathlib.Path, group: str) -> str:
@@ -49,7 +45,7 @@ def _times(results: pathlib.Path, group: str) -> str:
     ]
     columns = ["case", "candidate", "baseline", "XLA", "ratio", "95 % interval", "rounds"]
     return (
-        f"### {group}\n\n{_commands(found)}, {found[0]['cores']} CPU cores.\n\n"
+        f"### {group}\n\n{tables.commands(found)}, {found[0]['cores']} CPU cores.\n\n"
         f"{tables.markdown(columns, rows)}"
     )
 
@@ -71,6 +67,6 @@ def _memory(results: pathlib.Path) -> str:
     return (
         "## Peak memory\n\n"
         "Largest resident memory of one pass above that before it, each case in a process "
-        f"of its own ({_commands(found)}).\n\n"
+        f"of its own, {tables.commands(found)}.\n\n"
         f"{tables.markdown(['case', 'candidate', 'XLA', 'MiB'], rows)}"
     )

@@ -1,7 +1,6 @@
 """Each command trains, resumes and writes its table, in a tiny setting."""
 
 import functools
-import json
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from helpers import ROOT, run_under_jax
 
 from experiments.common.stopping import OutOfTime
-from experiments.tests.commands import contents, few_shot_file, folders, run, run_well
+from experiments.tests.commands import few_shot_file, folders, records, run, run_well
 
 #: The flags of each command, how many runs they ask for, and rows of its table.
 TINY = {
@@ -60,20 +59,18 @@ def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread
     code, printed = run(module, *flags, "--stop_after_minutes=0")
     assert code == OutOfTime.CODE
     assert "Stopped after 0 steps. The same command goes on." in printed
-    assert all(path.endswith("setting.json") for path in contents(tmp_path))
+    assert not records(tmp_path)
 
     table = run_well(module, *flags)
-    made = contents(tmp_path)
-    assert len(made) == RUNS[name] + 1
+    made = records(tmp_path)
+    assert len(made) == RUNS[name]
     assert all(row in table for row in ROWS[name])
     assert not list((tmp_path / "unfinished").glob("*"))
-    for path, text in made.items():
-        if not path.endswith("setting.json"):
-            assert f"python -m experiments.{name} " in json.loads(text)["command"]
+    assert all(f"python -m experiments.{name} " in record["command"] for record in made)
 
     again = run_well(module, *flags)
     assert again.count("finished before") == RUNS[name]
-    assert contents(tmp_path) == made
+    assert records(tmp_path) == made
     assert all(row in again for row in ROWS[name])
 
 
@@ -86,11 +83,11 @@ def test_trials_choose_the_rate(tmp_path, eager):
         *folders(tmp_path),
     )
     assert "| cnn | 1e+30 | diverged" in run_well(module, *flags, "--tune")
-    trials = contents(tmp_path, "neural_similarity_tuning/*/cnn_*.json")
+    trials = records(tmp_path, "neural_similarity_tuning")
     assert len(trials) == 2
-    assert not any("test_accuracy" in json.loads(trial) for trial in trials.values())
+    assert not any("test_accuracy" in trial for trial in trials)
     run_well(module, *flags, "--tuned", "--step_times")
-    (record,) = map(json.loads, contents(tmp_path, "neural_similarity/*/cnn_*").values())
+    (record,) = records(tmp_path, "neural_similarity")
     assert record["learning_rate"] == 1e-3
     assert 0 < record["step_time"]["low"] <= record["step_time"]["high"]
     code, _ = run(module, *flags, "--method=static_dns", "--tuned")
@@ -99,7 +96,7 @@ def test_trials_choose_the_rate(tmp_path, eager):
 
 #: Commands without TensorFlow; loops on the device must train as Keras's loops do.
 UNDER_JAX = """
-import json, pathlib, sys
+import pathlib, sys
 folder, images = pathlib.Path(sys.argv[1]), sys.argv[2]
 sys.path.insert(0, sys.argv[3])
 import numpy as np
@@ -113,8 +110,7 @@ def run(name, method, *flags):
     tiny = [each for each in test_commands.TINY[name] if not each.startswith(OTHERS)]
     flags = (*tiny, f"--method={method}", *given, *flags, f"--data_file={images}")
     commands.run_well(f"experiments.{name}", *flags, "--verbose=0")
-    found = map(json.loads, commands.contents(made, "*/*/*_0.json").values())
-    return {record["method"]: record for record in found}
+    return {record["method"]: record for record in commands.records(made)}
 
 steps = ("--steps=4", "--save_every=2")
 device, host = (
@@ -163,14 +159,9 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
         run("experiments.demo", *flags)
     printed = run_well("experiments.demo", *flags)
     assert "seed 0: finished before" in printed
-    records = {
-        path.rpartition("/")[2]: json.loads(text)
-        for path, text in contents(tmp_path, "demo/digits/*_?.json").items()
-    }
-    assert len(records) == 2
-    timed = [name for name, record in records.items() if "step_time_ratio" in record]
-    assert timed == ["linear_0.json", "linear_neighborhoods_0.json"]
-    served = records["linear_0.json"]["served"]
+    linear, neighbors = records(tmp_path, "demo")
+    assert "step_time_ratio" in linear and "step_time_ratio" in neighbors
+    served = linear["served"]
     assert served["agreeing_predictions"] == served["test_images"]
     assert (tmp_path / served["saved_model"] / "saved_model.pb").exists()
     assert "Test accuracy" in (tmp_path / served["saved_model"] / "README.md").read_text()
@@ -277,13 +268,13 @@ def test_kills_inside_writes_change_nothing(tmp_path):
                 stdout=subprocess.DEVNULL,
             ).returncode
         assert status == 0
-        (text,) = contents(folder, "**/plain_0.json").values()
+        (record,) = records(folder)
         (path,) = folder.glob("models/*/*/plain_0.keras")
         weights = keras.saving.load_model(path).get_weights()
-        found.append((json.loads(text), weights))
+        found.append((record, weights))
         assert not list((folder / "unfinished").glob("*"))
         assert not list(folder.rglob(".scratch*"))
-    assert kills > 3, kills
+    assert kills > 2, kills
     for key in ("training_loss", "test_accuracy", "parameters"):
         assert found[0][0][key] == found[1][0][key]
     for whole, killed in zip(found[0][1], found[1][1], strict=True):

@@ -89,6 +89,20 @@ def test_rows_of_meta_neighborhoods(narrow):
     np.testing.assert_allclose(extra - plain, ours - plain, rtol=1e-3)
 
 
+def test_multiply_adds_of_meta_neighborhoods(narrow):
+    def adaptation(name):
+        model = neighborhood_model(name)
+        features, classes = model.dictionary.keys.shape[1], model.head.units
+        backbone = nsl_keras.convert.summary(model.backbone).multiply_adds
+        return image_methods.multiply_adds(model) - backbone, features, classes
+
+    # Attention over 12 entries, their part of the adaptation, and the plain head.
+    count, n, c = adaptation("neighborhoods")
+    assert count == 12 * (n + n * c) + n * c
+    count, n, c = adaptation("neighborhoods_3_diagonal")
+    assert count == 12 * (n + 5 * n * c) + n * c
+
+
 @pytest.mark.parametrize("name", few_shot_methods.METHODS)
 def test_rows_of_few_shot_learning(name):
     row, shape = few_shot_methods.METHODS[name], (16, 16, 3)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from helpers import ROOT, run_python
 
 from examples.serving import client, convert
-from experiments.common import data
+from experiments.common import data, runs
 from experiments.serving import train_models
 
 MODELS = {path.parent.name: path for path in sorted(ROOT.glob("saved_models/*/1"))}
@@ -50,7 +50,8 @@ def test_recorded_predictions_and_cards(name, digits, served):
     expected = np.array(recorded["logits"])
     received = serve(test.images[: recorded["test_images"]])
     np.testing.assert_allclose(received, expected, atol=1e-4 * np.abs(expected).max())
-    record = json.loads((ROOT / f"results/saved_models/{name}.json").read_text())
+    found = runs.read(ROOT / "results" / "saved_models.jsonl")
+    record = next(each for each in found if each["method"] == name)
     correct = np.mean(np.argmax(serve(test.images), axis=1) == test.labels)
     assert abs(correct - record["test_accuracy"]) <= 1 / len(test.labels)
     card = (folder / "README.md").read_text()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from helpers import ROOT
 
 from experiments import tables
@@ -11,31 +12,56 @@ from experiments.image_classification import methods as image_methods
 from experiments.image_classification import table as image_table
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.neural_similarity import table as similarity_table
+from experiments.no_harm import report
 
 SETTING = {"dataset": "digits", "sizes": (1, 2)}
 
 
-def test_each_run_has_a_file_and_is_made_once(tmp_path, capsys):
-    made = []
+def test_each_run_has_a_line_and_is_made_once(tmp_path, capsys):
+    path, made = tmp_path / "demo.jsonl", []
 
     def run(method, seed):
         made.append((method, seed))
         return {"method": method, "seed": seed, "figures": [1, 2, 3]}
 
-    records = runs.RunRecords(tmp_path / "digits", SETTING)
     titles = runs.every({"b": "B", "a / c": "A or C"}, ["0", "10", "2"])
+    runs.run_all(runs.RunRecords(path, "digits", SETTING), titles, run)
+    runs.RunRecords(path, "mnist", {}).add(("b", 0), {"seed": 0})
+    whole = path.read_text()
+    assert len(whole.splitlines()) == len(made) + 1 == 7
+    records = runs.RunRecords(path, "digits", SETTING)
     runs.run_all(records, titles, run)
-    names = ["a_c_0", "a_c_2", "a_c_10", "b_0", "b_2", "b_10"]
-    assert [path.stem for path in records.by_path] == names
-    # Lists of numbers stand on one line.
-    assert "[1, 2, 3]" in (tmp_path / "digits" / "b_0.json").read_text()
-    runs.run_all(runs.RunRecords(tmp_path / "digits", SETTING), titles, run)
-    assert len(made) == 6
+    assert path.read_text() == whole
     assert capsys.readouterr().out.count("finished before") == 6
+    assert [(run["method"], run["seed"]) for run in records.runs] == made
+    assert {run["commit"] for run in records.runs} == {runs.commit()}
+    assert [each.name for each in runs.all_of(path)] == ["digits", "mnist"]
+    # A newer record takes the place of an older one; a setting is one thing.
+    records.add(("b", 10), {"method": "b", "seed": 11})
+    assert [run["seed"] for run in records.runs if run["key"] == ["b", 10]] == [11]
+    with pytest.raises(ValueError, match=r"another setting.*'digits', 'mnist'"):
+        runs.RunRecords(path, "digits", {**SETTING, "dataset": "mnist"})
+    runs.clear(path, "digits")
+    assert [run["name"] for run in runs.read(path)] == ["mnist"]
+
+
+def test_a_line_that_a_kill_cut_off_does_not_count(tmp_path):
+    path = tmp_path / "demo.jsonl"
+    records = runs.RunRecords(path)
+    for seed in range(2):
+        records.add((seed,), {"seed": seed})
+    path.write_text(path.read_text()[:-5])
+    assert [run["seed"] for run in records.runs] == [0] and not records.holds((1,))
+    records.add((1,), {"seed": 1})
+    assert [run["seed"] for run in records.runs] == [0, 1]
+    path.write_text("{\n" + path.read_text())
+    with pytest.raises(ValueError, match=r"demo.jsonl must have whole lines. Delete"):
+        records.holds((1,))
 
 
 def test_states_go_with_the_record(tmp_path):
-    records = runs.RunRecords(tmp_path / "made", SETTING, states=tmp_path / "all" / "own")
+    states = tmp_path / "all" / "own"
+    records = runs.RunRecords(tmp_path / "made.jsonl", states=states)
 
     def run(method):
         records.state((method,)).mkdir(parents=True)
@@ -70,7 +96,7 @@ def record(method, seed, accuracy, **others):
 
 
 def records_of(folder, setting, made):
-    records = runs.RunRecords(folder, setting)
+    records = runs.RunRecords(folder / "made.jsonl", "x", setting)
     for each in made:
         records.add((each["method"], each["seed"]), each)
     return records
@@ -139,11 +165,21 @@ def test_table_of_image_classification(tmp_path):
     assert "| resnet29 | cifar100 | 76.51 | 77.94" in rest
 
 
-# The figures of README, docs/ and results/README.md.
+# The figures of README, docs/ and results/.
 
 
-def test_pages_are_made_from_the_files():
+def test_results_are_few_and_small():
+    found = [path for path in tables.RESULTS.rglob("*") if path.is_file()]
+    assert len(found) <= 40
+    assert all(path.stat().st_size < 2**18 for path in found if path.suffix == ".png")
+
+
+def test_pages_are_made_from_the_records():
     for page in tables.pages():
         text = page.read_text()
         assert tables.with_tables(text) == text, f"python -m experiments.tables: {page}"
     assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
+    assert report.page(tables.RESULTS) == (ROOT / "results" / "no_harm.md").read_text()
+
+
+# Campaigns: every published row has a command.

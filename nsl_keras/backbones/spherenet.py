@@ -15,8 +15,8 @@ from nsl_keras.backbones.units import (
     check_images,
     height_and_width,
 )
+from nsl_keras.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
-from nsl_keras.similarity.regularizers import OrthogonalityRegularizer
 from nsl_keras.similarity.sphere import SphereConv2D
 from nsl_keras.training.normalization import BatchNormalization
 

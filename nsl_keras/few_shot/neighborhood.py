@@ -12,9 +12,9 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.neighborhoods import key_metrics
-from nsl_keras.neighborhoods.cosine import unit_norm
 from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
 from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
+from nsl_keras.neighborhoods.key_metrics import unit_norm
 
 HEADS = ("cosine", "dense")
 

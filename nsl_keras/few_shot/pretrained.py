@@ -14,7 +14,7 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, flattened
 from nsl_keras.neighborhoods import key_metrics
-from nsl_keras.neighborhoods.cosine import unit_norm
+from nsl_keras.neighborhoods.key_metrics import unit_norm
 from nsl_keras.training.data import predict
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
@@ -131,11 +130,6 @@ class CosineDense(keras.layers.Layer):
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
         return (*input_shape[:-1], self.units)
-
-    def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds for one example."""
-        sizes = [size for size in input_shape[1:] if size is not None]
-        return self.units * math.prod(sizes) if len(sizes) == len(input_shape) - 1 else None
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,6 @@ that fit the cache.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -263,22 +262,6 @@ class DualForm(InnerLoop):
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
         return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
-
-    def count_multiply_adds(self, entries: int) -> int:
-        """Returns the multiply-adds of one example's adaptation and prediction."""
-        kernels = [stage.kernel.shape for stage in self.stages]
-        plain = [math.prod(shape) for shape in kernels]
-        if self.steps == 1:
-            sums = [
-                sum(shape) if stage.scale is None else size
-                for stage, size, shape in zip(self.stages, plain, kernels, strict=True)
-            ]
-            return entries * sum(sums) + sum(plain)
-        # From the second step on, per-example weights see the entries: forward, and
-        # backward down to the first layer's outputs.
-        passes = sum(plain) + sum(plain[1:])
-        per_entry = self.steps * sum(plain) + (self.steps - 1) * passes
-        return entries * per_entry + sum(plain)
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -131,11 +131,6 @@ class InstanceFiLM(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
-    def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds of attention, scales and shifts, for one example."""
-        channels = input_shape[self.axis]
-        return None if channels is None else 3 * self.dictionary_size * channels
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

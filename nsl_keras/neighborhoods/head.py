@@ -290,16 +290,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
-    def count_multiply_adds(self, input_shape: tuple[int | None, ...]) -> int | None:
-        """Returns the multiply-adds for one example; `None` on the nested tape.
-
-        The first step's pass over the dictionary, once per batch, is not counted.
-        """
-        features, entries = input_shape[-1], self.dictionary.num_neighbors
-        if features is None or not isinstance(self._finetuning, DualForm):
-            return None
-        return entries * features + self._finetuning.count_multiply_adds(entries)
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

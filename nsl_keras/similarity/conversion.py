@@ -11,15 +11,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
-from nsl_keras.similarity import matrices
+from nsl_keras import rewiring, similarities, validation
+from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
 )
-from nsl_keras.similarity.recurrent import similarities_of
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -101,7 +100,7 @@ def add_similarity(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training from
         pretrained models".
     """
-    similarity = matrices.get(similarity)
+    similarity = similarities.get(similarity)
     validation.boolean(freeze_backbone, "freeze_backbone")
     convertible = [
         layer
@@ -123,7 +122,7 @@ def add_similarity(
     return new_model
 
 
-def _suits(layer: Any, similarity: matrices.Similarity, predictor: Any) -> bool:
+def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:
     if predictor is not None and getattr(layer, "groups", 1) > 1:
         return False
     return similarity.shared_by_channels or not hasattr(layer, "depth_multiplier")

@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.bilinear import NeuralSimilarity
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
 def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
@@ -32,8 +32,8 @@ def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[
         layer.dilation_rate,
     )
     positions = ops.shape(patches[0])[1:-1]
-    parameters = layer.comparison.parameters(inputs, training, positions)
-    return layer.comparison.similarity.compare_windows(parameters, patches)
+    parameters = layer.bilinear_form.parameters(inputs, training, positions)
+    return layer.bilinear_form.similarity.compare_windows(parameters, patches)
 
 
 def dynamic_convolution(
@@ -41,8 +41,7 @@ def dynamic_convolution(
 ) -> Tensor:
     """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`."""
     compared = compared_windows(layer, inputs, training)
-    kernel = ops.reshape(layer.comparison.shaped(kernel), (-1, kernel.shape[-1]))
-    weights = ops.split(ops.cast(kernel, inputs.dtype), len(compared))
+    weights = ops.split(ops.reshape(kernel, (-1, kernel.shape[-1])), len(compared))
     outputs = sum(
         ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
         for part, weight in zip(compared, weights, strict=True)
@@ -334,7 +333,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
             for part in compared
             for row in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
-        weights = ops.cast(self.comparison.shaped(kernel), rows[0].dtype)
+        weights = ops.reshape(kernel, (len(rows), channels, multiplier))
         outputs = []
         for each in ops.unstack(weights, multiplier, axis=-1):
             products = zip(rows, ops.unstack(each, len(rows)), strict=True)

@@ -9,7 +9,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.bilinear import NeuralSimilarity
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -67,11 +67,11 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     """
 
     plain = keras.layers.Dense
-    block_size = property(lambda self: self.comparison.block_size)
+    block_size = property(lambda self: self.bilinear_form.block_size)
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.comparison.block_size = validation.optional(
+        self.bilinear_form.block_size = validation.optional(
             validation.positive_integer, block_size, "block_size"
         )
 
@@ -81,9 +81,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     def dynamic_product(
         self, inputs: Tensor, kernel: Tensor, training: bool | None
     ) -> Tensor:
-        parameters = self.comparison.parameters(inputs, training)
-        compared = self.comparison.compare(parameters, inputs)
-        return ops.matmul(compared, ops.cast(kernel, compared.dtype))
+        parameters = self.bilinear_form.parameters(inputs, training)
+        return ops.matmul(self.bilinear_form.compare(parameters, inputs), kernel)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "block_size": self.block_size}

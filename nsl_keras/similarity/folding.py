@@ -9,8 +9,9 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.bilinear import NeuralSimilarity
-from nsl_keras.similarity.recurrent import SimilarityCell, cells_of, similarities_of
+from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.recurrent import SimilarityCell, cells_of
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -131,13 +132,6 @@ def _folded_recurrent(layer: Any) -> Layer:
     return folded
 
 
-_PADDING_AND_CROPPING: dict[int, tuple[Any, Any]] = {
-    1: (keras.layers.ZeroPadding1D, keras.layers.Cropping1D),
-    2: (keras.layers.ZeroPadding2D, keras.layers.Cropping2D),
-    3: (keras.layers.ZeroPadding3D, keras.layers.Cropping3D),
-}
-
-
 def _shifted(layer: Any) -> list[Layer] | None:
     """Returns zero padding, cropping and a one-tap convolution; `None` if impossible.
 
@@ -153,26 +147,25 @@ def _shifted(layer: Any) -> list[Layer] | None:
     if np.count_nonzero(matrix) != 1 or strided_same or cannot_crop:
         return None
     tap = np.unravel_index(np.flatnonzero(matrix.any(axis=0))[0], layer.kernel_size)
-    shifts = []
-    for position, size, dilation in zip(
-        tap, layer.kernel_size, layer.dilation_rate, strict=True
-    ):
-        offset, reach = int(position) * dilation, (size - 1) * dilation
-        before = {"valid": 0, "same": reach // 2, "causal": reach}[layer.padding]
-        after = 0 if layer.padding == "valid" else reach - before
-        shifts.append((before - offset, after - reach + offset))
-    padding: Any = tuple((max(before, 0), max(after, 0)) for before, after in shifts)
-    cropping: Any = tuple((max(-before, 0), max(-after, 0)) for before, after in shifts)
-    options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
-    if layer.rank == 1:
-        padding, cropping = padding[0], cropping[0]
-        del options["data_format"]
-    zero_padding, crop = _PADDING_AND_CROPPING[layer.rank]
+    dilation = np.array(layer.dilation_rate)
+    offset, reach = tap * dilation, (np.array(layer.kernel_size) - 1) * dilation
+    before = {"valid": 0 * reach, "same": reach // 2, "causal": reach}[layer.padding]
+    after = 0 if layer.padding == "valid" else reach - before
+    # Rows of zeros before and after the input; below zero, rows to crop.
+    zeros = np.stack([before - offset, after - reach + offset], axis=1)
+    options = {"dtype": layer.dtype_policy}
+    if layer.rank > 1:
+        options["data_format"] = layer.data_format
     chain: list[Layer] = []
-    if np.any(padding):  # Padding first, so that there is enough to crop.
-        chain.append(zero_padding(padding, name=f"{layer.name}_padding", **options))
-    if np.any(cropping):
-        chain.append(crop(cropping, name=f"{layer.name}_cropping", **options))
+    # Padding first, so that there is enough to crop.
+    for name, kind, rows in (
+        ("padding", "ZeroPadding", np.maximum(zeros, 0)),
+        ("cropping", "Cropping", np.maximum(-zeros, 0)),
+    ):
+        if rows.any():
+            make = getattr(keras.layers, f"{kind}{layer.rank}D")
+            amounts = rows.tolist() if layer.rank > 1 else rows[0].tolist()
+            chain.append(make(amounts, name=f"{layer.name}_{name}", **options))
     return [*chain, _with_one_tap(layer, tap)]
 
 
@@ -182,9 +175,8 @@ def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
     geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
     plain = type(folded).from_config(folded.get_config() | geometry)
     plain.build_from_config(layer.get_build_config())
-    plain.kernel.assign(
-        ops.convert_to_numpy(folded.kernel)[tap].reshape(plain.kernel.shape)
-    )
+    kernel = ops.convert_to_numpy(folded.kernel)[tap]
+    plain.kernel.assign(kernel.reshape(plain.kernel.shape))
     if plain.use_bias:
         plain.bias.assign(ops.convert_to_numpy(folded.bias))
     rewiring.copy_activations(folded, plain)

@@ -1,14 +1,15 @@
 """Recipes for the small networks that predict the `M` of a dynamic layer from its input.
 
-A recipe is data. The layer that receives one asks it for a `keras.Sequential` that fits
-the layer's own geometry, similarity and dtype.
+A recipe is data. A layer asks it for a `keras.Sequential` that fits the layer's geometry,
+similarity and dtype, its `LayerContext`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
@@ -30,24 +31,24 @@ LEAST_WIDTH = 8
 STARTS = ("identity", "published")
 
 #: Plain and hyperspherical layers, and poolings, by the number of spatial axes.
-_LAYERS: dict[int, tuple[Any, Any, Any]] = {
+LAYERS: dict[int, tuple[Any, Any, Any]] = {
     0: (keras.layers.Dense, SphereDense, None),
     1: (keras.layers.Conv1D, SphereConv1D, keras.layers.GlobalAveragePooling1D),
     2: (keras.layers.Conv2D, SphereConv2D, keras.layers.GlobalAveragePooling2D),
     3: (keras.layers.Conv3D, SphereConv3D, keras.layers.GlobalAveragePooling3D),
 }
 
-Layers = list[keras.layers.Layer]
+Layers: TypeAlias = list[keras.layers.Layer]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class LayerContext:
     """What a predictor network must know about its layer.
 
     Attributes:
         channels: Number of channels or features of the layer's input.
         outputs: Number of parameters of `M`.
-        plain_width: Number of outputs of the plain layer at a position.
+        width: Number of outputs of the plain layer at a position.
         is_diagonal: Whether `M` is diagonal.
         geometry: `kernel_size`, `strides`, `padding`, `dilation_rate` and `data_format` of
             a convolution; `None` for layers of vectors.
@@ -57,7 +58,7 @@ class Place:
 
     channels: int
     outputs: int
-    plain_width: int
+    width: int
     is_diagonal: bool
     geometry: Any
     kernel_regularizer: Any
@@ -81,135 +82,20 @@ class Place:
         shape[self.channel_axis] = self.channels
         return tuple(shape)
 
-
-class Parts:
-    """Makes the layers of a predictor for one place.
-
-    Attributes:
-        place: The layer whose `M` is predicted, a `Place`.
-        width: int, the width of the hidden layer.
-    """
-
-    def __init__(self, predictor: SimilarityPredictor, place: Place) -> None:
-        self.place = place
-        self._predictor = predictor
-        published = 64 if place.is_diagonal else 128
-        half = min(max(place.plain_width // 2, LEAST_WIDTH), published)
-        default = published if predictor.start == "published" else half
-        self.width = predictor.width or default
-
-    def hidden(
-        self, normalize: str | None = None, batch_normalized: bool = False
-    ) -> Layers:
-        """Returns a layer from the input to the hidden width, and its batch norm if any.
-
-        Args:
-            normalize: `"both"`, `"input"` or `"kernel"` for a layer that compares by
-                angle, as `SphereConv2D` does; `None` for a plain one.
-            batch_normalized: bool, whether a batch norm follows unless the predictor's
-                `batch_normalization` says otherwise.
-        """
-        geometry = dict(self.place.geometry or {})
-        if geometry:
-            block = self._predictor.downsampling
-            geometry["strides"] = tuple(block * each for each in geometry["strides"])
-        layer = self._layer("hidden", self.width, geometry, normalize, small_normal(0.1))
-        return [layer, *self._normalizations("hidden", "ones", batch_normalized)]
-
-    def output(
-        self, normalize: str | None = None, batch_normalized: bool = False
-    ) -> Layers:
-        """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
-
-        Takes the arguments of `hidden`. With `start="identity"` the prediction is
-        zero until the first training step.
-        """
-        geometry = dict(self.place.geometry or {})
-        if geometry:
-            causal = geometry["padding"] == "causal"
-            geometry = {
-                "kernel_size": self._predictor.output_kernel_size
-                or geometry["kernel_size"],
-                "padding": "causal" if causal else "same",
-                "data_format": geometry["data_format"],
-            }
-        published = self._predictor.start == "published"
-        gamma = "ones" if published else "zeros"
-        scales = self._normalizations("output", gamma, batch_normalized)
-        initializer = small_normal(0.001)
-        if not published and not scales:
-            if normalize in ("both", "kernel"):
-                # A cosine with a kernel of zeros would be large after the first step.
-                axis = self.place.channel_axis
-                scales = [Scale(axis, dtype=self.place.dtype, name="output_scale")]
-            else:
-                initializer = keras.initializers.Zeros()
-        outputs = self.place.outputs
-        return [self._layer("output", outputs, geometry, normalize, initializer), *scales]
-
-    def _layer(
-        self,
-        name: str,
-        width: int,
-        geometry: dict[str, Any],
-        normalize: str | None,
-        initializer: keras.initializers.Initializer,
-    ) -> keras.layers.Layer:
-        regularizer = self._predictor.kernel_regularizer or self.place.kernel_regularizer
-        options = {
-            **geometry,
-            "use_bias": False,
-            "kernel_initializer": initializer,
-            "kernel_regularizer": regularizer,
-            "dtype": self.place.dtype,
-            "name": name,
-        }
-        plain, sphere, _ = _LAYERS[self.place.rank]
-        if normalize is None:
-            return plain(width, **options)
-        return sphere(width, normalize=normalize, **options)
-
-    def _normalizations(self, place: str, gamma: str, by_default: bool) -> Layers:
-        wanted = self._predictor.batch_normalization
-        options = wanted if isinstance(wanted, dict) else {}
-        if not (wanted if isinstance(wanted, bool) else by_default):
-            return []
-        return [
-            BatchNormalization(
-                **{"momentum": 0.9, **options},
-                axis=self.place.channel_axis,
-                gamma_initializer=gamma,
-                dtype=self.place.dtype,
-                name=f"{place}_normalization",
-            )
-        ]
+    def sequential(self, layers: Layers, name: str) -> keras.Sequential:
+        """Returns a network on the layer's input, built."""
+        network = keras.Sequential(layers, name=name)
+        network.dtype_policy = self.dtype  # Else it would cast to the global policy.
+        network.build(self.input_shape)
+        return network
 
 
-def _sphere(parts: Parts) -> Layers:
-    normalized = parts.place.is_diagonal
-    return _with_relu(
-        parts, parts.hidden("input", normalized), parts.output(None, normalized)
-    )
-
-
-def _full_sphere(parts: Parts) -> Layers:
-    return _with_relu(parts, parts.hidden("both", True), parts.output("both", True))
-
-
-def _cnn(parts: Parts) -> Layers:
-    normalized = parts.place.is_diagonal
-    return _with_relu(parts, parts.hidden(None, normalized), parts.output(None, True))
-
-
-def _with_relu(parts: Parts, hidden: Layers, output: Layers) -> Layers:
-    return [*hidden, keras.layers.ReLU(dtype=parts.place.dtype, name="relu"), *output]
-
-
-#: The built-in kinds by name.
-KINDS: dict[str, Callable[[Parts], Layers]] = {
-    "sphere": _sphere,
-    "full_sphere": _full_sphere,
-    "cnn": _cnn,
+#: For each kind: `normalize` of the hidden and of the output layer, and whether a batch
+#: norm follows each where `M` is not diagonal. Where it is diagonal, both do.
+KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
+    "sphere": ("input", None, False, False),
+    "full_sphere": ("both", "both", True, True),
+    "cnn": (None, None, False, True),
 }
 
 
@@ -233,13 +119,13 @@ class SimilarityPredictor:
     the second has stride 1 and `"same"` (in causal layers `"causal"`).
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
-    network, `layer.comparison.network`.
+    network, `layer.bilinear_form.network`.
 
     Args:
-        kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function that takes a `Parts` and
-            returns a list of layers. `parts.hidden(...)` and `parts.output(...)` return
-            the layers above; anything may stand between them. To save models with it,
-            register the function with `keras.saving.register_keras_serializable`.
+        kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
+            `LayerContext` that returns a list of layers. The recipe's methods `hidden`
+            and `output` make the layers above; anything may stand between them. To save
+            models with it, register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
             and 128 for others; with `start="published"` it is the authors' width.
@@ -286,7 +172,7 @@ class SimilarityPredictor:
         vectors are this package's: the authors released none.
     """
 
-    kind: str | Callable[[Parts], Layers] = "sphere"
+    kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
     width: int | None = None
     output_kernel_size: Any = None
     downsampling: int = 1
@@ -308,9 +194,9 @@ class SimilarityPredictor:
             )
         validation.one_of(self.start, STARTS, "start")
 
-    def network(self, place: Place) -> keras.Sequential:
+    def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
-        geometry = place.geometry
+        geometry = context.geometry
         if geometry is None and (
             self.pooled or self.downsampling > 1 or self.output_kernel_size is not None
         ):
@@ -318,7 +204,7 @@ class SimilarityPredictor:
                 "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
                 f"convolutions. Received: predictor={self}"
             )
-        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * place.rank:
+        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * context.rank:
             raise ValueError(
                 "`downsampling` of a predictor must be 1 in a dilated convolution. "
                 f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
@@ -328,13 +214,122 @@ class SimilarityPredictor:
                 "`predictor` must not be pooled in a causal layer, which must not look "
                 f"ahead. Received: predictor={self}"
             )
-        make = KINDS[self.kind] if isinstance(self.kind, str) else self.kind
-        layers = make(Parts(self, place))
+        if isinstance(self.kind, str):
+            first, second, *norms = KINDS[self.kind]
+            after_first, after_second = (context.is_diagonal or norm for norm in norms)
+            layers = [
+                *self.hidden(context, first, after_first),
+                keras.layers.ReLU(dtype=context.dtype, name="relu"),
+                *self.output(context, second, after_second),
+            ]
+        else:
+            layers = self.kind(self, context)
         if self.pooled:
-            _, _, pooling = _LAYERS[place.rank]
-            data_format = geometry["data_format"]
-            layers.append(pooling(data_format, dtype=place.dtype, name="pooling"))
-        return _sequential(layers, place, "predictor")
+            _, _, pooling = LAYERS[context.rank]
+            layers.append(
+                pooling(geometry["data_format"], dtype=context.dtype, name="pooling")
+            )
+        return context.sequential(layers, "predictor")
+
+    def hidden(
+        self,
+        context: LayerContext,
+        normalize: str | None = None,
+        batch_normalized: bool = False,
+    ) -> Layers:
+        """Returns a layer from the input to the hidden width, and its batch norm if any.
+
+        Args:
+            context: The layer whose `M` is predicted.
+            normalize: `"both"`, `"input"` or `"kernel"` for a layer that compares by
+                angle, as `SphereConv2D` does; `None` for a plain one.
+            batch_normalized: bool, whether a batch norm follows unless
+                `batch_normalization` says otherwise.
+        """
+        authors = 64 if context.is_diagonal else 128
+        half = min(max(context.width // 2, LEAST_WIDTH), authors)
+        width = self.width or (authors if self.start == "published" else half)
+        geometry = dict(context.geometry or {})
+        if geometry:
+            geometry["strides"] = tuple(
+                self.downsampling * each for each in geometry["strides"]
+            )
+        layer = self._layer(
+            context, "hidden", width, geometry, normalize, small_normal(0.1)
+        )
+        return [layer, *self._batch_norms(context, "hidden", "ones", batch_normalized)]
+
+    def output(
+        self,
+        context: LayerContext,
+        normalize: str | None = None,
+        batch_normalized: bool = False,
+    ) -> Layers:
+        """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
+
+        Takes the arguments of `hidden`. With `start="identity"` the prediction is
+        zero until the first training step.
+        """
+        geometry = dict(context.geometry or {})
+        if geometry:
+            causal = geometry["padding"] == "causal"
+            geometry = {
+                "kernel_size": self.output_kernel_size or geometry["kernel_size"],
+                "padding": "causal" if causal else "same",
+                "data_format": geometry["data_format"],
+            }
+        gamma = "ones" if self.start == "published" else "zeros"
+        scales = self._batch_norms(context, "output", gamma, batch_normalized)
+        initializer = small_normal(0.001)
+        if self.start == "identity" and not scales:
+            if normalize in ("both", "kernel"):
+                # A cosine with a kernel of zeros would be large after the first step.
+                axis = context.channel_axis
+                scales = [Scale(axis, dtype=context.dtype, name="output_scale")]
+            else:
+                initializer = keras.initializers.Zeros()
+        layer = self._layer(
+            context, "output", context.outputs, geometry, normalize, initializer
+        )
+        return [layer, *scales]
+
+    def _layer(
+        self,
+        context: LayerContext,
+        name: str,
+        width: int,
+        geometry: dict[str, Any],
+        normalize: str | None,
+        initializer: keras.initializers.Initializer,
+    ) -> keras.layers.Layer:
+        plain, sphere, _ = LAYERS[context.rank]
+        make = plain if normalize is None else partial(sphere, normalize=normalize)
+        return make(
+            width,
+            **geometry,
+            use_bias=False,
+            kernel_initializer=initializer,
+            kernel_regularizer=self.kernel_regularizer or context.kernel_regularizer,
+            dtype=context.dtype,
+            name=name,
+        )
+
+    def _batch_norms(
+        self, context: LayerContext, after: str, gamma: str, by_default: bool
+    ) -> Layers:
+        wanted = self.batch_normalization
+        options = wanted if isinstance(wanted, dict) else {}
+        if not (wanted if isinstance(wanted, bool) else by_default):
+            return []
+        return [
+            BatchNormalization(
+                **{"momentum": 0.9, **options},
+                axis=context.channel_axis,
+                gamma_initializer=gamma,
+                dtype=context.dtype,
+                name=f"{after}_normalization",
+            )
+        ]
 
     def without_batch_norms(self) -> SimilarityPredictor:
         """Returns the recipe without default batch norms; explicit ones stay."""
@@ -367,13 +362,6 @@ class SimilarityPredictor:
         return cls(**arguments)
 
 
-def _sequential(layers: Layers, place: Place, name: str) -> keras.Sequential:
-    network = keras.Sequential(layers, name=name)
-    network.dtype_policy = place.dtype  # Else it would cast to the global policy.
-    network.build(place.input_shape)
-    return network
-
-
 def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:
     """Returns a predictor as in the code of the authors of Neural Similarity Learning.
 
@@ -404,148 +392,6 @@ def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:
         **options,
     }
     return SimilarityPredictor(kind, **settings)
-
-
-@keras.saving.register_keras_serializable("nsl_keras")
-class SharedSimilarityPredictor(keras.layers.Layer):
-    """One network that predicts `M` for several dynamic convolutions.
-
-    Pass the same object as `predictor=` to several layers. Each of them makes a small
-    convolution, the adaptation, which brings its input to `adapted_filters` channels, with
-    the layer's own kernel size, strides, padding and dilation. The shared network follows:
-
-        parameters of M(x) = parameters of I + shared(adaptation(x))
-
-    With 32 adapted filters and hidden layers of the published width, the predictors of
-    CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same number of taps; anything the recipe leaves open, such as the width, is taken
-    from the first layer built.
-
-    A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
-    by one, gives each layer a separate predictor.
-
-    Args:
-        predictor: A `SimilarityPredictor`, or a name of its `kind`.
-        adapted_filters: int, the number of channels after each layer's adaptation.
-        adaptation_initializer: Initializer of the adaptations' kernels, which have the
-            regularizer of the network.
-        **kwargs: `name` and `trainable` of `keras.layers.Layer`.
-
-    Input shape:
-        The output shape of an adaptation.
-
-    Output shape:
-        `(batch, *spatial, outputs)` or `(batch, outputs, *spatial)`, with the `outputs`
-        parameters of `M`; `(batch, outputs)` if pooled.
-
-    Raises:
-        ValueError: For arguments outside the ranges above, at construction; for layers
-            that the network does not fit, when those layers are built.
-
-    Example:
-
-    >>> import keras
-    >>> import nsl_keras
-    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
-    >>> model = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(16, 3, strides=2, predictor=shared),
-    ... ])
-    >>> model.layers[0].predictor is model.layers[1].predictor
-    True
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.2 and Figure
-        3(b). The paper does not say how wide the adaptation is, and the authors released
-        no code for it; 32 filters of the layer's own kernel size save the "nearly half"
-        that Section 7.1 states.
-    """
-
-    def __init__(
-        self,
-        predictor: SimilarityPredictor | str = "sphere",
-        adapted_filters: int = 32,
-        adaptation_initializer: Any = "he_normal",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
-        recipe = get(predictor)
-        if not isinstance(recipe, SimilarityPredictor):
-            raise ValueError(
-                "`predictor` must be a `SimilarityPredictor` or a name of its kind. "
-                f"Received: predictor={predictor!r}"
-            )
-        self.predictor = recipe.without_batch_norms()
-        self.adapted_filters = validation.positive_integer(
-            adapted_filters, "adapted_filters"
-        )
-        self.adaptation_initializer = keras.initializers.get(adaptation_initializer)
-        self.shared_network: Any = None
-
-    @property
-    def downsampling(self) -> int:
-        """The side of the blocks of positions that share one `M`."""
-        return self.predictor.downsampling
-
-    def network(self, place: Place) -> keras.Sequential:
-        """Returns the adaptation of a layer, followed by the shared network."""
-        if place.geometry is None:
-            raise ValueError(
-                "A shared `predictor` must be given to convolutions. "
-                f"Received: {self.name!r} for a layer of vectors"
-            )
-        padding = "causal" if place.geometry["padding"] == "causal" else "same"
-        ones = (1,) * place.rank
-        if self.shared_network is None:
-            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
-            adapted = dataclasses.replace(
-                place, channels=self.adapted_filters, geometry=place.geometry | changes
-            )
-            self._padding = padding
-            self.shared_network = self.predictor.network(adapted)
-        if padding != self._padding:
-            raise ValueError(
-                "A shared `predictor` must be given to causal layers alone, or to none. "
-                f"Received: {self.name!r} for layers of both kinds"
-            )
-        convolution, _, _ = _LAYERS[place.rank]
-        adaptation = convolution(
-            self.adapted_filters,
-            **place.geometry,
-            use_bias=False,
-            kernel_initializer=self.adaptation_initializer,
-            kernel_regularizer=self.predictor.kernel_regularizer
-            or place.kernel_regularizer,
-            dtype=place.dtype,
-            name="adaptation",
-        )
-        return _sequential([adaptation, self], place, "adapted_predictor")
-
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return self.shared_network(inputs, training=training)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
-        return tuple(self.shared_network.compute_output_shape(input_shape))
-
-    def get_build_config(self) -> None:
-        """Returns `None`: the first layer that uses the predictor makes the network."""
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "predictor": keras.saving.serialize_keras_object(self.predictor),
-            "adapted_filters": self.adapted_filters,
-            "adaptation_initializer": keras.initializers.serialize(
-                self.adaptation_initializer
-            ),
-        }
-
-
-#: Predictors that make a network for each layer; others are custom layers.
-NETWORK_MAKERS = (SimilarityPredictor, SharedSimilarityPredictor)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import rewiring, similarities, validation
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity import matrices, predictors
-from nsl_keras.similarity.bilinear import Comparison
+from nsl_keras.similarity import predictors
+from nsl_keras.similarity.bilinear_form import BilinearForm
 
 #: The arguments that a cell adds to Keras's.
 _ARGUMENTS = (
@@ -64,8 +64,10 @@ class SimilarityCell(keras.layers.Layer):
                 "`similarity` and `recurrent_similarity` must not both be None. "
                 f"Received: similarity=None, recurrent_similarity={recurrent_similarity}"
             )
-        self.similarity = validation.optional(matrices.get, similarity)
-        self.recurrent_similarity = validation.optional(matrices.get, recurrent_similarity)
+        self.similarity = validation.optional(similarities.get, similarity)
+        self.recurrent_similarity = validation.optional(
+            similarities.get, recurrent_similarity
+        )
         self.block_size = block_size
         self.recurrent_block_size = recurrent_block_size
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
@@ -73,14 +75,14 @@ class SimilarityCell(keras.layers.Layer):
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.predictor = _without_state(predictor)
         self.recurrent_predictor = _without_state(recurrent_predictor)
-        self.input_comparison = self._comparison("")
-        self.state_comparison = self._comparison("recurrent_")
+        self.input_form = self._form("")
+        self.state_form = self._form("recurrent_")
 
-    def _comparison(self, prefix: str) -> Any:
+    def _form(self, prefix: str) -> Any:
         similarity = getattr(self, f"{prefix}similarity")
         if similarity is None:
             return None
-        return Comparison(
+        return BilinearForm(
             similarity,
             self.similarity_initializer,
             self.similarity_regularizer,
@@ -93,17 +95,17 @@ class SimilarityCell(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        for comparison, kernel in self.comparisons_and_kernels():
-            if comparison is not None:
+        for form, kernel in self.forms_and_kernels():
+            if form is not None:
                 shape = (None, kernel.shape[0])
-                comparison.build(shape, kernel.shape, kernel.regularizer, self.units)
+                form.build(shape, kernel.shape, kernel.regularizer, self.units)
         rewiring.pass_on_frozen(self)
 
-    def comparisons_and_kernels(self) -> list[tuple[Comparison | None, keras.Variable]]:
+    def forms_and_kernels(self) -> list[tuple[BilinearForm | None, keras.Variable]]:
         """Returns each kernel with its `M`, which may be `None`."""
         return [
-            (self.input_comparison, self.kernel),
-            (self.state_comparison, self.recurrent_kernel),
+            (self.input_form, self.kernel),
+            (self.state_form, self.recurrent_kernel),
         ]
 
     def fold(self) -> keras.layers.Layer:
@@ -117,11 +119,11 @@ class SimilarityCell(keras.layers.Layer):
         """
         validation.built(self, "fold")
         folded = []
-        for comparison, kernel in self.comparisons_and_kernels():
+        for form, kernel in self.forms_and_kernels():
             kernel = ops.convert_to_tensor(kernel)
-            if comparison is not None:
-                comparison.require_static("fold")
-                kernel = comparison.equivalent_kernel(kernel)
+            if form is not None:
+                form.require_static("fold")
+                kernel = form.equivalent_kernel(kernel)
             # NumPy copies: on JAX the cells would share buffers, which training donates.
             folded.append(ops.convert_to_numpy(kernel))
         plain = self.plain.from_config(super().get_config())
@@ -155,16 +157,16 @@ def _without_state(predictor: Any) -> Any:
 
 
 def compared(
-    comparison: Comparison | None,
+    form: BilinearForm | None,
     vectors: Tensor,
     training: bool | None,
     seen: Tensor | None = None,
 ) -> Tensor:
     """Returns `M v`, with `M` predicted from `seen` (default `v`); `v` without an `M`."""
-    if comparison is None:
+    if form is None:
         return vectors
-    parameters = comparison.parameters(vectors if seen is None else seen, training)
-    return comparison.compare(parameters, vectors)
+    parameters = form.parameters(vectors if seen is None else seen, training)
+    return form.compare(parameters, vectors)
 
 
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
@@ -245,7 +247,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     >>> recurrent = keras.layers.RNN(cell, return_sequences=True)
     >>> tuple(recurrent(sequences).shape)
     (2, 5, 8)
-    >>> tuple(cell.input_comparison.similarity_matrix.shape)
+    >>> tuple(cell.input_form.similarity_matrix.shape)
     (4, 4)
     >>> dynamic = nsl_keras.layers.NeuralSimilarityGRUCell(8, predictor="sphere")
     >>> tuple(keras.layers.Bidirectional(keras.layers.RNN(dynamic))(sequences).shape)
@@ -268,7 +270,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         state = states[0] if nested else states
         drops = training and 0 < self.dropout < 1
         masks = self.get_dropout_mask(inputs) if drops else None
-        x = compared(self.input_comparison, inputs, training)
+        x = compared(self.input_form, inputs, training)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
         if self.use_bias:
             bias = ops.convert_to_tensor(self.bias)
@@ -277,7 +279,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         drops = training and 0 < self.recurrent_dropout < 1
         masks = self.get_recurrent_dropout_mask(state) if drops else None
         kernel = ops.convert_to_tensor(self.recurrent_kernel)
-        h = compared(self.state_comparison, state, training)
+        h = compared(self.state_form, state, training)
         if self.reset_after:
             h = gate_products(h, masks, kernel)
             if self.use_bias:
@@ -290,7 +292,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
             h = gate_products(h, gate_masks, kernel[:, : 2 * self.units])
             h_update, h_reset = ops.split(h, 2, axis=-1)
             reset = self.recurrent_activation(x_reset + h_reset)
-            h = compared(self.state_comparison, reset * state, training, seen=state)
+            h = compared(self.state_form, reset * state, training, seen=state)
             h_candidate = gate_products(h, mask, kernel[:, 2 * self.units :])
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
@@ -341,8 +343,8 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, Any]:
         nested = isinstance(states, (list, tuple))
-        x = compared(self.input_comparison, inputs, training)
-        h = compared(self.state_comparison, states[0] if nested else states, training)
+        x = compared(self.input_form, inputs, training)
+        h = compared(self.state_form, states[0] if nested else states, training)
         return super().call(x, [h] if nested else h, training=training)
 
 
@@ -397,8 +399,8 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         state, carry = states
-        x = compared(self.input_comparison, inputs, training)
-        h = compared(self.state_comparison, state, training)
+        x = compared(self.input_form, inputs, training)
+        h = compared(self.state_form, state, training)
         return super().call(x, [h, carry], training=training)
 
 
@@ -407,8 +409,3 @@ def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
     if type(layer) not in (keras.layers.RNN, keras.layers.Bidirectional):
         return []
     return [each for each in rewiring.sublayers(layer) if isinstance(each, SimilarityCell)]
-
-
-def similarities_of(layer: keras.layers.Layer) -> list[Comparison]:
-    """Returns the `M` of each kernel in a layer, including its cells."""
-    return [each for each in rewiring.sublayers(layer) if isinstance(each, Comparison)]

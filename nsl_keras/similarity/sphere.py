@@ -17,7 +17,7 @@ from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.kernels import FloatKernel
 
 #: Added under each root, as the authors' code has it.
-NORM_EPSILON = 1e-4
+ROOT_OFFSET = 1e-4
 
 NORMALIZE = ("both", "input", "kernel")
 RESPONSES = ("cosine", "linear", "sigmoid", "learnable_sigmoid")
@@ -35,7 +35,7 @@ COSINE_MARGIN = 1e-6
 def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
     """Returns `sqrt(sum(a^2) + 1e-4)` along `axis`, in float32."""
     squares = ops.square(at_least_float32(tensor))
-    return ops.sqrt(ops.sum(squares, axis=axis, keepdims=keepdims) + NORM_EPSILON)
+    return ops.sqrt(ops.sum(squares, axis=axis, keepdims=keepdims) + ROOT_OFFSET)
 
 
 def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
@@ -134,7 +134,7 @@ class SphereConvolution(Sphere):
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
         ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
         squares = self.plain_product(ops.sum(squares, axis=axis + 1), ones)
-        norms = ops.sqrt(squares + NORM_EPSILON)
+        norms = ops.sqrt(squares + ROOT_OFFSET)
         if self.groups > 1:
             norms = ops.repeat(norms, self.filters // self.groups, axis)
         return norms

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import keras
+import numpy as np
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.bilinear import Comparison
+from nsl_keras.similarities import Diagonal
+from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.folding import is_foldable
-from nsl_keras.similarity.matrices import Diagonal
-from nsl_keras.similarity.predictors import SharedSimilarityPredictor
-from nsl_keras.similarity.recurrent import SimilarityCell, similarities_of
 
-Shape: TypeAlias = tuple[int | None, ...]
-
-_HEAD = (
+_TITLES = (
     *("Layer", "Kind", "Similarity", "Parameters"),
     *("Added", "Multiply-adds", "Plain", "Folds"),
 )
+_KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
+_RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +55,9 @@ class ModelSummary(LayerSummary):
     """A model with neural similarities; prints as a table.
 
     Attributes:
-        layers: The layers with a neural similarity, each a `LayerSummary`.
-        not_counted: Names of other layers whose multiply-adds are not counted, for example
-            attention.
+        layers: The layers with a neural similarity, and head and dictionary of a
+            `MetaNeighborhoodModel`, each a `LayerSummary`.
+        not_counted: Names of layers whose multiply-adds are not counted.
         name, kind, …: As for a layer, for the whole model. A shared predictor is counted
             once in `similarity_parameters`.
     """
@@ -69,11 +67,9 @@ class ModelSummary(LayerSummary):
 
     def __str__(self) -> str:
         fields = [field.name for field in dataclasses.fields(LayerSummary)]
-        rows = [
-            [_text(getattr(each, field)) for field in fields]
-            for each in (*self.layers, self)
-        ]
-        rows.insert(0, list(_HEAD))
+        rows = [list(_TITLES)]
+        for each in (*self.layers, self):
+            rows.append([_text(getattr(each, field)) for field in fields])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
@@ -84,16 +80,23 @@ class ModelSummary(LayerSummary):
     __repr__ = __str__
 
 
+def _text(value: str | int | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "?" if value is None else value
+
+
 def summary(model: keras.Model) -> ModelSummary:
     """Returns the similarities in a model, and their cost.
 
     The result prints as a table with a row for each layer that has a similarity. Its
     multiply-adds are the products of kernels and matrices with the input, for one example:
-    of convolutions, dense and recurrent layers, predictors, the comparison `M x` where `M`
-    is not folded, iFiLM, and the attention and finetuning of Meta-Neighborhoods.
-    Normalizations, activations and sums are not counted. Other layers with matrices for
-    weights are named in `not_counted`; to count a custom layer, give it a method
-    `count_multiply_adds(input_shape)`.
+    of convolutions, dense and recurrent layers, predictors, and `M x` where `M` is not
+    folded. Normalizations, activations and sums are not counted. Other layers with
+    matrices for weights are named in `not_counted`, as is the adaptation of
+    Meta-Neighborhoods.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
@@ -122,149 +125,99 @@ def summary(model: keras.Model) -> ModelSummary:
         parameters and operations of dynamic similarities this way.
     """
     backbone = getattr(model, "backbone", model)
-    calls = rewiring.calls(backbone)
-    if hasattr(model, "neighborhood"):
-        features = model.dictionary.keys.shape
-        calls.append(rewiring.Call(model.neighborhood, (tuple(features),), ()))
-    counts: dict[Any, list[tuple[float, float]]] = collections.defaultdict(list)
-    for call in calls:
+    counts: dict[Any, Any] = collections.defaultdict(lambda: np.zeros(2))
+    not_counted: dict[str, None] = {}
+    for call in rewiring.calls(backbone):
+        if _kernels(call.layer) is None:
+            not_counted[call.layer.name] = None
+            continue
         repeats = math.nan if call.repeats is None else call.repeats
-        plain, added = _multiply_adds(call.layer, call.input_shapes[0])
-        counts[call.layer].append((repeats * plain, repeats * added))
-    every_count = list(itertools.chain.from_iterable(counts.values()))
+        counts[call.layer] += repeats * _multiply_adds(call.layer, call.input_shapes[0])
+    rows = [_row(each, [each], counts[each]) for each in counts if similarities_of(each)]
+    if hasattr(model, "neighborhood"):
+        head, dictionary = model.head, model.dictionary
+        counts[head] += _multiply_adds(head, (None, dictionary.keys.shape[-1]))
+        rows.append(_row(head, [], counts[head]))
+        rows.append(_row(dictionary, [], np.full(2, math.nan)))
+        not_counted[model.neighborhood.name] = None
     return ModelSummary(
-        **_figures(model, rewiring.layers(backbone), every_count),
-        layers=tuple(
-            LayerSummary(**_figures(layer, [layer], its_counts))
-            for layer, its_counts in counts.items()
-            if similarities_of(layer)
-        ),
-        not_counted=tuple(
-            layer.name
-            for layer, its_counts in counts.items()
-            if not any(plain for plain, _ in its_counts) and _has_matrices(layer)
-        ),
+        **_row(model, rewiring.layers(backbone), sum(counts.values(), np.zeros(2))),
+        layers=tuple(LayerSummary(**row) for row in rows),
+        not_counted=tuple(not_counted),
     )
 
 
-def _figures(
-    whole: Any, layers: list[Any], counts: list[tuple[float, float]]
-) -> dict[str, Any]:
+def _row(whole: Any, layers: Sequence[Any], count: np.ndarray) -> dict[str, Any]:
     """Returns the fields of a `LayerSummary`."""
-    parts = [part for layer in layers for part in similarities_of(layer)]
-    added = {id(weight): weight for part in parts for weight in part.weights}
+    forms = [form for layer in layers for form in similarities_of(layer)]
+    names = [
+        f"{'static' if form.predictor is None else 'dynamic'} "
+        f"{type(form.similarity).__name__}"
+        for form in forms
+    ]
+    weights = {id(weight): weight for form in forms for weight in form.weights}
+    plain, total = (None if math.isnan(number) else int(number) for number in count)
     return {
         "name": whole.name,
         "kind": type(whole).__name__.removeprefix("NeuralSimilarity"),
-        "similarity": ", ".join(dict.fromkeys(map(_describe, parts))),
+        "similarity": ", ".join(dict.fromkeys(names)),
         "parameters": whole.count_params(),
-        "similarity_parameters": sum(map(_size, added.values())),
-        "multiply_adds": _total(plain + extra for plain, extra in counts),
-        "plain_multiply_adds": _total(plain for plain, _ in counts),
+        "similarity_parameters": sum(math.prod(each.shape) for each in weights.values()),
+        "multiply_adds": total,
+        "plain_multiply_adds": plain,
         "folds": all(map(is_foldable, layers)),
     }
 
 
-def _text(value: str | int | None) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "?" if value is None else value
-
-
-def _describe(part: Comparison) -> str:
-    how = "static" if part.predictor is None else "dynamic"
-    return f"{how} {type(part.similarity).__name__}"
-
-
-def _size(variable: keras.Variable) -> int:
-    return math.prod(variable.shape)
-
-
-def _has_matrices(layer: Any) -> bool:
-    """Whether a layer has weights with several axes, apart from axes of size 1."""
+def _kernels(layer: Any) -> list[keras.Variable] | None:
+    """Returns the kernels that act once at each position or step; `None` if unknown."""
+    if isinstance(layer, _RECURRENT):
+        parts = rewiring.sublayers(layer)
+        # Convolutional cells have no `units`.
+        cells = [x for x in parts if hasattr(x, "recurrent_kernel") and hasattr(x, "units")]
+        found = [kernel for x in cells for kernel in (x.kernel, x.recurrent_kernel)]
+    elif hasattr(layer, "kernel_size") or hasattr(layer, "units"):
+        found = [getattr(layer, name) for name in _KERNELS if hasattr(layer, name)]
+    else:
+        found = []
     shapes = [weight.shape for weight in getattr(layer, "weights", ())]
-    return any(sum(size > 1 for size in shape) > 1 for shape in shapes)
+    has_matrices = any(sum(size > 1 for size in shape) > 1 for shape in shapes)
+    return None if has_matrices and not found else found
 
 
-# Multiply-adds. A count that depends on an unknown size is NaN, and so are its sums.
+def _multiply_adds(layer: Any, shape: Sequence[int | None]) -> np.ndarray:
+    """Returns the multiply-adds without, and with, `M` and its predictor.
 
-_TRANSPOSED = (
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-)
-_KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
-
-
-def _total(counts: Iterable[float]) -> int | None:
-    total = sum(counts)
-    return None if math.isnan(total) else int(total)
-
-
-def _product(sizes: Iterable[int | None]) -> float:
-    return math.prod(math.nan if size is None else size for size in sizes)
-
-
-def _multiply_adds(layer: Any, input_shape: Shape) -> tuple[float, float]:
-    """Returns the multiply-adds of the plain layer, and of `M` and its predictor."""
-    if hasattr(layer, "count_multiply_adds"):
-        count = layer.count_multiply_adds(input_shape)
-        return (math.nan if count is None else count), 0
-    if isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional)):
-        return _of_recurrent(layer, _product(input_shape[1:2]))
-    kernels = [getattr(layer, name) for name in _KERNELS if hasattr(layer, name)]
-    convolves = hasattr(layer, "kernel_size")
-    if not kernels or not (convolves or isinstance(layer, keras.layers.Dense)):
-        return 0, 0
-    # A transposed convolution puts its kernel at each position of its input.
-    transposed = isinstance(layer, _TRANSPOSED)
-    shape = input_shape if transposed else layer.compute_output_shape(input_shape)
-    first = getattr(layer, "data_format", "") == "channels_first"
-    positions = _product(shape[2:] if first else shape[1:-1])
-    plain = positions * sum(map(_size, kernels))
-    if getattr(layer, "predictor", None) is None:
-        return plain, 0
-    part, kernel = layer.comparison, layer.kernel
-    if not convolves:
-        return plain, positions * _of_vector(part, kernel.shape[0])
-    compared = positions * _entries(part) * kernel.shape[-2]
-    return plain, compared + _of_network(part.network, input_shape)
-
-
-def _of_recurrent(layer: Any, steps: float) -> tuple[float, float]:
-    plain: float = 0
-    added: float = 0
-    for cell in rewiring.sublayers(layer):
-        if hasattr(cell, "recurrent_kernel") and len(cell.kernel.shape) == 2:
-            plain += _size(cell.kernel) + _size(cell.recurrent_kernel)
-        if isinstance(cell, SimilarityCell):
-            for part, kernel in cell.comparisons_and_kernels():
-                added += 0 if part is None else _of_vector(part, kernel.shape[0])
-    return steps * plain, steps * added
-
-
-def _of_vector(part: Comparison, features: int) -> float:
-    """Returns the multiply-adds of `M v`, and of predicting `M`, for one vector."""
-    compared = _entries(part) * features // part.taps
-    predicted = 0 if part.network is None else _of_network(part.network, (None, features))
-    return compared + predicted
-
-
-def _entries(part: Comparison) -> int:
-    return part.taps if isinstance(part.similarity, Diagonal) else part.taps**2
-
-
-def _of_network(network: Any, input_shape: Shape) -> float:
-    """Returns the multiply-adds of a predictor; NaN if one of its layers is not counted."""
-    if isinstance(network, SharedSimilarityPredictor):
-        network = network.shared_network
-    if not isinstance(network, keras.Sequential):
-        plain, _ = _multiply_adds(network, input_shape)
-        return plain if plain or not _has_matrices(network) else math.nan
-    total = 0.0
-    for layer in network.layers:
-        total += _of_network(layer, input_shape)
-        input_shape = tuple(layer.compute_output_shape(input_shape))
-    return total
+    They are NaN if they depend on an unknown size, or on a layer with unknown kernels.
+    """
+    network = getattr(layer, "shared_network", layer)
+    if isinstance(network, keras.Sequential):
+        total = np.zeros(2)
+        for each in network.layers:
+            total += _multiply_adds(each, shape)
+            shape = each.compute_output_shape(shape)
+        return total
+    kernels = _kernels(layer)
+    if not kernels:
+        return np.full(2, 0 if kernels is not None else math.nan)
+    recurrent = isinstance(layer, _RECURRENT)
+    if recurrent:
+        sizes = shape[1:2]
+    else:
+        # A transposed convolution puts its kernel at each position of its input.
+        transposed = hasattr(layer, "output_padding")
+        sizes = shape if transposed else layer.compute_output_shape(shape)
+        first = getattr(layer, "data_format", "") == "channels_first"
+        sizes = sizes[2:] if first else sizes[1:-1]
+    positions = math.prod(math.nan if size is None else size for size in sizes)
+    plain = positions * sum(math.prod(kernel.shape) for kernel in kernels)
+    added = 0.0
+    for form in similarities_of(layer):
+        if recurrent or form.network is not None:  # Others fold into the kernel.
+            is_diagonal = isinstance(form.similarity, Diagonal)
+            entries = form.taps if is_diagonal else form.taps**2
+            added += positions * entries * form.channels
+        if form.network is not None:
+            vectors = (*shape[:2], form.taps * form.channels)
+            added += _multiply_adds(form.network, vectors if recurrent else shape)[0]
+    return np.array([plain, plain + added])

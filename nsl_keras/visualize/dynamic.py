@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras.similarity.matrices import Diagonal
+from nsl_keras.similarities import Diagonal
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading
 from nsl_keras.visualize.similarities import LEAST_SCALE

@@ -11,8 +11,8 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.neighborhoods.cosine import CosineDense, unit_norm
-from nsl_keras.neighborhoods.key_metrics import Cosine
+from nsl_keras.neighborhoods.cosine import CosineDense
+from nsl_keras.neighborhoods.key_metrics import Cosine, unit_norm
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures, reading

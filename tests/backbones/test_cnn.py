@@ -111,9 +111,9 @@ def cnn9_variables(model):
             continue
         name = cnn9_name(layer.name.removesuffix("_convolution"))
         if layer.predictor is None:
-            variables[f"{name}.M"] = layer.comparison.similarity_parameters
+            variables[f"{name}.M"] = layer.bilinear_form.similarity_parameters
             continue
-        parts = {part.name: part for part in layer.comparison.network.layers}
+        parts = {part.name: part for part in layer.bilinear_form.network.layers}
         for theirs, ours in (("m1", "hidden"), ("m2", "output")):
             variables[f"{name}.{theirs}.W"] = parts[ours].kernel
             norm = parts.get(f"{ours}_normalization")

@@ -33,7 +33,7 @@ def test_selections():
     def names(selection):
         return [variable.path for variable in select_variables(model, selection)]
 
-    assert names("similarity") == ["net/convolution/comparison/similarity"]
+    assert names("similarity") == ["net/convolution/bilinear_form/similarity"]
     assert names("classifier") == ["net/head/kernel", "net/head/bias"]
     assert names("similarity+classifier") == names("similarity") + names("classifier")
     assert names("all") == [each.path for each in model.trainable_variables]

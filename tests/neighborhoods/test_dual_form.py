@@ -97,20 +97,3 @@ def test_layers_as_activations_compute_in_full_precision(policy):
     (stage,) = dual_form.stages_of(head)
     outputs = ops.array([1 + 2.0**-20, -2.0])
     np.testing.assert_array_equal(stage.activation(outputs), [1 + 2.0**-20, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("kinds", "steps", "expected"),
-    [
-        # The plain head; and for each entry its attention and its part of the output.
-        (("linear",), 1, 15 + 7 * 5 + 7 * (5 + 3)),
-        (("cosine",), 1, 15 + 7 * 5 + 7 * 15),
-        (("tanh", "linear"), 1, 48 + 7 * 5 + 7 * (5 + 6 + 6 + 3)),
-        # Two sums of weights, and a pass over the entries forward and back.
-        (("tanh", "linear"), 2, 48 + 7 * 5 + 7 * (2 * 48 + 48 + 18)),
-    ],
-)
-def test_multiply_adds(kinds, steps, expected):
-    layer = heads.build(*kinds, inner_steps=steps)
-    assert layer.count_multiply_adds((None, heads.FEATURES)) == expected
-    assert layer.count_multiply_adds((None, None)) is None

@@ -20,7 +20,7 @@ from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, fold, summary
-from nsl_keras.similarity.recurrent import similarities_of
+from nsl_keras.similarity.bilinear_form import similarities_of
 
 
 def convolutional():
@@ -343,7 +343,7 @@ def test_training_changes_the_similarities_alone(predictor, plain):
     for variable, old in zip(model.weights, before, strict=True):
         changed = np.any(as_numpy(variable.value) != old)
         assert np.all(np.isfinite(as_numpy(variable.value)))
-        if id(variable) in new or "comparison" not in variable.path:
+        if id(variable) in new or "bilinear_form" not in variable.path:
             assert changed == (id(variable) in new), variable.path
     model.trainable = False
     model.trainable = True
@@ -397,8 +397,13 @@ def test_backbones_of_models_with_neighbors(tmp_path):
     assert len(added.trainable_variables) == 1 + len(model.neighborhood.trainable_variables)
     counted = summary(added)
     assert counted.folds
-    # Attention, finetuning and cosines of 5 entries, 4 features and 3 classes.
-    assert counted.multiply_adds == counted.layers[0].multiply_adds + 5 * 4 + 5 * 12 + 12
+    # The backbone, and a head from 4 features to 3 classes; not the adaptation.
+    first, head, dictionary = counted.layers
+    assert counted.multiply_adds == first.multiply_adds + 12
+    assert head.multiply_adds == head.plain_multiply_adds == 12
+    assert (dictionary.kind, dictionary.multiply_adds) == ("NeighborDictionary", None)
+    assert dictionary.parameters == added.dictionary.count_params()
+    assert counted.not_counted == (added.neighborhood.name,)
     assert (counted.name, counted.parameters) == ("neighbors", added.count_params())
     (matrix,) = similarities_of(added.backbone.get_layer("first"))
     matrix.similarity_parameters.assign(RNG.normal(size=9))

@@ -171,12 +171,12 @@ def make_predictor(kind, member, similarity, dtype, geometry):
 
 def predicted_matrix(layer, inputs):
     """`M`, channels last, from what the predictor itself returns."""
-    prediction = ops.convert_to_numpy(layer.comparison.network(inputs)).astype("float64")
+    prediction = ops.convert_to_numpy(layer.bilinear_form.network(inputs)).astype("float64")
     if prediction.ndim == 2:
         prediction = prediction.reshape(len(prediction), *[1] * layer.rank, -1)
     else:
         prediction = channels_last(prediction, layer.data_format)
-    identity = identity_parameters(layer.similarity, layer.comparison.taps)
+    identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
     prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
     matrix = to_matrix(layer.similarity, identity + prediction)
     # A prediction that hardly varies would not show where it belongs.
@@ -330,7 +330,7 @@ def test_gradients_of_the_dynamic_layer(name, similarity, kind, options, trainin
     )
     if training:
         # In inference mode no batch norm spreads what the second convolution sees.
-        assert layer.comparison.network.non_trainable_variables
+        assert layer.bilinear_form.network.non_trainable_variables
     check_gradients(layer, member.tensor("float64"), "float64", 1e-6, 1e-5, training)
 
 
@@ -387,8 +387,8 @@ def test_fold_computes_the_same(name, similarity, dtype, data_format):
             **geometry,
         )
         if learn_shape:
-            layer.comparison.shape_parameters.assign(
-                np.linspace(0.8, 0.3, layer.comparison.taps)
+            layer.bilinear_form.shape_parameters.assign(
+                np.linspace(0.8, 0.3, layer.bilinear_form.taps)
             )
         before = values(layer.variables)
         outputs = layer(inputs)
@@ -401,8 +401,8 @@ def test_fold_computes_the_same(name, similarity, dtype, data_format):
         for old, new in zip(before, values(layer.variables), strict=True):
             np.testing.assert_array_equal(new, old)
         # A comparison that another `M` passes would show nothing.
-        layer.comparison.similarity_parameters.assign(
-            layer.comparison.similarity_parameters * 1.5 + 0.1
+        layer.bilinear_form.similarity_parameters.assign(
+            layer.bilinear_form.similarity_parameters * 1.5 + 0.1
         )
         with pytest.raises(AssertionError, match="relative error"):
             assert_close(plain(inputs), layer(inputs), 0.01)

@@ -81,7 +81,7 @@ def test_static_formula(similarity, block_size, dtype):
 @pytest.mark.parametrize("predictor", [None, "cnn"])
 def test_learned_shape_masks_features_of_every_block(predictor):
     layer = made("unconstrained", block_size=4, learn_shape=True, predictor=predictor)
-    layer.comparison.shape_parameters.assign([1.0, 0.4, 0.6, 0.0])
+    layer.bilinear_form.shape_parameters.assign([1.0, 0.4, 0.6, 0.0])
     masked = made("unconstrained", block_size=4, predictor=predictor)
     weights = {variable.path.partition("/")[2]: variable for variable in layer.weights}
     for variable in masked.weights:
@@ -126,7 +126,7 @@ def test_an_empty_batch():
 def test_dynamic_formula(similarity, block_size, dtype):
     layer = made(similarity, block_size=block_size, predictor="cnn", dtype=dtype)
     rows = ops.reshape(inputs(dtype), (-1, FEATURES))
-    prediction = ops.convert_to_numpy(layer.comparison.network(rows)).astype("float64")
+    prediction = ops.convert_to_numpy(layer.bilinear_form.network(rows)).astype("float64")
     identity = identity_parameters(layer.similarity, block_size or FEATURES)
     parameters = prediction.reshape(2, 3, *identity.shape) + identity
     matrices = to_matrix(layer.similarity, parameters)
@@ -186,8 +186,8 @@ def test_fold(similarity, dtype, block_size):
     assert_equal(plain(inputs()), layer(inputs()))
     for old, variable in zip(before, layer.variables, strict=True):
         assert_equal(variable.value, old)
-    layer.comparison.similarity_parameters.assign(
-        1.1 * layer.comparison.similarity_parameters
+    layer.bilinear_form.similarity_parameters.assign(
+        1.1 * layer.bilinear_form.similarity_parameters
     )
     with pytest.raises(AssertionError):
         assert_equal(plain(inputs()), layer(inputs()))

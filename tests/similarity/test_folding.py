@@ -186,7 +186,7 @@ def shift_model(layer, tap, sizes):
     inputs = keras.Input((*sizes, 2))
     model = keras.Model(inputs, layer(inputs))
     randomize(model.weights)
-    matrix = layer.comparison.similarity_parameters
+    matrix = layer.bilinear_form.similarity_parameters
     parameters = np.zeros(matrix.shape)
     parameters[len(parameters) // 2, np.ravel_multi_index(tap, layer.kernel_size)] = 1.5
     matrix.assign(parameters)

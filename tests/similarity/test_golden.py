@@ -89,10 +89,10 @@ def check_moving_statistics(golden, dtype, normalizations):
 def test_static_layer(name, dtype):
     golden = Golden(name)
     model, layer, normalization = block(golden, dtype)
-    layer.comparison.similarity_parameters.assign(golden["w.M"])
+    layer.bilinear_form.similarity_parameters.assign(golden["w.M"])
     variables = {
         "W": layer.kernel,
-        "M": layer.comparison.similarity_parameters,
+        "M": layer.bilinear_form.similarity_parameters,
         "bn.gamma": normalization.gamma,
         "bn.beta": normalization.beta,
     }
@@ -115,7 +115,7 @@ def test_dynamic_layer(name, kind, similarity, dtype):
     norms = {"momentum": MOMENTUM, "momentum_warmup": False}
     predictor = nsl_keras.predictors.published(kind, batch_normalization=norms)
     model, layer, normalization = block(golden, dtype, predictor)
-    network = layer.comparison.network
+    network = layer.bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")
     hidden.kernel.assign(golden["w.m1.W"])
     output.kernel.assign(golden["w.m2.W"])

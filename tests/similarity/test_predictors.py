@@ -49,7 +49,7 @@ def built(layer, shape):
 def network_of(predictor, filters=6, shape=(None, 7, 6, 5), **options):
     """The network that a convolution makes of a recipe."""
     layer = NeuralSimilarityConv2D(filters, 3, predictor=predictor, **options)
-    return built(layer, shape).comparison.network
+    return built(layer, shape).bilinear_form.network
 
 
 def names_of(network):
@@ -72,7 +72,7 @@ def test_architecture(architecture, dense):
         layer = NeuralSimilarityDense(4, block_size=9, **options)
     else:
         layer = NeuralSimilarityConv2D(4, 3, **options)
-    network = built(layer, (None, 7, 6, 18)).comparison.network
+    network = built(layer, (None, 7, 6, 18)).bilinear_form.network
     expected = ["hidden", "hidden_normalization", "relu", "output", "output_normalization"]
     if not normalized[1]:
         expected.remove("hidden_normalization")
@@ -104,7 +104,7 @@ def test_geometry_is_that_of_the_layer():
         predictor="cnn",
         dtype="mixed_bfloat16",
     )
-    network = built(layer, (None, 5, 7, 6)).comparison.network
+    network = built(layer, (None, 5, 7, 6)).bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")
     assert (hidden.kernel_size, hidden.strides, hidden.padding) == ((2, 3), (2, 1), "same")
     assert (output.kernel_size, output.strides, output.padding) == ((2, 3), (1, 1), "same")
@@ -114,7 +114,7 @@ def test_geometry_is_that_of_the_layer():
     assert network.get_layer("hidden").dilation_rate == (2, 2)
     assert network.get_layer("output").kernel_size == (1, 1)
     causal = NeuralSimilarityConv1D(6, 3, padding="causal", predictor="cnn")
-    network = built(causal, (None, 7, 5)).comparison.network
+    network = built(causal, (None, 7, 5)).bilinear_form.network
     assert network.get_layer("output").padding == "causal"
 
 
@@ -132,13 +132,13 @@ def test_width_follows_the_layer(filters, similarity, width):
     convolution = NeuralSimilarityConv2D(filters, 3, **options)
     dense = NeuralSimilarityDense(filters, block_size=2, **options)
     for layer in (convolution, dense):
-        network = built(layer, (None, 7, 7, 4)).comparison.network
+        network = built(layer, (None, 7, 7, 4)).bilinear_form.network
         assert network.get_layer("hidden").kernel.shape[-1] == width
     published = network_of(predictors.published(), filters, similarity=similarity)
     authors = 64 if similarity == "diagonal" else 128
     assert published.get_layer("hidden").filters == authors
     depthwise = NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **options)
-    network = built(depthwise, (None, 7, 7, filters // 2)).comparison.network
+    network = built(depthwise, (None, 7, 7, filters // 2)).bilinear_form.network
     assert network.get_layer("hidden").filters == width
 
 
@@ -150,7 +150,7 @@ def test_batch_norms_can_be_asked_for(kind):
         assert ("hidden_normalization" in names) == wanted
         assert ("output_normalization" in names) == wanted
     cell = built(NeuralSimilarityGRUCell(4, predictor=kind), (None, 6))
-    assert not cell.input_comparison.non_trainable_variables
+    assert not cell.input_form.non_trainable_variables
     shared = network_of(SharedSimilarityPredictor(kind))
     assert not shared.non_trainable_variables
 
@@ -188,7 +188,7 @@ def test_positions_of_a_block_share_a_prediction(name, options, shared):
     recipe = SimilarityPredictor(width=4, downsampling=block)
     predictor = SharedSimilarityPredictor(recipe) if shared else recipe
     layer = member.make_built(kernel_size=2, predictor=predictor, **options)
-    coarse = as_numpy(layer.comparison.network(inputs))
+    coarse = as_numpy(layer.bilinear_form.network(inputs))
     first = layer.data_format == "channels_first"
     coarse = np.moveaxis(coarse, 1, -1) if first else coarse
     matrices = as_numpy(layer.predicted_matrices(inputs))
@@ -256,7 +256,7 @@ def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
     ):
         for training in (False, True):
             assert difference_from_plain(layer, inputs, training) <= 1e-5
-        network = layer.comparison.network
+        network = layer.bilinear_form.network
         # A step moves what was zero, and then the gradient reaches the hidden kernel.
         for variable in network.trainable_variables:
             if not as_numpy(variable).any():
@@ -298,7 +298,7 @@ def test_moving_statistics_are_unbiased_unless_published():
     for predictor, replaced in (("sphere", True), (predictors.published(), False)):
         layer = NeuralSimilarityConv2D(4, 3, predictor=predictor)
         layer(images, training=True)
-        norm = layer.comparison.network.get_layer("hidden_normalization")
+        norm = layer.bilinear_form.network.get_layer("hidden_normalization")
         assert (as_numpy(norm.moving_variance).max() < 0.9) == replaced
 
 
@@ -326,7 +326,7 @@ def test_an_unbuilt_layer_keeps_its_dtype_through_its_config():
     for predictor in ("sphere", SimilarityPredictor("cnn")):
         layer = NeuralSimilarityConv2D(4, 3, predictor=predictor, dtype="mixed_bfloat16")
         again = NeuralSimilarityConv2D.from_config(layer.get_config())
-        network = built(again, (None, 7, 6, 5)).comparison.network
+        network = built(again, (None, 7, 6, 5)).bilinear_form.network
         assert {each.dtype_policy.name for each in network.layers} == {"mixed_bfloat16"}
 
 
@@ -334,9 +334,9 @@ def test_an_unbuilt_layer_keeps_its_dtype_through_its_config():
 
 
 @keras.saving.register_keras_serializable("tests")
-def deep(parts):
+def deep(recipe, context):
     middle = keras.layers.Conv2D(5, 1, activation="gelu")
-    return [*parts.hidden("input", batch_normalized=True), middle, *parts.output()]
+    return [*recipe.hidden(context, "input", True), middle, *recipe.output(context)]
 
 
 def test_a_custom_kind(tmp_path):
@@ -349,7 +349,7 @@ def test_a_custom_kind(tmp_path):
     start = NeuralSimilarityConv2D(4, 3, predictor=recipe)
     assert difference_from_plain(start, images, training=False) < 1e-5
     model = keras.Sequential([keras.Input((9, 8, 3)), *layers])
-    assert layers[0].comparison.network.layers[2].activation is keras.activations.gelu
+    assert layers[0].bilinear_form.network.layers[2].activation is keras.activations.gelu
     randomize(model)
     model.save(tmp_path / "deep.keras")
     loaded = keras.saving.load_model(tmp_path / "deep.keras")
@@ -407,7 +407,7 @@ def test_shared_predictor_is_one_network_with_adaptations():
     model = shared_model(shared)
     assert all(layer.predictor is shared for layer in model.layers)
     for layer, channels in zip(model.layers, (3, 6, 8), strict=True):
-        adaptation, network = layer.comparison.network.layers
+        adaptation, network = layer.bilinear_form.network.layers
         assert network is shared
         assert tuple(adaptation.kernel.shape) == (3, 3, channels, 5)
         assert (adaptation.strides, adaptation.padding) == (layer.strides, layer.padding)

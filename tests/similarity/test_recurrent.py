@@ -104,7 +104,7 @@ def test_bidirectional():
     both.build(SEQUENCES.shape)
     perturb(both)
     cells = both.forward_layer.cell, both.backward_layer.cell
-    networks = [cell.input_comparison.network for cell in cells]
+    networks = [cell.input_form.network for cell in cells]
     assert networks[0] is not networks[1]
     directions = sequences(), ops.flip(sequences(), axis=1)
     each = [
@@ -190,9 +190,9 @@ def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
     received, _ = cell(x, states, training=True)
     for example in range(BATCH):
         twin = plain_twin(name, cell, **options)
-        matrix = matrix_of(cell.input_comparison, x[example], FEATURES)
+        matrix = matrix_of(cell.input_form, x[example], FEATURES)
         twin.kernel.assign(matrix.T @ ops.convert_to_numpy(cell.kernel))
-        matrix = matrix_of(cell.state_comparison, state[example], UNITS)
+        matrix = matrix_of(cell.state_form, state[example], UNITS)
         twin.recurrent_kernel.assign(matrix.T @ ops.convert_to_numpy(cell.recurrent_kernel))
         expected, _ = twin(x, states, training=True)
         assert_close(received[example], expected[example], 10 * TOLERANCES[dtype])
@@ -207,13 +207,13 @@ def test_arguments_reach_both_similarities():
         similarity_constraint="non_neg",
     )
     assert len(keras.layers.RNN(cell).losses) == 2
-    for part in (cell.input_comparison, cell.state_comparison):
+    for part in (cell.input_form, cell.state_form):
         constraint = part.similarity_parameters.constraint
         assert isinstance(constraint, keras.constraints.NonNeg)
     fresh = made("gru", similarity_initializer=keras.initializers.Identity(0.5))
     fresh.build((None, FEATURES))
-    assert_equal(fresh.input_comparison.similarity_matrix, 0.5 * np.eye(FEATURES))
-    assert_equal(fresh.state_comparison.similarity_matrix, 0.5 * np.eye(UNITS))
+    assert_equal(fresh.input_form.similarity_matrix, 0.5 * np.eye(FEATURES))
+    assert_equal(fresh.state_form.similarity_matrix, 0.5 * np.eye(UNITS))
 
 
 # Gradients.
@@ -259,7 +259,7 @@ def test_fold(name, form):
     assert_close(outputs(plain), outputs(cell), 1e-5)
     for old, variable in zip(before, cell.trainable_variables, strict=True):
         assert_equal(variable.value, old)
-    changed = cell.input_comparison or cell.state_comparison
+    changed = cell.input_form or cell.state_form
     changed.similarity_parameters.assign(1.1 * changed.similarity_parameters)
     with pytest.raises(AssertionError):
         assert_close(outputs(plain), outputs(cell), 1e-5)

@@ -80,13 +80,19 @@ def recipe(**options):
             2 * 7 * (4 + 6) * 24,
             2 * 7 * (4**2 + 6**2),
         ),
+        (
+            keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, predictor=recipe())),
+            (7, 4),
+            7 * (4 + 6) * 18,
+            7 * (4 * 5 + 5 * 4 + 4 + 6 * 5 + 5 * 6 + 6),
+        ),
     ],
 )
 def test_one_layer(layer, shape, plain, added):
     model = keras.Sequential([keras.Input(shape), layer])
     (row,) = summary(model).layers
     assert (row.plain_multiply_adds, row.multiply_adds) == (plain, plain + added)
-    dynamic = getattr(layer, "predictor", None) is not None
+    dynamic = getattr(getattr(layer, "cell", layer), "predictor", None) is not None
     assert row.folds == (not dynamic)
     assert row.similarity.startswith("dynamic" if dynamic else "static")
     assert row.parameters == model.count_params()
@@ -175,18 +181,9 @@ def test_a_model_folds_where_all_its_layers_do():
         assert summary(model).folds is folds
 
 
-def test_layers_count_for_themselves():
-    class Gram(keras.layers.Layer):
-        def call(self, inputs):
-            return inputs @ ops.swapaxes(inputs, 1, 2)
-
-        def count_multiply_adds(self, input_shape):
-            return input_shape[1] ** 2 * input_shape[2]
-
-    inputs = keras.Input((5, 4))
-    x = Gram()(layers.InstanceFiLM(10)(inputs))
-    model = keras.Model(inputs, layers.CosineDense(3)(x))
-    assert summary(model).multiply_adds == 3 * 10 * 4 + 25 * 4 + 5 * 5 * 3
+def test_cosines_count_as_dense_layers():
+    model = keras.Sequential([keras.Input((5, 4)), layers.CosineDense(3)])
+    assert summary(model).multiply_adds == 5 * 4 * 3
 
 
 def test_unknown_sizes_and_layers():

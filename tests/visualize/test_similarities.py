@@ -63,7 +63,7 @@ def test_learned_kernel_shapes():
         convolution(learn_shape=True, predictor="cnn", name="dynamic"),
     )
     dynamic = model.get_layer("dynamic")
-    dynamic.comparison.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
+    dynamic.bilinear_form.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
     panels = panels_of(visualize.plot_similarities(model))
     assert list(panels) == [
         "static\nmask of the taps",

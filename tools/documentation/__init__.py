@@ -1,1 +1,1 @@
-"""The documentation site's pages that are made from docstrings, notebooks and results."""
+"""The documentation site's pages: docs/, results, docstrings and notebooks."""

@@ -1,10 +1,9 @@
-"""Makes the documentation's pages that come from docstrings, notebooks and results.
+"""Makes the pages of the documentation site from docs/, results, docstrings and notebooks.
 
-    python -m tools.documentation                # below docs/, for `zensical serve`
-    python -m tools.documentation --folder=DOCS
+    python -m tools.documentation
 
-They are `api/`, `notebooks/` and `results/` in that folder, which are removed before they
-are written. Notebooks are shown as they are stored; none is run.
+They are written below build/docs, from where `zensical` makes the site. Notebooks are shown
+as they are stored; none is run.
 """
 
 from __future__ import annotations
@@ -15,40 +14,21 @@ import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags
+from absl import app
 
-import experiments.speed.table
-from experiments import tables
-from tools.documentation import interface, notebooks
+from tools.documentation import interface, notebooks, pages
 
-FLAGS = flags.FLAGS
-GENERATED = ("api", "notebooks", "results")
-
-
-def write_results(results: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes the pages of all results, and the pictures that pages show."""
-    everything = tables.results_readme()
-    step_times = experiments.speed.table.sections(results)
-    folder.mkdir(parents=True)
-    (folder / "all.md").write_text(everything.replace(step_times, ""))
-    (folder / "step_times.md").write_text(f"# Step times and memory\n\n{step_times}\n")
-    (folder / "no_harm.md").write_text((results / "no_harm" / "README.md").read_text())
-    for picture in (results / "no_harm").glob("*.png"):
-        shutil.copy(picture, folder)
-    shutil.copytree(results / "figures", folder / "figures")
+FOLDER = pathlib.Path("build/docs")
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
-    folder = pathlib.Path(FLAGS.folder)
-    for name in GENERATED:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    interface.write_pages(folder / "api")
-    notebooks.write_pages(folder / "notebooks")
-    write_results(tables.RESULTS, folder / "results")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    pages.write_pages(FOLDER)
+    interface.write_pages(FOLDER / "api")
+    notebooks.write_pages(FOLDER / "notebooks")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("folder", "docs", "The folder of the documentation's pages.")
     app.run(main)

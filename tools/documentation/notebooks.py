@@ -10,6 +10,7 @@ and pictures.
 from __future__ import annotations
 
 import base64
+import io
 import os
 import pathlib
 import re
@@ -20,10 +21,12 @@ import jupytext
 import nbformat
 from absl import app, flags
 from nbclient import NotebookClient
+from PIL import Image
+
+from tools.documentation import pages
 
 FLAGS = flags.FLAGS
-ROOT = pathlib.Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "examples" / "notebooks"
+NOTEBOOKS = pages.ROOT / pages.NOTEBOOKS
 #: Set, notebooks train for a few steps only, to see that they run.
 SHORT = "NSL_KERAS_SHORT"
 
@@ -42,7 +45,7 @@ def executed(name: str) -> nbformat.NotebookNode:
     notebook = jupytext.read(NOTEBOOKS / f"{name}.py")
     before = os.environ.get("PYTHONPATH", "")
     # This checkout, installed or not: else the notebook would install the package.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pages.ROOT), before]))
     try:
         with tempfile.TemporaryDirectory() as folder:
             resources = {"metadata": {"path": folder}}
@@ -64,9 +67,11 @@ def without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _joined(outputs: list) -> list:
-    """Printed text in one piece, without what libraries log."""
+    """Printed text in one piece, without what libraries log, and small pictures."""
     joined: list = []
     for output in outputs:
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _small(output.data["image/png"])
         if output.output_type == "stream" and output.name == "stderr":
             continue
         if joined and output.output_type == joined[-1].output_type == "stream":
@@ -76,9 +81,18 @@ def _joined(outputs: list) -> list:
     return joined
 
 
+def _small(picture: str) -> str:
+    """A picture of at most 800 pixels to a side, in 256 colours."""
+    image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    image.thumbnail((800, 800))
+    file = io.BytesIO()
+    image.quantize(256).save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def write_pages(folder: pathlib.Path) -> None:
     """Writes a Markdown page for each notebook as it is stored, pictures beside it."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names():
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         (folder / f"{name}.md").write_text(_page(name, notebook, folder))
@@ -88,7 +102,7 @@ def _page(name: str, notebook: nbformat.NotebookNode, folder: pathlib.Path) -> s
     parts = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(pages.made(f"{pages.NOTEBOOKS}/{name}.ipynb", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for place, output in enumerate(cell.outputs):

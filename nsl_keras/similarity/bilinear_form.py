@@ -1,0 +1,316 @@
+"""The bilinear form `W^T M x` of one kernel, whose `M` is a weight or predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import rewiring, similarities, validation
+from nsl_keras.backend import Tensor, outside_traces
+from nsl_keras.similarity import predictors
+from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
+
+
+class BilinearForm(keras.layers.Layer):
+    """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
+
+    A layer holds one for each of its kernels. It has no `call`: the layer asks it for the
+    equivalent kernel of a static `M`, the parameters of a predicted `M(x)`, or the product
+    `M v` with vectors. Without a learned shape `D` is the identity.
+
+    Args:
+        block_size: int or `None`, for kernels of dense and recurrent layers: the number of
+            features in a block. Feature `block * T + t` of a vector takes the role of tap
+            `t` of channel `block` in a convolution.
+        **kwargs: Other arguments, as for `nsl_keras.layers.NeuralSimilarityConv2D`.
+
+    Attributes:
+        network: The layer that predicts `M`, once built; `None` if it is static.
+        similarity_parameters: The weight of a static `M`; `None` if it is predicted.
+        shape_parameters: The weight of the learned shape; `None` without one.
+        taps: The number `T` of taps.
+        channels: The number of channels that a filter reads; on vectors, of blocks.
+    """
+
+    def __init__(
+        self,
+        similarity: Any = "diagonal",
+        similarity_initializer: Any = "identity",
+        similarity_regularizer: Any = None,
+        similarity_constraint: Any = None,
+        predictor: Any = None,
+        learn_shape: bool = False,
+        shape_threshold: float = 0.5,
+        block_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.similarity = similarities.get(similarity)
+        self.similarity_initializer = keras.initializers.get(similarity_initializer)
+        self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
+        self.similarity_constraint = keras.constraints.get(similarity_constraint)
+        self.predictor = predictors.get(predictor)
+        self.learn_shape = validation.boolean(learn_shape, "learn_shape")
+        self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
+        self.network: Any = None
+        self.similarity_parameters = None
+        self.shape_parameters = None
+        if self.predictor is not None:
+            self._refuse_static_arguments()
+
+    def _refuse_static_arguments(self) -> None:
+        if self.similarity.static_only:
+            raise ValueError(
+                f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
+                f"predictor. Received: predictor={self.predictor!r}"
+            )
+        for name in ("initializer", "regularizer", "constraint"):
+            value = getattr(self, f"similarity_{name}")
+            is_identity = isinstance(value, keras.initializers.Identity) and value.gain == 1
+            if value is not None and not is_identity:
+                raise ValueError(
+                    f"`similarity_{name}` applies to a static similarity and must be left "
+                    f"out with a predictor. Received: similarity_{name}={value}"
+                )
+
+    def build(
+        self,
+        input_shape: tuple[Any, ...],
+        kernel_shape: tuple[int, ...],
+        kernel_regularizer: Any,
+        width: int,
+        geometry: dict[str, Any] | None = None,
+        depthwise: bool = False,
+    ) -> None:
+        """Builds the `M` of a kernel.
+
+        Args:
+            input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
+            kernel_shape: Shape of the kernel.
+            kernel_regularizer: Regularizer of the kernel.
+            width: The number of outputs of the plain layer at a position.
+            geometry: Of a convolution, as in `predictors.LayerContext`.
+            depthwise: bool, whether a convolution is depthwise.
+        """
+        self._on_vectors = geometry is None
+        self._channel_axis = -1
+        if geometry is None:
+            features = input_shape[-1]
+            self.kernel_size: tuple[int, ...] = (self.block_size or features,)
+            self.channels = features // self.kernel_size[0]
+            if features % self.kernel_size[0]:
+                raise ValueError(
+                    "`block_size` must divide the number of features. "
+                    f"Received: block_size={self.block_size}, {features} features"
+                )
+        else:
+            self.kernel_size = geometry["kernel_size"]
+            self.channels = kernel_shape[-2]
+            if geometry["data_format"] == "channels_first":
+                self._channel_axis = 1
+        self.taps = math.prod(self.kernel_size)
+        shared = self.similarity.shared_by_channels
+        if not shared and (depthwise or geometry is None):
+            raise ValueError(
+                "`similarity` must be shared by all channels, outside of full "
+                f"convolutions. Received: similarity={type(self.similarity).__name__!r}"
+            )
+        self._matrix_size = self.taps if shared else self.taps * self.channels
+        start = self._start()
+        if self.predictor is None:
+            self.similarity_parameters = self.add_weight(
+                name="similarity",
+                shape=start.shape,
+                initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
+                regularizer=self.similarity_regularizer,
+                constraint=self.similarity_constraint,
+                autocast=False,
+            )
+        if self.learn_shape:
+            self.shape_parameters = self.add_weight(
+                name="shape", shape=(self.taps,), initializer="ones", autocast=False
+            )
+        if self.predictor is not None:
+            self._identity = start
+            context = predictors.LayerContext(
+                channels=input_shape[self._channel_axis],
+                outputs=start.size,
+                width=width,
+                is_diagonal=isinstance(self.similarity, similarities.Diagonal),
+                geometry=geometry,
+                kernel_regularizer=kernel_regularizer,
+                dtype=self.dtype_policy,
+            )
+            self._build_network(context, input_shape)
+
+    def _start(self) -> np.ndarray:
+        """Returns the parameters of the initial `M`."""
+        size = (self._matrix_size, self._matrix_size)
+        # In half precision an eigenvalue may round below zero.
+        wide = keras.backend.result_type(self.variable_dtype, "float32")
+        with outside_traces():  # Some similarities look at the values.
+            matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=wide))
+            parameters = self.similarity.parameters_from(matrix)
+            return np.asarray(ops.convert_to_numpy(parameters))
+
+    def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
+        recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
+        if isinstance(self.predictor, recipes):
+            self.network = self.predictor.network(context)
+        else:  # The predictor is a custom layer.
+            self.network = self.predictor
+        shape = context.input_shape if self._on_vectors else input_shape
+        if not self.network.built:
+            self.network.build(shape)
+        received = tuple(self.network.compute_output_shape(shape))
+        axis = -1 if len(received) == 2 else self._channel_axis
+        if received[axis] != context.outputs:
+            raise ValueError(
+                f"`predictor` must return the {context.outputs} parameters of `M` on axis "
+                f"{axis}. Received: an output of shape {received}"
+            )
+
+    def parameters(
+        self,
+        inputs: Tensor,
+        training: bool | None = None,
+        positions: Sequence[Any] = (),
+    ) -> Tensor:
+        """Returns the parameters of `M`, predicted from inputs if it is dynamic.
+
+        Args:
+            inputs: Vectors `(..., features)`, or the inputs of a convolution.
+            training: bool, for batch norms of the predictor.
+            positions: The number of output positions of a convolution along each axis.
+
+        Returns:
+            The parameters of a static `M`; of a predicted one, parameters for each vector
+            or position, where every size of `positions` may be 1.
+        """
+        if self.network is None:
+            return ops.convert_to_tensor(self.similarity_parameters)
+        if self._on_vectors:
+            rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
+            prediction = self.network(rows, training=training)
+            leading = ops.shape(inputs)[:-1]
+        else:
+            prediction = self.network(inputs, training=training)
+            if self._channel_axis == 1 and len(prediction.shape) > 2:
+                prediction = ops.moveaxis(prediction, 1, -1)
+            leading = ops.shape(prediction)[:-1]
+            if len(leading) == 1:  # The predictor is pooled.
+                leading = (leading[0], *[1] * len(positions))
+        wide = keras.backend.result_type(prediction.dtype, "float32")
+        residual = ops.reshape(prediction, (*leading, *self._identity.shape))
+        identity = ops.cast(self._identity, wide)
+        parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x)
+        parameters = ops.cast(parameters, self.compute_dtype)
+        block = getattr(self.predictor, "downsampling", 1)
+        if block > 1 and len(prediction.shape) > 2:
+            return _repeated(parameters, block, positions)
+        return parameters
+
+    def with_shape(self, kernel: Tensor) -> Tensor:
+        """Returns `D W`, whose gradient goes to the real parameters of the shape."""
+        real = ops.convert_to_tensor(self.shape_parameters)
+        mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
+        if self._on_vectors:
+            return ops.tile(mask, self.channels)[:, None] * kernel
+        return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
+
+    def equivalent_kernel(self, kernel: Tensor) -> Tensor:
+        """Returns the kernel `M^T D W` of a static `M`, in the shape of `kernel`."""
+        shape, width = kernel.shape, kernel.shape[-1]
+        if self.learn_shape:
+            kernel = self.with_shape(kernel)
+        if self._on_vectors:
+            by_block = ops.reshape(kernel, (-1, self.taps, width))
+            by_tap = ops.swapaxes(by_block, 0, 1)
+        else:
+            by_tap = ops.reshape(kernel, (self.taps, -1, width))
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        equivalent = self.similarity.equivalent_kernel(parameters, by_tap)
+        if self._on_vectors:
+            equivalent = ops.swapaxes(equivalent, 0, 1)
+        return ops.reshape(equivalent, shape)
+
+    def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
+        """Returns `M v` for vectors `(..., features)`, in the compute dtype.
+
+        A static `M` is applied in the variables' dtype, whatever that of the vectors.
+        """
+        vectors = ops.cast(vectors, parameters.dtype)
+        shape = ops.shape(vectors)
+        if self.network is None:  # All vectors are one batch of blocks.
+            rows = ops.reshape(vectors, (-1, self.taps))
+        else:
+            rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
+        compared = self.similarity.compare_rows(parameters, rows)  # NSL Eq. (3)
+        return ops.cast(ops.reshape(compared, shape), self.compute_dtype)
+
+    @property
+    def similarity_matrix(self) -> Tensor:
+        """The static `M`."""
+        self.require_static("similarity_matrix")
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        return self.similarity.matrix(parameters, self._matrix_size)
+
+    @property
+    def learned_shape(self) -> Tensor:
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others."""
+        if not self.learn_shape:
+            raise ValueError(
+                "`learned_shape` needs `learn_shape=True`. Received: learn_shape=False"
+            )
+        validation.built(self, "learned_shape")
+        kept = ops.convert_to_tensor(self.shape_parameters) > self.shape_threshold
+        return ops.cast(kept, self.variable_dtype)
+
+    def require_static(self, what: str) -> None:
+        """Raises unless `M` is static and built."""
+        if self.predictor is not None:
+            raise ValueError(
+                f"`{what}` needs a static similarity; this one is predicted from the "
+                f"input. Received: predictor={self.predictor!r}"
+            )
+        validation.built(self, what)
+
+
+def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
+    """Returns parameters at every position, from parameters for each block of positions."""
+    shape = list(ops.shape(parameters))
+    for axis in range(1, len(positions) + 1):
+        shape[axis] *= block
+        # Not `ops.repeat`, which is slower on a CPU.
+        each = ops.expand_dims(parameters, axis + 1)
+        parameters = ops.reshape(ops.concatenate([each] * block, axis + 1), shape)
+    repeated = shape[1 : len(positions) + 1]
+    known = all(isinstance(each, int) for each in (*repeated, *positions))
+    if known and repeated == list(positions):
+        return parameters  # A slice of everything would cost a copy in the gradient.
+    shape[1 : len(positions) + 1] = positions
+    return ops.slice(parameters, (0,) * len(shape), shape)
+
+
+def product(layer: Any, inputs: Tensor, training: bool | None) -> Tensor:
+    """Returns `W^T M x` of a layer with one kernel and its `bilinear_form`."""
+    form, kernel = layer.bilinear_form, ops.convert_to_tensor(layer.kernel)
+    if form.network is None:
+        kernel = form.equivalent_kernel(kernel)
+        return layer.plain_product(inputs, ops.cast(kernel, inputs.dtype))
+    if form.learn_shape:
+        kernel = form.with_shape(kernel)
+    return layer.dynamic_product(inputs, ops.cast(kernel, inputs.dtype), training)
+
+
+def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:
+    """Returns the `M` of each kernel in a layer, including its cells."""
+    return [each for each in rewiring.sublayers(layer) if isinstance(each, BilinearForm)]

@@ -1,0 +1,150 @@
+"""One predictor for several dynamic convolutions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
+from nsl_keras.similarity import predictors
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class SharedSimilarityPredictor(keras.layers.Layer):
+    """One network that predicts `M` for several dynamic convolutions.
+
+    Pass the same object as `predictor=` to several layers. Each of them makes a small
+    convolution, the adaptation, which brings its input to `adapted_filters` channels, with
+    the layer's own kernel size, strides, padding and dilation. The shared network follows:
+
+        parameters of M(x) = parameters of I + shared(adaptation(x))
+
+    With 32 adapted filters and hidden layers of the published width, the predictors of
+    CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
+    the same number of taps; anything the recipe leaves open, such as the width, is taken
+    from the first layer built.
+
+    A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
+    by one, gives each layer a separate predictor.
+
+    Args:
+        predictor: A `SimilarityPredictor`, or a name of its `kind`.
+        adapted_filters: int, the number of channels after each layer's adaptation.
+        adaptation_initializer: Initializer of the adaptations' kernels, which have the
+            regularizer of the network.
+        **kwargs: `name` and `trainable` of `keras.layers.Layer`.
+
+    Input shape:
+        The output shape of an adaptation.
+
+    Output shape:
+        `(batch, *spatial, outputs)` or `(batch, outputs, *spatial)`, with the `outputs`
+        parameters of `M`; `(batch, outputs)` if pooled.
+
+    Raises:
+        ValueError: For arguments outside the ranges above, at construction; for layers
+            that the network does not fit, when those layers are built.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
+    >>> model = keras.Sequential([
+    ...     keras.Input((16, 16, 3)),
+    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared),
+    ...     nsl_keras.layers.NeuralSimilarityConv2D(16, 3, strides=2, predictor=shared),
+    ... ])
+    >>> model.layers[0].predictor is model.layers[1].predictor
+    True
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.2 and Figure
+        3(b). The paper does not say how wide the adaptation is, and the authors released
+        no code for it; 32 filters of the layer's own kernel size save the "nearly half"
+        that Section 7.1 states.
+    """
+
+    def __init__(
+        self,
+        predictor: predictors.SimilarityPredictor | str = "sphere",
+        adapted_filters: int = 32,
+        adaptation_initializer: Any = "he_normal",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
+        recipe = predictors.get(predictor)
+        if not isinstance(recipe, predictors.SimilarityPredictor):
+            raise ValueError(
+                "`predictor` must be a `SimilarityPredictor` or a name of its kind. "
+                f"Received: predictor={predictor!r}"
+            )
+        self.predictor = recipe.without_batch_norms()
+        self.adapted_filters = validation.positive_integer(
+            adapted_filters, "adapted_filters"
+        )
+        self.adaptation_initializer = keras.initializers.get(adaptation_initializer)
+        self.shared_network: Any = None
+
+    @property
+    def downsampling(self) -> int:
+        """The side of the blocks of positions that share one `M`."""
+        return self.predictor.downsampling
+
+    def network(self, context: predictors.LayerContext) -> keras.Sequential:
+        """Returns the adaptation of a layer, followed by the shared network."""
+        if context.geometry is None:
+            raise ValueError(
+                "A shared `predictor` must be given to convolutions. "
+                f"Received: {self.name!r} for a layer of vectors"
+            )
+        padding = "causal" if context.geometry["padding"] == "causal" else "same"
+        ones = (1,) * context.rank
+        if self.shared_network is None:
+            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
+            adapted = dataclasses.replace(
+                context, channels=self.adapted_filters, geometry=context.geometry | changes
+            )
+            self._padding = padding
+            self.shared_network = self.predictor.network(adapted)
+        if padding != self._padding:
+            raise ValueError(
+                "A shared `predictor` must be given to causal layers alone, or to none. "
+                f"Received: {self.name!r} for layers of both kinds"
+            )
+        convolution, _, _ = predictors.LAYERS[context.rank]
+        adaptation = convolution(
+            self.adapted_filters,
+            **context.geometry,
+            use_bias=False,
+            kernel_initializer=self.adaptation_initializer,
+            kernel_regularizer=self.predictor.kernel_regularizer
+            or context.kernel_regularizer,
+            dtype=context.dtype,
+            name="adaptation",
+        )
+        return context.sequential([adaptation, self], "adapted_predictor")
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        return self.shared_network(inputs, training=training)
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        return tuple(self.shared_network.compute_output_shape(input_shape))
+
+    def get_build_config(self) -> None:
+        """Returns `None`: the first layer that uses the predictor makes the network."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "predictor": keras.saving.serialize_keras_object(self.predictor),
+            "adapted_filters": self.adapted_filters,
+            "adaptation_initializer": keras.initializers.serialize(
+                self.adaptation_initializer
+            ),
+        }

@@ -1,0 +1,329 @@
+"""The `M` of one kernel: matrix, learned shape, training, config and files."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import DTYPES, gradients
+from keras import ops
+from similarity_layers import (
+    FAMILY,
+    SIMILARITIES,
+    TOLERANCES,
+    assert_close,
+    assert_equal,
+    identity_parameters,
+    static_matrix,
+    to_matrix,
+    values,
+)
+
+from nsl_keras.layers import NeuralSimilarityConv2D
+
+RNG = np.random.default_rng(6)
+one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
+# A layer whose similarity is learned, and one whose similarity is predicted.
+each_predictor = pytest.mark.parametrize("predictor", [None, "sphere"])
+
+
+@pytest.mark.parametrize("what", ["fold", "equivalent_kernel", "similarity_matrix"])
+def test_errors_of_what_needs_a_static_built_layer(what):
+    def use(layer):
+        attribute = getattr(layer, what)
+        return attribute() if callable(attribute) else attribute
+
+    member = FAMILY["conv2d"]
+    with pytest.raises(ValueError, match=rf"`{what}` needs a built layer"):
+        use(member.make(kernel_size=3))
+    message = rf"`{what}` needs a static similarity.*kind='sphere'"
+    with pytest.raises(ValueError, match=message):
+        use(member.make(kernel_size=2, predictor="sphere"))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "jit_compile"),
+    [("sparse_of_3", False), ("positive_semidefinite", True)],
+)
+def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
+    """`fit` builds what is not built while it traces its step."""
+    layer = NeuralSimilarityConv2D(3, 3, similarity=SIMILARITIES[similarity])
+    inputs = RNG.normal(size=(4, 6, 5, 2)).astype("float32")
+    model = keras.Sequential([layer])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=jit_compile)
+    history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    identity = identity_parameters(layer.similarity, layer.similarity_matrix.shape[0])
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
+    moved = parameters != identity
+    # Symmetric matrices and kernels of zeros aside, all of them.
+    assert moved.mean() > 0.9
+    assert_close(layer.fold()(inputs), layer(inputs), 1e-5)
+
+
+# What the similarity starts from, and what holds it.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_similarity_initializer_is_the_matrix(dtype):
+    member = FAMILY["conv2d"]
+    matrix = RNG.normal(size=(4, 4))
+    matrix = matrix @ matrix.T
+    for similarity in ("unconstrained", "symmetric", "positive_semidefinite", "diagonal"):
+        layer = member.make(
+            kernel_size=2,
+            similarity=similarity,
+            similarity_initializer=keras.initializers.Constant(matrix),
+            dtype=dtype,
+        )
+        layer.build(member.inputs.shape)
+        expected = np.diag(np.diag(matrix)) if similarity == "diagonal" else matrix
+        assert_close(layer.similarity_matrix, expected, TOLERANCES[dtype])
+
+
+def test_similarity_initializer_by_name_and_as_a_function():
+    def authors(shape, dtype):  # Only the taps on the kernel's own diagonal are live.
+        return ops.diag(ops.reshape(ops.eye(3, dtype=dtype), (-1,)))
+
+    options = {"similarity": "unconstrained", "similarity_initializer": "orthogonal"}
+    layer = NeuralSimilarityConv2D(6, 3, **options)
+    layer.build((None, 9, 8, 4))
+    matrix = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(9), atol=1e-5)
+    layer = NeuralSimilarityConv2D(6, 3, similarity_initializer=authors)
+    layer.build((None, 9, 8, 4))
+    assert_equal(layer.bilinear_form.similarity_parameters, np.eye(3).reshape(-1))
+
+
+def test_regularizer_and_constraint():
+    layer = FAMILY["conv2d"].make_built(
+        similarity="positive_semidefinite",
+        similarity_regularizer=keras.regularizers.L1(0.3),
+        similarity_constraint="non_neg",
+    )
+    constraint = layer.bilinear_form.similarity_parameters.constraint
+    assert isinstance(constraint, keras.constraints.NonNeg)
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
+    (loss,) = layer.losses
+    assert_close(loss, 0.3 * np.abs(parameters).sum(), 1e-5)
+
+
+# A frozen kernel.
+
+
+def trained_names(layer):
+    return [variable.name for variable in layer.trainable_variables]
+
+
+@pytest.mark.parametrize("when", ["construction", "before_build", "after_build"])
+def test_kernel_trainable_can_be_set_at_any_time(when):
+    member = FAMILY["conv2d"]
+    layer = member.make(
+        kernel_size=2, kernel_trainable=when != "construction", learn_shape=True
+    )
+    if when == "before_build":
+        layer.kernel_trainable = False
+    layer.build(member.inputs.shape)
+    if when == "after_build":
+        assert trained_names(layer) == ["kernel", "bias", "similarity", "shape"]
+        layer.kernel_trainable = False
+    assert trained_names(layer) == ["similarity", "shape"]
+    assert layer.kernel_trainable is False
+    layer.kernel_trainable = True
+    assert trained_names(layer) == ["kernel", "bias", "similarity", "shape"]
+
+
+@each_predictor
+def test_the_arguments_of_a_layer_cannot_be_replaced(predictor):
+    layer = FAMILY["conv2d"].make(kernel_size=2, predictor=predictor)
+    assert layer.predictor is layer.bilinear_form.predictor
+    with pytest.raises(AttributeError):
+        layer.similarity = "symmetric"
+
+
+def test_model_trainable_thaws_the_kernel():
+    member = FAMILY["conv2d"]
+    layer = member.make(kernel_size=2, kernel_trainable=False)
+    model = keras.Sequential([keras.Input(member.inputs.shape[1:]), layer])
+    assert len(model.trainable_variables) == 1
+    model.trainable = False
+    assert model.trainable_variables == []
+    # Frozen as a whole: what was asked for stays asked for.
+    assert layer.kernel_trainable is False
+    assert layer.get_config()["kernel_trainable"] is False
+    model.trainable = True
+    assert len(model.trainable_variables) == 3
+    assert layer.kernel_trainable is True
+    assert layer.get_config()["kernel_trainable"] is True
+    # Frozen again, the layer remembers that its kernel was trained.
+    model.trainable = False
+    assert layer.kernel_trainable is True
+    assert layer.get_config()["kernel_trainable"] is True
+
+
+@each_predictor
+@one_layer_of_a_kind
+def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_path):
+    member = FAMILY[name]
+    layer = member.make(
+        kernel_size=2, predictor=predictor, learn_shape=True, shape_threshold=0.4
+    )
+    model = keras.Sequential([keras.Input(member.inputs.shape[1:]), layer])
+    layer.kernel_trainable = False
+    drop(layer, 1)
+    model.save(tmp_path / "frozen.keras")
+    loaded = keras.saving.load_model(tmp_path / "frozen.keras")
+    again = loaded.layers[0]
+    assert again.kernel_trainable is False
+    trained = again.trainable_variables
+    assert trained and all("/bilinear_form/" in variable.path for variable in trained)
+    assert trained_names(again) == trained_names(layer)
+    for old, new in zip(values(layer.weights), values(again.weights), strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert_equal(again.learned_shape, [1, 0, 1, 1])
+    assert_equal(loaded(member.tensor()), model(member.tensor()))
+    # The plain layer that it folds to is an ordinary one.
+    if predictor is None:
+        assert len(layer.fold().trainable_variables) == 2
+
+
+# The kernel's shape learned with the similarity: `D M`, Eqs. (4) and (5).
+
+
+def make_shaped(name, predictor=None, dtype="float32", **options):
+    """A layer with random weights whose shape is still the whole kernel."""
+    layer = FAMILY[name].make_built(
+        **{"kernel_size": 2, "padding": "same", **options},
+        predictor=predictor,
+        learn_shape=True,
+        dtype=dtype,
+    )
+    drop(layer)
+    return layer
+
+
+def drop(layer, *taps):
+    shape = np.ones(layer.bilinear_form.taps)
+    shape[list(taps)] = 0.2
+    layer.bilinear_form.shape_parameters.assign(shape)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_shape_is_boolean_above_the_threshold(threshold):
+    layer = NeuralSimilarityConv2D(2, (2, 3), learn_shape=True, shape_threshold=threshold)
+    layer.build((None, 5, 5, 2))
+    assert_equal(layer.learned_shape, np.ones(6))
+    real = np.array([1.0, threshold, threshold + 0.01, threshold - 0.01, -2, 7])
+    layer.bilinear_form.shape_parameters.assign(real)
+    # Not above the threshold where it is the threshold.
+    assert_equal(layer.learned_shape, [1, 0, 1, 0, 0, 1])
+    assert keras.backend.standardize_dtype(layer.learned_shape.dtype) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "similarity"),
+    [
+        ("conv1d", "unconstrained"),
+        ("conv2d", "diagonal"),
+        ("conv2d", "full"),
+        ("conv3d", "sparse_of_3"),
+        ("depthwise_conv2d", "symmetric"),
+    ],
+)
+def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
+    member, dtype = FAMILY[name], DTYPES[0]
+    layer = make_shaped(name, similarity=SIMILARITIES[similarity], dtype=dtype)
+    whole = ops.convert_to_numpy(layer.equivalent_kernel)
+    drop(layer, 0)
+    shape = np.ones(layer.bilinear_form.taps)
+    shape[0] = 0
+    matrix = static_matrix(layer)
+    masked = np.tile(shape, len(matrix) // layer.bilinear_form.taps)[:, None] * matrix
+    outputs = layer(member.tensor(dtype))
+    assert_close(outputs, member.expected(layer, masked), TOLERANCES[dtype])
+    assert_close(layer.fold()(member.tensor(dtype)), outputs, TOLERANCES[dtype])
+    # `M` itself is not masked, and the tap can come back.
+    assert_close(layer.similarity_matrix, matrix, 1e-6)
+    drop(layer)
+    assert_equal(layer.equivalent_kernel, whole)
+
+
+@pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
+@one_layer_of_a_kind
+def test_dynamic_layer_masks_the_rows_of_every_matrix(name, similarity):
+    member, dtype = FAMILY[name], DTYPES[0]
+    layer = make_shaped(name, "sphere", dtype, similarity=SIMILARITIES[similarity])
+    drop(layer, 1)
+    inputs = member.tensor(dtype)
+    identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
+    prediction = ops.convert_to_numpy(layer.bilinear_form.network(inputs))
+    prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
+    matrix = to_matrix(layer.similarity, identity + prediction)
+    expected = member.expected(
+        layer, np.where(np.arange(layer.bilinear_form.taps) == 1, 0, 1)[:, None] * matrix
+    )
+    assert_close(layer(inputs), expected, TOLERANCES[dtype])
+
+
+@each_predictor
+@one_layer_of_a_kind
+def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
+    """The outputs are linear in `d`: its gradient is the change from 0 to 1."""
+    member, dtype = FAMILY[name], DTYPES[0]
+    layer = make_shaped(name, predictor, dtype)
+    drop(layer, 1)
+    inputs = member.tensor(dtype)
+    cotangent = ops.cast(RNG.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
+
+    def scalar(inputs):
+        return ops.sum(layer(inputs) * cotangent)
+
+    (_, received) = gradients(scalar, [inputs], [layer.bilinear_form.shape_parameters])
+    real = np.array(ops.convert_to_numpy(layer.bilinear_form.shape_parameters))
+    expected = []
+    for tap in range(layer.bilinear_form.taps):
+        outcomes = []
+        for state in (1.0, 0.0):
+            changed = real.copy()
+            changed[tap] = state
+            layer.bilinear_form.shape_parameters.assign(changed)
+            outcomes.append(float(ops.convert_to_numpy(scalar(inputs))))
+        expected.append(outcomes[0] - outcomes[1])
+    assert_close(received, expected, {"float64": 1e-10, "float32": 1e-4}[dtype])
+
+
+def test_training_drops_a_tap_and_takes_it_back():
+    """Towards a teacher without a tap, then towards one with it."""
+    layer = NeuralSimilarityConv2D(
+        4, 2, use_bias=False, learn_shape=True, kernel_initializer="ones"
+    )
+    inputs = RNG.normal(size=(16, 7, 7, 2)).astype("float32")
+    layer.build(inputs.shape)
+    for variable in (layer.kernel, layer.bilinear_form.similarity_parameters):
+        variable.trainable = False
+    teacher = keras.layers.Conv2D(4, 2, use_bias=False)
+    teacher.build(inputs.shape)
+    model = keras.Sequential([layer])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    for kept in (0.0, 1.0):
+        weights = np.ones((2, 2, 2, 4))
+        weights[1, 0] = kept
+        teacher.kernel.assign(weights)
+        outputs = ops.convert_to_numpy(teacher(inputs))
+        # The same batch forty times: one epoch is faster than forty.
+        batches = (np.tile(each, (40, 1, 1, 1)) for each in (inputs, outputs))
+        model.fit(*batches, batch_size=16, shuffle=False, verbose=0)
+        assert_equal(layer.learned_shape, [1, 1, kept, 1])
+        assert_close(layer(inputs), outputs, 1e-4)
+        equivalent = ops.convert_to_numpy(layer.equivalent_kernel)
+        np.testing.assert_array_equal(equivalent[1, 0], kept)
+
+
+def test_errors_of_the_learned_shape():
+    for options, message in (
+        ({}, r"`learned_shape` needs `learn_shape=True`"),
+        ({"learn_shape": True}, r"`learned_shape` needs a built"),
+        ({"shape_threshold": 1.0}, r"`shape_threshold` must be a number in"),
+        ({"learn_shape": "yes"}, r"`learn_shape` must be True or False"),
+        ({"kernel_trainable": 1}, r"`kernel_trainable` must be True or False"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FAMILY["conv2d"].make(kernel_size=2, **options).learned_shape  # noqa: B018

@@ -1,0 +1,336 @@
+"""Similarities by name and by file, their structure, and their shortcuts."""
+
+import keras
+import numpy as np
+import pytest
+from golden_files import DTYPES, gradients
+from keras import ops
+from similarity_layers import (
+    DYNAMIC_SIMILARITIES,
+    FAMILY,
+    assert_close,
+    assert_equal,
+    identity_parameters,
+    randomize,
+    to_matrix,
+)
+
+from nsl_keras import similarities
+from nsl_keras.layers import NeuralSimilarityConv2D
+
+RNG = np.random.default_rng(8)
+each_kind = pytest.mark.parametrize("name", similarities.KINDS)
+
+
+def random(*shape, dtype="float32"):
+    return ops.convert_to_tensor(RNG.normal(size=shape).astype(dtype))
+
+
+def random_parameters(similarity, size, *leading, dtype="float32"):
+    shape = np.shape(similarity.parameters_from(np.eye(size)))
+    return random(*leading, *shape, dtype=dtype)
+
+
+# By name and by file.
+
+
+@each_kind
+def test_get(name):
+    similarity = similarities.get(name)
+    assert type(similarity) is similarities.KINDS[name]
+    assert similarities.get(similarity) is similarity
+    config = keras.saving.serialize_keras_object(similarity)
+    assert config["registered_name"] == f"nsl_keras>{type(similarity).__name__}"
+    assert type(similarities.get(config)) is type(similarity)
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    ["diag", None, keras.saving.serialize_keras_object(keras.initializers.Zeros())],
+    ids=["name", "none", "config_of_another"],
+)
+def test_unknown_identifiers_name_the_known_ones(identifier):
+    known = ", ".join(repr(name) for name in similarities.KINDS)
+    message = rf"`similarity` must be one of {known}.*, or a `.*Received: similarity="
+    with pytest.raises(ValueError, match=message):
+        similarities.get(identifier)
+
+
+# Parameters and matrices.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@each_kind
+def test_matrix_of_parameters_and_back(name, dtype):
+    similarity = similarities.get(name)
+    parameters = random_parameters(similarity, 6, dtype=dtype)
+    matrix = similarity.matrix(parameters, 6)
+    assert tuple(matrix.shape) == (6, 6)
+    assert keras.backend.standardize_dtype(matrix.dtype) == dtype
+    tolerance = {"float64": 1e-12, "float32": 1e-5}[dtype]
+    assert_close(matrix, to_matrix(similarity, parameters), tolerance)
+    # Not the same parameters everywhere, but the same matrix.
+    again = ops.cast(similarity.parameters_from(ops.convert_to_numpy(matrix)), dtype)
+    assert again.shape == parameters.shape
+    assert_close(similarity.matrix(again, 6), matrix, tolerance)
+
+
+@each_kind
+def test_identity(name):
+    similarity = similarities.get(name)
+    parameters = similarity.parameters_from(np.eye(9, dtype="float32"))
+    assert_equal(parameters, identity_parameters(similarity, 9))
+    assert_equal(similarity.matrix(ops.cast(parameters, "float32"), 9), np.eye(9))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DYNAMIC_SIMILARITIES)
+def test_shortcuts_agree_with_the_general_way(name, dtype):
+    """What a kind overrides equals what the base class makes of its matrix."""
+    similarity = similarities.get(name)
+    tolerance = {"float64": 1e-13, "float32": 1e-5}[dtype]
+    parameters = random_parameters(similarity, 6, dtype=dtype)
+    kernel = random(6, 3, 4, dtype=dtype)
+    per_position = random_parameters(similarity, 6, 2, 5, 4, dtype=dtype)
+    windows = [random(2, 5, 4, 3, dtype=dtype) for _ in range(6)]
+    rows = random(2, 5, 4, 3, 6, dtype=dtype)
+    for method, arguments in (
+        ("equivalent_kernel", (parameters, kernel)),
+        ("compare_windows", (per_position, windows)),
+        ("compare_windows", (per_position[:, :1, :1], windows)),
+        ("compare_rows", (per_position, rows)),
+    ):
+        special, general = (
+            ops.concatenate(each, axis=-1) if isinstance(each, list) else each
+            for each in (
+                getattr(similarity, method)(*arguments),
+                getattr(similarities.Similarity, method)(similarity, *arguments),
+            )
+        )
+        assert_close(special, general, tolerance)
+
+
+# A similarity that is not built in.
+
+
+@keras.saving.register_keras_serializable("tests")
+class Lazy(similarities.Similarity):
+    """`M = (1 - rate) I + rate A`: part of the identity stays."""
+
+    def __init__(self, rate=0.5):
+        self.rate = rate
+
+    def parameters_from(self, matrix):
+        return (matrix - (1 - self.rate) * np.eye(len(matrix))) / self.rate
+
+    def matrix(self, parameters, size):
+        identity = ops.eye(size, dtype=parameters.dtype)
+        return (1 - self.rate) * identity + self.rate * parameters
+
+    def get_config(self):
+        return {"rate": self.rate}
+
+
+def test_a_custom_similarity(tmp_path):
+    layers = [
+        NeuralSimilarityConv2D(4, 3, similarity=Lazy(0.25)),
+        NeuralSimilarityConv2D(4, 3, similarity=Lazy(), predictor="cnn"),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
+    assert_close(layers[0].similarity_matrix, np.eye(9), 1e-6)
+    randomize(model)
+    images = random(2, 8, 8, 2)
+    assert_close(layers[0].fold()(images), layers[0](images), 1e-5)
+    model.save(tmp_path / "lazy.keras")
+    loaded = keras.saving.load_model(tmp_path / "lazy.keras")
+    assert_equal(loaded(images), model(images))
+    assert [layer.similarity.rate for layer in loaded.layers] == [0.25, 0.5]
+
+
+# Positive semidefinite.
+
+
+def from_initial_matrix(matrix, dtype="float32"):
+    layer = NeuralSimilarityConv2D(
+        *(2, (2, 3)),
+        similarity="positive_semidefinite",
+        similarity_initializer=keras.initializers.Constant(matrix),
+        dtype=dtype,
+    )
+    layer.build((None, 5, 5, 2))
+    return layer
+
+
+GRAM = RNG.normal(size=(6, 3))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        RNG.normal(size=(6, 8)),
+        GRAM,
+        RNG.normal(size=(6, 1)),
+        np.ones((6, 1)),
+        np.diag([2.0, 0, 1, 0, 0, 3]),
+        1e-4 * RNG.normal(size=(6, 6)),
+    ],
+    ids=["regular", "rank_3", "rank_1", "mean", "diagonal_with_zeros", "small"],
+)
+def test_positive_semidefinite_starts_from_any_such_matrix(matrix):
+    matrix = matrix @ matrix.T
+    assert_close(from_initial_matrix(matrix).similarity_matrix, matrix, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_positive_semidefinite_starts_in_half_precision(dtype):
+    """Rounded to it a matrix of rank 3 would have eigenvalues below zero."""
+    matrix = GRAM @ GRAM.T
+    layer = from_initial_matrix(matrix, dtype)
+    assert layer.bilinear_form.similarity_parameters.dtype == dtype
+    found = ops.convert_to_numpy(ops.cast(layer.similarity_matrix, "float32"))
+    np.testing.assert_allclose(found, matrix, atol=0.05 * matrix.max())
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        -np.eye(6),
+        np.eye(6) + np.eye(6, k=1),
+        GRAM @ GRAM.T - 0.01 * np.eye(6),
+    ],
+    ids=["negative", "not_symmetric", "slightly_negative"],
+)
+def test_errors_of_an_initial_matrix_that_is_not_positive_semidefinite(matrix):
+    message = (
+        r"`similarity_initializer` must give a symmetric, positive semidefinite matrix "
+        r".*Received: a matrix with eigenvalues down to"
+    )
+    with pytest.raises(ValueError, match=message):
+        from_initial_matrix(matrix)
+
+
+# Sparse.
+
+
+@pytest.mark.parametrize("nonzeros", [1, 40, 81, None])
+def test_sparse_keeps_the_largest_entries_and_zeros_the_others(nonzeros):
+    parameters = ops.convert_to_numpy(random(9, 9))
+    matrix = ops.convert_to_numpy(similarities.Sparse(nonzeros).matrix(parameters, 9))
+    kept = 9 if nonzeros is None else nonzeros
+    assert np.count_nonzero(matrix) == kept
+    smallest = np.sort(np.abs(parameters), axis=None)[-kept]
+    np.testing.assert_array_equal(
+        matrix, np.where(np.abs(parameters) >= smallest, parameters, 0.0)
+    )
+
+
+def test_sparse_ties_go_to_the_entries_nearest_to_the_middle():
+    for parameters in (np.eye(9), np.ones((9, 9)), -np.ones((9, 9))):
+        matrix = similarities.Sparse(1).matrix(parameters.astype("float32"), 9)
+        assert np.argwhere(ops.convert_to_numpy(matrix)).tolist() == [[4, 4]]
+    # A row of three taps: the middle with itself, then pairs of it with a neighbour.
+    parameters = np.ones((3, 3), "float32")
+    matrix = ops.convert_to_numpy(similarities.Sparse(5).matrix(parameters, 3))
+    np.testing.assert_array_equal(matrix, [[0, 1, 0], [1, 1, 1], [0, 1, 0]])
+    # A larger entry is kept, however far it is; the ties come after it.
+    parameters[2, 0] = -1.5
+    matrix = ops.convert_to_numpy(similarities.Sparse(2).matrix(parameters, 3))
+    np.testing.assert_array_equal(matrix, [[0, 0, 0], [0, 1, 0], [-1.5, 0, 0]])
+
+
+def test_sparse_ties_in_a_compiled_layer():
+    """From the identity, one entry of nine equal ones: the tap in the centre."""
+    layer = NeuralSimilarityConv2D(
+        4, 3, padding="same", similarity=similarities.Sparse(1), use_bias=False
+    )
+    model = keras.Sequential([keras.Input((6, 5, 3)), layer])
+    inputs = RNG.normal(size=(2, 6, 5, 3)).astype("float32")
+    centre = ops.convert_to_numpy(layer.kernel)[1, 1]
+    for jit_compile in (False, True):
+        model.compile(jit_compile=jit_compile)
+        assert_close(model.predict(inputs, verbose=0), inputs @ centre, 1e-5)
+    assert_equal(layer.similarity_matrix, np.diag(np.arange(9) == 4))
+
+
+@pytest.mark.parametrize(("name", "nonzeros"), [("conv2d", 1), ("depthwise_conv2d", None)])
+def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
+    """The straight-through gradient: dL/dM, also where an entry is masked."""
+    member = FAMILY[name]
+    layer = member.make_built(kernel_size=2, similarity=similarities.Sparse(nonzeros))
+    unconstrained = member.make_built(kernel_size=2, similarity="unconstrained")
+    unconstrained.bilinear_form.similarity_parameters.assign(layer.similarity_matrix)
+    inputs = member.tensor()
+    cotangent = random(*layer.compute_output_shape(inputs.shape))
+    received, expected = (
+        gradients(
+            lambda inputs: ops.sum(ops.square(each(inputs) - cotangent)),
+            [inputs],
+            [each.bilinear_form.similarity_parameters],
+        )
+        for each in (layer, unconstrained)
+    )
+    for ours, theirs in zip(received, expected, strict=True):
+        assert_close(ours, theirs, 1e-5)
+    assert (
+        np.count_nonzero(ops.convert_to_numpy(received[1])) == layer.bilinear_form.taps**2
+    )
+
+
+def test_sparse_entries_come_back():
+    """From the centre tap, training finds the shift that a teacher applies."""
+    options = {"filters": 3, "kernel_size": 3, "use_bias": False}
+    student = NeuralSimilarityConv2D(
+        similarity=similarities.Sparse(1), kernel_trainable=False, **options
+    )
+    teacher = NeuralSimilarityConv2D(similarity="unconstrained", **options)
+    rng = np.random.default_rng(8)
+    inputs = rng.normal(size=(16, 8, 8, 2)).astype("float32")
+    for layer in (student, teacher):
+        layer.build(inputs.shape)
+    teacher.kernel.assign(rng.normal(size=(3, 3, 2, 3)))
+    student.kernel.assign(teacher.kernel)
+    target = np.zeros((9, 9), "float32")
+    target[2, 7] = 1.0
+    teacher.bilinear_form.similarity_parameters.assign(target)
+    model = keras.Sequential([student])
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    outputs = ops.convert_to_numpy(teacher(inputs))
+    # The same batch thirty times: one epoch is faster than thirty.
+    batches = (np.tile(each, (30, 1, 1, 1)) for each in (inputs, outputs))
+    model.fit(*batches, batch_size=16, shuffle=False, verbose=0)
+    matrix = ops.convert_to_numpy(student.similarity_matrix)
+    assert np.argwhere(matrix).tolist() == [[2, 7]]
+    assert matrix[2, 7] == pytest.approx(1.0, abs=0.05)
+
+
+def test_errors_of_nonzeros():
+    with pytest.raises(ValueError, match="`nonzeros` must be a positive integer"):
+        similarities.Sparse(0)
+    layer = NeuralSimilarityConv2D(3, 2, similarity=similarities.Sparse(17))
+    with pytest.raises(ValueError, match=r"`nonzeros` must be at most 16, .*=17"):
+        layer.build((None, 6, 6, 1))
+
+
+# Full.
+
+
+class PerChannel(similarities.Diagonal):
+    """A factor for each tap of each channel, by the two methods alone."""
+
+    static_only = True
+    shared_by_channels = False
+    equivalent_kernel = similarities.Similarity.equivalent_kernel
+
+
+def test_a_custom_matrix_over_channels():
+    layer = NeuralSimilarityConv2D(4, 3, similarity=PerChannel())
+    images = random(2, 5, 5, 3)
+    layer(images)
+    factors = RNG.normal(size=27)
+    layer.bilinear_form.similarity_parameters.assign(factors)
+    # M is diagonal, channel after channel: each weight has its own factor.
+    expected = layer.kernel * factors.reshape(3, 3, 3).transpose(1, 2, 0)[..., None]
+    assert_close(layer.equivalent_kernel, expected, 1e-6)
+    assert_close(layer.fold()(images), layer(images), 1e-5)
+    with pytest.raises(ValueError, match="static and takes no predictor"):
+        NeuralSimilarityConv2D(4, 3, similarity=PerChannel(), predictor="sphere")
