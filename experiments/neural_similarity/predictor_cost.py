@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # One core, so that times do not depend on how many there are.
@@ -43,18 +44,18 @@ BATCH_SIZE = 32
 
 
 @keras.saving.register_keras_serializable("examples")
-def depthwise(parts) -> list[keras.layers.Layer]:
+def depthwise(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """A separable hidden layer, and an output that looks at one position."""
-    normalized = parts.place.is_diagonal
+    normalized = context.is_diagonal
     output = keras.layers.Conv2D(
-        parts.place.outputs,
+        context.outputs,
         1,
         use_bias=False,
         kernel_initializer="he_normal" if normalized else "zeros",
     )
     scale = [BatchNormalization(gamma_initializer="zeros")] if normalized else []
     return [
-        keras.layers.SeparableConv2D(parts.width, 3, padding="same", use_bias=False),
+        keras.layers.SeparableConv2D(context.width, 3, padding="same", use_bias=False),
         BatchNormalization(),
         keras.layers.ReLU(),
         output,
@@ -63,14 +64,14 @@ def depthwise(parts) -> list[keras.layers.Layer]:
 
 
 @keras.saving.register_keras_serializable("examples")
-def half_size(parts) -> list[keras.layers.Layer]:
+def half_size(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """Predicts for blocks of 2x2 positions."""
-    normalized = parts.place.is_diagonal
+    normalized = context.is_diagonal
     return [
         keras.layers.AveragePooling2D(2),
-        *parts.hidden("input", normalized),
+        *recipe.hidden(context, "input", normalized),
         keras.layers.ReLU(),
-        *parts.output(None, normalized),
+        *recipe.output(context, None, normalized),
         keras.layers.UpSampling2D(),
     ]
 
