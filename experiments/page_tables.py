@@ -18,7 +18,6 @@ import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
 from experiments.common import runs, tables
-from experiments.neural_similarity import predictor_cost
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 
@@ -147,11 +146,12 @@ def _converged() -> str:
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
-def _no_harm(batch_norm: str) -> str:
-    found = report.load(RESULTS, batch_norm)
-    command = f"`python -m experiments.no_harm --output_dir=.` ({tables.commits(found)})"
-    if batch_norm == "unbiased":
-        command += ", for networks with batch norms with `--batch_norm=unbiased`"
+def _no_harm() -> str:
+    found = report.load(RESULTS, "unbiased")
+    command = (
+        f"`python -m experiments.no_harm --output_dir=.` ({tables.commits(found)}), for "
+        "networks with batch norms with `--batch_norm=unbiased`"
+    )
     made = report.summary_table(compare(found))
     return _shown(f"{command}\n\n{made}", report.PLACE, 6)
 
@@ -212,13 +212,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "few_shot": _few_shot,
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
-    "cnn9": lambda: _neural_similarity("cnn9_cifar10_all_500", "4", 6),
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
-    "predictor_cost": lambda: _shown(predictor_cost.section(RESULTS), predictor_cost.PLACE),
-    "no_harm": lambda: _no_harm("unbiased"),
-    "no_harm_keras": lambda: _no_harm("keras"),
+    "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
 }

@@ -44,7 +44,7 @@ BATCH_SIZE = 32
 
 
 @keras.saving.register_keras_serializable("examples")
-def depthwise(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
+def depthwise(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """A separable hidden layer, and an output that looks at one position."""
     normalized = context.is_diagonal
     output = keras.layers.Conv2D(
@@ -64,14 +64,14 @@ def depthwise(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.La
 
 
 @keras.saving.register_keras_serializable("examples")
-def half_size(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
+def half_size(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """Predicts for blocks of 2x2 positions."""
     normalized = context.is_diagonal
     return [
         keras.layers.AveragePooling2D(2),
-        *recipe.hidden(context, "input", normalized),
+        *predictor.hidden(context, "input", normalized),
         keras.layers.ReLU(),
-        *recipe.output(context, None, normalized),
+        *predictor.output(context, None, normalized),
         keras.layers.UpSampling2D(),
     ]
 

@@ -251,8 +251,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__")
 
 
 def test_kills_inside_writes_change_nothing(tmp_path):
-    small = ("--train_size=32", "--batch_size=16", "--steps=2", "--save_every=1")
-    small += ("--filters=4,4,4,6", "--method=plain", "--verbose=0", "--nojit_compile")
+    small = (*TINY["image_classification"][:-1], "--save_every=1", "--verbose=0")
     found = []
     for name in ("whole", "killed"):
         folder = tmp_path / name
