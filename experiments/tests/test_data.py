@@ -21,9 +21,6 @@ def test_no_class_is_in_two_parts():
         )
 
 
-# Files of images.
-
-
 def make_data(count):
     rng = np.random.default_rng(0)
     splits = [
