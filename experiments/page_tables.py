@@ -16,7 +16,6 @@ import experiments.few_shot.table
 import experiments.image_classification.table
 import experiments.neural_similarity.table
 import experiments.regression.table
-import experiments.serving.table
 import experiments.speed.table
 from experiments.common import runs, tables
 from experiments.no_harm import report
@@ -219,6 +218,4 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
-    "export_kills": experiments.serving.table.export_kills,
-    "load": experiments.serving.table.load,
 }

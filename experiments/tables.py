@@ -15,7 +15,6 @@ import experiments.image_classification.table
 import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
-from experiments import moving_statistics
 from experiments.common import runs
 from experiments.demo import spirals
 from experiments.neural_similarity import implicit_regularization, predictor_cost
@@ -39,8 +38,8 @@ command beside its table with `--output_dir=.` in place of any other, and make t
 Most runs were made when the moving statistics of `layers.BatchNormalization` were averages
 over the last ninth of the steps, not the last batch and some 32 examples, or the last 512th
 of all. The two differ in the first thousand steps, and with a momentum of 0.99 in the first
-ten thousands. Newer are `moving_statistics.jsonl` and, in `no_harm.jsonl`, the runs named
-"unbiased" and those of networks without batch norm. [Do no harm](no_harm.md) is a page of
+ten thousands. Newer are, in `no_harm.jsonl`, the runs named "unbiased" and
+those of networks without batch norm. [Do no harm](no_harm.md) is a page of
 its own."""
 
 
@@ -52,7 +51,6 @@ def results_readme() -> str:
         experiments.few_shot.table.sections(RESULTS),
         implicit_regularization.section(RESULTS),
         predictor_cost.section(RESULTS),
-        moving_statistics.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         experiments.regression.table.section(RESULTS),

@@ -1,7 +1,8 @@
-"""What makes the convolutions of a network: Keras's, or those of neural similarity."""
+"""What makes the convolutions of a network, and how wide plain networks are like them."""
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,17 +20,12 @@ def convolutions(
     synchronized: bool = False,
     published: bool = False,
 ) -> Callable[..., keras.layers.Layer]:
-    """Returns what backbones take as `convolution`.
+    """Returns what backbones take as `convolution`; plain ones without a similarity.
 
-    Args:
-        similarity: Name of a similarity; `None` for plain convolutions.
-        predictor: `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all;
-            `None` for a static similarity.
-        momentum: That of the batch norms in predictors: as of the network's own.
-        learn_shape: Whether kernels learn their shape.
-        synchronized: Whether those batch norms see all replicas.
-        published: Whether predictors are the authors' but for that momentum, instead of
-            the package's default ones.
+    `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
+    `None` for a static similarity. `momentum` and `synchronized` are of the batch norms in
+    predictors. `published` predictors are the authors' but for that momentum, others the
+    package's default ones.
     """
     if similarity is None:
         return keras.layers.Conv2D
@@ -53,3 +49,10 @@ def convolutions(
         predictor=own,
         learn_shape=learn_shape,
     )
+
+
+def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int:
+    """The width with the size nearest to a target; sizes grow with widths."""
+    size = functools.cache(size)
+    above = bisect.bisect_left(widths, target, key=size)
+    return min(widths[above - 1 : above + 1], key=lambda width: abs(size(width) - target))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -16,8 +16,8 @@ from nsl_keras.training import files
 
 PARTS = ("train", "validation", "test")
 
-#: Bytes of a file where images are written to several, and what its headers may take.
-PIECE, HEADERS = 64 * 2**20, 2**16
+#: Bytes of a file where images are written to several.
+PIECE = 60 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ImageData:
     train: Split
     validation: Split
     test: Split
-    class_names: list[str]
+    class_names: list[str] = dataclasses.field(default_factory=list)
     #: Of a file of images, what tells it from others.
     fingerprint: str | None = None
 
@@ -47,16 +47,22 @@ class ImageData:
     def image_shape(self) -> tuple[int, ...]:
         return self.train.images.shape[1:]
 
+    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Self:
+        """The same data with the images of all parts changed."""
+        splits = {part: getattr(self, part) for part in PARTS}
+        parts = {part: Split(change(s.images), s.labels) for part, s in splits.items()}
+        return dataclasses.replace(self, **parts)
+
     @property
-    def standardized(self) -> ImageData:
+    def standardized(self) -> Self:
         """The same data with channels of mean 0 and deviation 1 in the training images."""
         mean = self.train.images.mean((0, 1, 2))
         deviation = self.train.images.std((0, 1, 2))
-        splits = (getattr(self, part) for part in PARTS)
-        train, validation, test = (
-            Split((split.images - mean) / deviation, split.labels) for split in splits
-        )
-        return dataclasses.replace(self, train=train, validation=validation, test=test)
+        return self.changed(lambda images: (images - mean) / deviation)
+
+    def resized(self, size: int) -> Self:
+        """The same data with images of `size` by `size` pixels."""
+        return self.changed(lambda images: resized_images(images, size))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -71,20 +77,9 @@ def load(
 ) -> ImageData:
     """Loads an image set by its name. Nothing is downloaded.
 
-    Args:
-        dataset: `"digits"` (ships with scikit-learn), one of `image_folders.READERS`
-            (`"cinic10"`, `"mnist_m"`, `"pacs"`, `"pacs_without_sketch"`,
-            `"tiny_imagenet"`, ...), or any labelled image set of tensorflow-datasets, as
-            `"mnist"`, `"cifar10"`.
-        data_dir: For a set of `image_folders` its folder, else the folder of
-            tensorflow-datasets' prepared copies; `None` is their default,
-            `~/tensorflow_datasets`.
-        train_examples: Number of training images used; `None` is all of them.
-        image_size: Height and width that images are made; `None` leaves them as they are,
-            or makes them 32 x 32 where they come from a folder.
-
-    Raises:
-        ValueError: If the folder does not hold the set.
+    `"digits"` ships with scikit-learn; `data_dir` is the folder of a set of
+    `image_folders.READERS`, and of any other set it is that of tensorflow-datasets'
+    prepared copies. What comes from a folder is 32 x 32 where `image_size` is `None`.
     """
     if dataset in image_folders.READERS:
         return _from_folder(dataset, data_dir, train_examples, image_size or 32)
@@ -92,7 +87,7 @@ def load(
         data = _digits(train_examples)
     else:
         data = _prepared(dataset, data_dir, train_examples)
-    return resized(data, image_size) if image_size else data
+    return data.resized(image_size) if image_size else data
 
 
 def _from_folder(
@@ -126,11 +121,7 @@ def _digits(train_examples: int | None) -> ImageData:
 
 
 def prepared_builder(dataset: str, data_dir: str | None) -> Any:
-    """The tfds builder of a prepared copy; nothing is downloaded.
-
-    Raises:
-        ValueError: If there is no prepared copy in the folder.
-    """
+    """The tfds builder of a prepared copy; nothing is downloaded."""
     import tensorflow_datasets as tfds
 
     folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
@@ -174,15 +165,9 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
 def read_arrays(path: str) -> dict[str, np.ndarray]:
     """Reads images and labels of all parts from an .npz file; needs NumPy alone.
 
-    Args:
-        path: A file with `train_images`, `train_labels`, `validation_images`,
-            `validation_labels`, `test_images` and `test_labels`; images are uint8, of
-            shape `(n, height, width, channels)`. Or a folder of such files, whose arrays
-            of one name are put together in the order of the files' names.
-
-    Raises:
-        ValueError: If an array is missing, images are not uint8, or there are not as many
-            labels.
+    It holds `train_images`, `train_labels`, `validation_images`, and so on; images are
+    uint8, of shape `(n, height, width, channels)`. Of a folder of such files, arrays of one
+    name are put together in the order of the files' names.
     """
     place = pathlib.Path(path).expanduser()
     found: dict[str, list[np.ndarray]] = {}
@@ -222,21 +207,13 @@ def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
 def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
     """Writes such a file; images that are not uint8 yet are in [0, 1].
 
-    A path that does not end in `.npz` is made a folder of files of at most `PIECE` bytes.
-
-    Raises:
-        ValueError: If images are outside [0, 1], or the folder holds such files already.
+    A path that does not end in `.npz` is made a folder of files of some `PIECE` bytes.
     """
     arrays = dict(others)
     for part, split in parts.items():
         images = split.images
         if images.dtype != np.uint8:
             # What resized images are beyond it by rounding is cut off.
-            if images.size and (images.min() < -0.001 or images.max() > 1.001):
-                raise ValueError(
-                    "`write_data_file` must be given images in [0, 1]. Received: images "
-                    f"between {images.min():.3g} and {images.max():.3g}"
-                )
             images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
@@ -249,46 +226,16 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
             "`write_data_file` must be a folder without .npz files, which would be read "
             f"with the new ones. Received: {path}"
         )
-    for number, piece in enumerate(_pieces(arrays)):
-        with files.replacing(place / f"{number:03}.npz") as scratch:
-            np.savez(scratch, **piece)
-
-
-def _pieces(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays cut along their first axis, and put together to at most `PIECE` bytes."""
-    piece: dict[str, np.ndarray] = {}
-    room = largest = PIECE - HEADERS
+    number = 0
     for key, array in arrays.items():
-        start = 0
-        if not len(array):
-            piece[key] = array
-        while start < len(array):
-            size = array[:1].nbytes
-            count = min(len(array) - start, room // size)
-            if count:
-                piece[key] = array[start : start + count]
-                start, room = start + count, room - count * size
-            if start < len(array):
-                if size > largest:
-                    raise ValueError(
-                        "`write_data_file` must hold images smaller than a piece of "
-                        f"{PIECE} bytes. Received: {key} of {size} bytes each"
-                    )
-                yield piece
-                piece, room = {}, largest
-    yield piece
+        for piece in np.array_split(array, 1 + array.nbytes // PIECE):
+            with files.replacing(place / f"{number:03}.npz") as scratch:
+                np.savez(scratch, **{key: piece})
+            number += 1
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:
-    """Loads a file as of `read_arrays`; it may have `class_names` too.
-
-    Args:
-        path: The file.
-        train_examples: Number of training images used; `None` is all of them.
-
-    Raises:
-        ValueError: If an array is missing.
-    """
+    """Loads a file as of `read_arrays`; it may have `class_names` too."""
     arrays = read_arrays(path)
     train, validation, test = (
         Split(
@@ -329,15 +276,6 @@ def resized_images(images: np.ndarray, size: int) -> np.ndarray:
             for part in np.array_split(images, max(1, len(images) // 1000))
         ]
     )
-
-
-def resized(data: ImageData, size: int) -> ImageData:
-    """The same data with images of `size` by `size` pixels."""
-    splits = (getattr(data, part) for part in PARTS)
-    train, validation, test = (
-        Split(resized_images(split.images, size), split.labels) for split in splits
-    )
-    return dataclasses.replace(data, train=train, validation=validation, test=test)
 
 
 def without_validation(data: ImageData) -> ImageData:

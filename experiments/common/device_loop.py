@@ -20,15 +20,7 @@ from experiments.common import augmentation
 
 
 class DeviceLoop:
-    """Trains a model for a chunk of steps in each call.
-
-    Args:
-        model: A compiled model.
-        batches: `recipe.Batches`, whose images are copied to the device.
-
-    Raises:
-        ValueError: If the backend is not JAX.
-    """
+    """Trains a compiled model for a chunk of steps of `recipe.Batches` in each call."""
 
     def __init__(self, model: keras.Model, batches: Any) -> None:
         if keras.backend.backend() != "jax":
@@ -63,20 +55,16 @@ class DeviceLoop:
         drawn = [self.batches.draw(index) for index in range(len(self.batches))]
         stacked = tuple(np.stack(each) for each in zip(*drawn, strict=True))
         self.model.reset_metrics()
-        groups = self._variables()
+        # What a step of Keras changes, in its order.
+        groups = [
+            self.model.trainable_variables,
+            self.model.non_trainable_variables,
+            self.model.optimizer.variables,
+            self.model.metrics_variables,
+        ]
         state = [[each.value for each in group] for group in groups]
         state, logs = self.run(state, self.images, self.labels, stacked)
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)
         return {name: float(values[-1]) for name, values in logs.items()}
-
-    def _variables(self) -> list[list[keras.Variable]]:
-        """What a step of Keras changes, in its order."""
-        model = self.model
-        return [
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        ]

@@ -1,41 +1,28 @@
 """Images from files: folders with one sub-folder a class, and the sets that come so.
 
     cinic10        {train,valid,test}/<class>/*.png
-    mnist_m        {train,test}/<digit>/*.png, or mnist_m_{train,test}/*.png with the lists
-                   mnist_m_{train,test}_labels.txt ("00000000.png 5" a line)
+    mnist_m        {train,test}/<digit>/*.png
     pacs           {art_painting,cartoon,photo,sketch}/<class>/*.jpg
     tiny_imagenet  train/<class>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt
 
 The parts are those of the Meta-Neighborhoods paper (Appendix A.1) where they can be. It
 makes all images 32 x 32, and trains on all domains of PACS at once. Its test part of PACS
 has "10K" of the 9991 images beside "9K/1K" for training and validation, so that it must
-hold training images; here a fifth of the images is for the test alone. The set
-`pacs_without_sketch` (or another domain) is the usual protocol for PACS instead: train on
-three domains, test on the fourth. Tiny-ImageNet's test images have no labels in public: as
-usual, val/ is the test part. Validation parts that a set lacks are drawn from training, in
-equal shares of every class and domain.
+hold training images; here a fifth of the images is for the test alone. Tiny-ImageNet's test
+images have no labels in public: as usual, val/ is the test part. Validation parts that a
+set lacks are drawn from training, in equal shares of every class and domain.
 """
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-#: What the folder of a set holds.
-LAYOUTS = {
-    "cinic10": "{train,valid,test}/<class>/*.png",
-    "mnist_m": "{train,test}/<digit>/*.png, or mnist_m_{train,test}/ and their lists",
-    "pacs": "{art_painting,cartoon,photo,sketch}/<class>/*.jpg",
-    "tiny_imagenet": "train/<class>/images/*.JPEG, val/images/*.JPEG and "
-    "val/val_annotations.txt",
-}
 
 #: Images (uint8) and class numbers.
 Part = tuple[np.ndarray, np.ndarray]
@@ -48,36 +35,27 @@ def load_image_folder(
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Reads a folder of images with one sub-folder a class.
 
-    `keras.utils.image_dataset_from_directory` reads such folders too, but it does not
-    antialias what it makes smaller, and does not say which image is broken.
-
-    Args:
-        folder: The folder. Images are the files anywhere below a class's sub-folder whose
-            names end like one; what begins with a dot is passed over.
-        image_size: Height and width that images are resized to (bilinear, antialiased,
-            without regard to their proportions).
-
-    Returns:
-        `(images, labels, class_names)`: a uint8 array `(n, height, width, 3)`, an int64
-        array `(n,)`, and the names of the classes. Classes and files come in the order of
-        their names.
-
-    Raises:
-        ValueError: If the folder is none or has no classes, a class has no image, or
-            images cannot be read.
+    Images are the files anywhere below a class's sub-folder whose names end like one; what
+    begins with a dot is passed over. They are resized (bilinear, antialiased, without
+    regard to their proportions). Returns uint8 images of three channels, their class
+    numbers, and the names of the classes; all in the order of names.
     """
     if not folder.is_dir():
         raise ValueError(f"`data_dir` must be a folder. Received: {str(folder)!r}")
-    classes = sorted(
-        path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."
-    )
-    files = {path.name: _images_below(path) for path in classes}
-    empty = [name for name, paths in files.items() if not paths]
-    if empty or not files:
+    classes = [path for path in sorted(folder.glob("[!.]*")) if path.is_dir()]
+    files = {
+        path.name: sorted(
+            each
+            for each in path.rglob("*")
+            if each.suffix.lower() in ENDINGS
+            and not any(part[0] == "." for part in each.relative_to(path).parts)
+        )
+        for path in classes
+    }
+    if not files or not all(files.values()):
         raise ValueError(
             "`data_dir` must hold a sub-folder of images for each class. Received: "
-            f"{str(folder)!r} with "
-            + (f"{len(empty)} empty ones: {_named(empty)}" if empty else "none")
+            f"{str(folder)!r} with {[name for name in files if not files[name]]} empty"
         )
     labels = np.repeat(np.arange(len(files)), [len(paths) for paths in files.values()])
     images = load_images([path for paths in files.values() for path in paths], image_size)
@@ -85,69 +63,37 @@ def load_image_folder(
 
 
 def load_images(paths: Sequence[pathlib.Path], image_size: int) -> np.ndarray:
-    """Reads image files in their order, as of `load_image_folder`.
-
-    Raises:
-        ValueError: If files cannot be read; they are named and counted.
-    """
+    """Reads image files in their order, as of `load_image_folder`."""
     images = np.empty((len(paths), image_size, image_size, 3), "uint8")
-    failed = []
     for index, path in enumerate(paths):
-        image = _read(path, image_size)
-        if image is None:
-            failed.append(str(path))
-        else:
-            images[index] = image
-    if failed:
-        raise ValueError(
-            "`data_dir` must hold readable images, with at most 8 bits a channel. "
-            f"Received: {len(failed)} of {len(paths)} images cannot be read: "
-            f"{_named(failed)}"
-        )
+        images[index] = _read(path, image_size)
     return images
 
 
-def _read(path: pathlib.Path, image_size: int) -> np.ndarray | None:
+def _read(path: pathlib.Path, image_size: int) -> np.ndarray:
     from PIL import Image
 
     try:
-        # Pillow would cut 16 bits down to white, silently.
         with Image.open(path) as file:
-            if file.mode.startswith(("I", "F")):
-                return None
+            if file.mode.startswith(("I", "F")):  # Pillow would cut them down to white.
+                raise ValueError("it has more than 8 bits a channel")
         size = (image_size, image_size)
         return np.asarray(
             keras.utils.load_img(path, target_size=size, interpolation="bilinear")
         )
     # What Pillow raises on broken files depends on the format.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None
-
-
-def _images_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in ENDINGS
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
-def _named(names: Sequence[str], most: int = 10) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"`data_dir` must hold readable images. Received: {path}: {error}"
+        ) from error
 
 
 def read(dataset: str, data_dir: str | None, image_size: int = 32) -> Parts:
-    """Reads a set from its folder; the training images come in mixed order.
-
-    Raises:
-        ValueError: If the folder is not given or not laid out as above.
-    """
+    """Reads a set from its folder; the training images come in mixed order."""
     if data_dir is None:
         raise ValueError(
-            f"`data_dir` must be the folder of {dataset}'s images, with "
-            f"{LAYOUTS[dataset.partition('_without_')[0]]}. Received: data_dir=None"
+            f"`data_dir` must be the folder of {dataset}'s images, laid out as "
+            "experiments/common/image_folders.py says. Received: data_dir=None"
         )
     folder = pathlib.Path(data_dir).expanduser()
     (images, labels), validation, test, names = READERS[dataset](folder, image_size)
@@ -163,55 +109,31 @@ def _cinic10(folder: pathlib.Path, image_size: int) -> Parts:
 
 def _tiny_imagenet(folder: pathlib.Path, image_size: int) -> Parts:
     (train,), names = _class_folders(folder, ("train",), image_size)
-    test = _listed(
-        _required(folder / "val" / "val_annotations.txt"),
-        folder / "val" / "images",
-        names,
-        image_size,
-    )
+    lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    listed = [line.split()[:2] for line in lines if line.strip()]
+    images = load_images([folder / "val/images" / name for name, _ in listed], image_size)
+    test = images, np.array([names.index(label) for _, label in listed])
     return *_held_out(*train, 1 / 10), test, names
 
 
 def _mnist_m(folder: pathlib.Path, image_size: int) -> Parts:
-    names = [str(digit) for digit in range(10)]
-    if (folder / "mnist_m_train_labels.txt").is_file():
-        train, test = (
-            _listed(
-                _required(folder / f"mnist_m_{part}_labels.txt"),
-                folder / f"mnist_m_{part}",
-                names,
-                image_size,
-            )
-            for part in ("train", "test")
-        )
-    else:
-        (train, test), names = _class_folders(folder, ("train", "test"), image_size)
+    (train, test), names = _class_folders(folder, ("train", "test"), image_size)
     # The paper's 5K of 60K.
     return *_held_out(*train, 1 / 12), test, names
 
 
-def _pacs(folder: pathlib.Path, image_size: int, left_out: str | None = None) -> Parts:
-    parts, names = _class_folders(folder, DOMAINS, image_size)
-    domains = dict(zip(DOMAINS, parts, strict=True))
-    if left_out:
-        test = domains.pop(left_out)
-        split = [_held_out(*part, 1 / 10) for part in domains.values()]
-    else:
-        apart = [_held_out(*part, 1 / 5) for part in domains.values()]
-        test = _together([held for _, held in apart])
-        split = [_held_out(*rest, 1 / 10) for rest, _ in apart]
+def _pacs(folder: pathlib.Path, image_size: int) -> Parts:
+    domains, names = _class_folders(folder, DOMAINS, image_size)
+    apart = [_held_out(*part, 1 / 5) for part in domains]
+    split = [_held_out(*rest, 1 / 10) for rest, _ in apart]
     train, validation = (_together(each) for each in zip(*split, strict=True))
-    return train, validation, test, names
+    return train, validation, _together(held for _, held in apart), names
 
 
 READERS: dict[str, Callable[[pathlib.Path, int], Parts]] = {
     "cinic10": _cinic10,
     "mnist_m": _mnist_m,
     "pacs": _pacs,
-    **{
-        f"pacs_without_{domain}": functools.partial(_pacs, left_out=domain)
-        for domain in DOMAINS
-    },
     "tiny_imagenet": _tiny_imagenet,
 }
 
@@ -220,31 +142,15 @@ def _class_folders(
     folder: pathlib.Path, parts: tuple[str, ...], image_size: int
 ) -> tuple[list[Part], list[str]]:
     """Reads sub-folders with the same classes."""
-    read = [load_image_folder(_required(folder / part), image_size) for part in parts]
+    read = [load_image_folder(folder / part, image_size) for part in parts]
     first = read[0][2]
     for part, (_, _, names) in zip(parts, read, strict=True):
         if names != first:
-            different = ", ".join(sorted({*names} ^ {*first}))
             raise ValueError(
                 "`data_dir` must have the same classes in all its parts. Received: "
-                f"{different} in one of {parts[0]} and {part} alone"
+                f"{sorted({*names} ^ {*first})} in one of {parts[0]} and {part} alone"
             )
     return [(images, labels) for images, labels, _ in read], first
-
-
-def _listed(
-    labels_file: pathlib.Path, folder: pathlib.Path, names: list[str], image_size: int
-) -> Part:
-    """Reads the images that a text file lists, a name and a class on each line."""
-    lines = [line.split() for line in labels_file.read_text().splitlines() if line.strip()]
-    for number, line in enumerate(lines, 1):
-        if len(line) < 2 or line[1] not in names:
-            raise ValueError(
-                "`data_dir` must have an image and its class on each line of "
-                f"{labels_file}. Received: {' '.join(line)!r} as number {number}"
-            )
-    images = load_images([folder / line[0] for line in lines], image_size)
-    return images, np.array([names.index(line[1]) for line in lines])
 
 
 def _held_out(images: np.ndarray, labels: np.ndarray, share: float) -> tuple[Part, Part]:
@@ -257,12 +163,6 @@ def _held_out(images: np.ndarray, labels: np.ndarray, share: float) -> tuple[Par
     return (images[~held], labels[~held]), (images[held], labels[held])
 
 
-def _together(parts: list[Part] | tuple[Part, ...]) -> Part:
+def _together(parts: Iterable[Part]) -> Part:
     images, labels = zip(*parts, strict=True)
     return np.concatenate(images), np.concatenate(labels)
-
-
-def _required(path: pathlib.Path) -> pathlib.Path:
-    if not path.exists():
-        raise ValueError(f"`data_dir` must hold {path.name!r}. Received: no {str(path)!r}")
-    return path

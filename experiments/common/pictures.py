@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,12 +18,7 @@ QUERIES = 1000
 
 
 def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str, object]:
-    """Figures 4, 5 and 9 of the paper, and one prediction taken apart.
-
-    Args:
-        models: Trained models by method; those without a dictionary are passed over.
-        data: The images.
-    """
+    """Figures 4, 5 and 9 of the paper, and one prediction of each adapting model."""
     figures: dict[str, object] = {}
     train, test = data.train.take(SHOWN), data.test.take(SHOWN)
     names = data.class_names
@@ -38,24 +34,24 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
         figures[f"{name}_entries"] = visualize.plot_learned_neighbors(
             model, test.images, class_names=names
         )
-        figures[f"{name}_adaptation"] = visualize.plot_adaptation(
-            model,
-            test.images[most_changed(model, test)],
-            images=train.images,
-            class_names=names,
-        )
+        figures[f"{name}_adaptation"] = of_adaptation(model, data, test)
     return figures
+
+
+def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) -> object:
+    """The prediction of some test images that adaptation changed most, taken apart."""
+    return visualize.plot_adaptation(
+        model,
+        test.images[most_changed(model, test)],
+        images=data.train.take(SHOWN).images,
+        class_names=data.class_names,
+    )
 
 
 def of_subcategories(
     models: Mapping[str, keras.Model], data: ImageData
 ) -> dict[str, object]:
-    """Figure 6: test images with the nearest training images, by fine labels.
-
-    Args:
-        models: Models that were trained on coarse classes, by method.
-        data: The images with their fine labels.
-    """
+    """Figure 6: test images and the training images nearest to them, by fine labels."""
     return {
         f"{name}_subcategories": visualize.plot_subcategories(
             model if isinstance(model, MetaNeighborhoodModel) else model.layers[0],
@@ -74,15 +70,7 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
 
     If it puts none right, that with the largest change.
     """
-    before, after = (
-        np.concatenate(
-            [
-                keras.ops.convert_to_numpy(model(batch, training=False, adapt=adapt))
-                for batch in _batches(test.images)
-            ]
-        )
-        for adapt in (False, True)
-    )
+    before, after = (_predicted(model, test.images, adapt=adapt) for adapt in (False, True))
     true = np.arange(len(test.labels)), test.labels
     wrong = before.argmax(axis=1) != test.labels
     right = after.argmax(axis=1) == test.labels
@@ -104,16 +92,13 @@ def induction_accuracy(model: keras.Model, data: ImageData, neighbors: int = 5) 
 
 
 def _descriptions(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    def describe(batch: np.ndarray) -> np.ndarray:
-        if isinstance(model, MetaNeighborhoodModel):
-            attention = model.dictionary
-            found = attention(model.features(batch, training=False), training=False)
-        else:
-            found = model.layers[0](batch, training=False)
-        return keras.ops.convert_to_numpy(found)
-
-    return np.concatenate([describe(batch) for batch in _batches(images)])
+    if not isinstance(model, MetaNeighborhoodModel):
+        return _predicted(model.layers[0], images)
+    return _predicted(model.dictionary, _predicted(model.features, images))
 
 
-def _batches(images: np.ndarray, size: int = 128) -> list[np.ndarray]:
-    return [images[start : start + size] for start in range(0, len(images), size)]
+def _predicted(function: Callable, images: np.ndarray, **options: Any) -> np.ndarray:
+    """The outputs in inference, of many images."""
+    batches = np.array_split(images, -(-len(images) // 128))
+    found = (function(batch, training=False, **options) for batch in batches)
+    return np.concatenate([keras.ops.convert_to_numpy(each) for each in found])

@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 import nsl_keras
-from experiments.common import augmentation, data, device_loop, stopping, strategies
+from experiments.common import augmentation, data, device_loop, runs, stopping, strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,21 +68,16 @@ class Recipe:
 
     def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
         """The rate of each step."""
-        rates = self._rates_after_warmup()
-        return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
-
-    def _rates_after_warmup(
-        self,
-    ) -> float | keras.optimizers.schedules.LearningRateSchedule:
         schedules = keras.optimizers.schedules
+        rates: Any = self.learning_rate
         if self.cosine_decay:
-            return schedules.CosineDecay(self.learning_rate, self.steps)
-        if not self.rate_drops:
-            return self.learning_rate
-        return schedules.PiecewiseConstantDecay(
-            list(self.rate_drops),
-            [self.learning_rate / 10**drops for drops in range(len(self.rate_drops) + 1)],
-        )
+            rates = schedules.CosineDecay(self.learning_rate, self.steps)
+        elif self.rate_drops:
+            rates = schedules.PiecewiseConstantDecay(
+                list(self.rate_drops),
+                [self.learning_rate / 10**n for n in range(len(self.rate_drops) + 1)],
+            )
+        return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
 
     def make_optimizer(self, spared: Sequence[Any] = ()) -> keras.optimizers.Optimizer:
         """The optimizer; AdamW does not decay the `spared` variables."""
@@ -207,8 +202,7 @@ class Batches(keras.utils.PyDataset):
 def chunk_steps(steps: int, longest: int = 500) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved.
 
-    Where all divisors are small (a prime number), the whole training is one chunk, and a
-    line says so.
+    Where all divisors are small (a prime number), the whole training is one chunk.
     """
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
     if chunk >= longest // 10:
@@ -226,44 +220,29 @@ def fit(
     batches: keras.utils.PyDataset,
     recipe: Recipe,
     folder: pathlib.Path,
-    callbacks: list[keras.callbacks.Callback] | None = None,
     verbose: int = 0,
     on_device: bool = False,
-    deadline: float | None = None,
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
-    Args:
-        model: A compiled model.
-        batches: `Batches` or `stream.StreamedBatches`: a chunk long each, whose number
-            they take in `epoch`.
-        recipe: How long to train.
-        folder: Where state is kept after each chunk, by the length of chunks: others would
-            end elsewhere. It stays until the caller deletes it; a training that is
-            finished there is not trained again.
-        callbacks: Further callbacks of each chunk, on the host.
-        verbose: As for `keras.Model.fit`.
-        on_device: Whether chunks are one compiled loop: see `device_loop`.
-        deadline: `time.monotonic()` after which no chunk begins; a chunk is taken to
-            last as long as the one before in this call.
-
-    Returns:
-        The final loss, the seconds of all calls, and the images per second (the median
-        over chunks, so that compilation does not count).
+    `batches`, of a class of this module or `stream`, are a chunk long, whose number they
+    take in `epoch`. After each chunk state is kept in `folder`, until the caller deletes
+    it; a training that is finished there is not trained again. `on_device` makes chunks one
+    compiled loop: see `device_loop`. Returns the final loss, the seconds of all calls, and
+    the images per second (the median over chunks, so that compilation does not count).
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.
-        stopping.OutOfTime: If the deadline comes first.
+        stopping.OutOfTime: If the time of --stop_after_minutes comes first.
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(
         folder / f"chunks_of_{len(batches)}", batches, delete_at_end=False
     )
     running = [
-        *(callbacks or []),
         Seconds(),
         keras.callbacks.TerminateOnNaN(),
-        stopping.StopInTime(deadline, backup, len(batches)),
+        stopping.StopInTime(backup, len(batches)),
         backup,
     ]
     if on_device:
@@ -315,3 +294,39 @@ def _fit_on_device(
             shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
             print(f"Chunk {epoch + 1}: {shown}", flush=True)
     running.on_train_end()
+
+
+def first_record(
+    module: str, name: str, seed: int, model: keras.Model | None = None
+) -> dict:
+    """What is known of a run before it starts."""
+    weights = model.trainable_variables if model else []
+    counted = {"parameters": sum(int(np.prod(v.shape)) for v in weights)}
+    return {
+        **{"method": name, "seed": seed, **(counted if model else {})},
+        "command": runs.command(module),
+        "versions": runs.versions(),
+        "devices": keras.distribution.list_devices(),
+    }
+
+
+def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:
+    """What to evaluate: validation images that took no part in training, and the test.
+
+    The test images take no part in a trial.
+    """
+    parts = {"validation": found.validation} | ({} if trial else {"test": found.test})
+    return {
+        part: {"x": split.images, "y": split.labels, "batch_size": 100}
+        for part, split in parts.items()
+        if len(split.images)
+    }
+
+
+def evaluate(model: keras.Model, evaluated: Mapping[str, dict]) -> dict[str, float]:
+    """Metrics by the names of parts, from the arguments of `evaluate` for each."""
+    record = {}
+    for part, images in evaluated.items():
+        found = model.evaluate(**images, verbose=0, return_dict=True)
+        record |= {f"{part}_{key}": float(found[key]) for key in found if key != "loss"}
+    return record

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import os
+import types
 from typing import Any
 
 import keras
@@ -35,14 +36,8 @@ flags.DEFINE_float(
 )
 
 
-class OneDevice:
-    """Stands in for a `tf.distribute` strategy on one device, on either backend."""
-
-    num_replicas_in_sync = 1
-
-    @staticmethod
-    def scope() -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
+#: In place of a `tf.distribute` strategy on one device, on either backend.
+ONE_DEVICE = types.SimpleNamespace(num_replicas_in_sync=1, scope=contextlib.nullcontext)
 
 
 def _chosen() -> str:
@@ -52,7 +47,7 @@ def _chosen() -> str:
 
 def strategy() -> Any:
     """The strategy that the flags ask for; call it before anything else of TensorFlow."""
-    return OneDevice() if _chosen() == "none" else _made()
+    return ONE_DEVICE if _chosen() == "none" else _made()
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from experiments.common.recipe import Recipe, compile_classifier, spared_of
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What differs between data sets. Chosen on validation images (see --tune)."""
+    """What differs between data sets. Chosen on validation images."""
 
     filters: tuple[int, int, int, int]
     epochs: int
@@ -127,12 +127,12 @@ def build_model(
     return model
 
 
-def compile_model(model: keras.Model, recipe: Recipe, jit_compile: bool) -> keras.Model:
+def compile_model(model: keras.Model, recipe: Recipe) -> keras.Model:
     """Compiles a model of `build_model`; returns what to train.
 
     The authors decay no similarity: it would be drawn away from the identity.
     """
     similarities = [v for v in model.trainable_variables if v.name == "similarity"]
     return compile_classifier(
-        model, recipe, spared_of(model) + similarities, jit_compile=jit_compile
+        model, recipe, spared_of(model) + similarities, jit_compile=False
     )

@@ -7,15 +7,14 @@ Euclidean distance as similarity, temperature 0.1.
 
     python -m experiments.demo.spirals
 
-Writes results/spirals.jsonl, results/figures/spirals.png, and an animation of the training,
-results/figures/spirals.gif, below --output_dir.
+Writes results/spirals.jsonl and results/figures/spirals.png below --output_dir.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -25,24 +24,12 @@ from absl import flags, logging
 
 import nsl_keras
 from experiments.common import command, runs, tables
-from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 
-TURNS = 2.0
-RADIUS = 3.0
-COLORS = ("tab:blue", "gold")
-ENTRY_COLORS = ("tab:green", "tab:red")
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """The model after some epochs: keys, accuracy, and the class of each grid point."""
-
-    epoch: int
-    keys: np.ndarray
-    test_accuracy: float
-    regions: np.ndarray
+TURNS, RADIUS, SEED = 2.0, 3.0, 0
+LIMIT = 1.15 * RADIUS
+COLORS, ENTRY_COLORS = ("tab:blue", "gold"), ("tab:green", "tab:red")
 
 
 def spirals(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -55,63 +42,19 @@ def spirals(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return points.astype("float32"), labels
 
 
-def grid(size: int = 100) -> np.ndarray:
-    axis = np.linspace(-1.15 * RADIUS, 1.15 * RADIUS, size)
-    return np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2).astype("float32")
-
-
-def predicted_classes(model: keras.Model, points: np.ndarray) -> np.ndarray:
+def predicted(model: keras.Model, points: np.ndarray) -> np.ndarray:
     return model.predict(points, batch_size=2000, verbose=0).argmax(axis=1)
 
 
-class TakeSnapshots(keras.callbacks.Callback):
-    """Takes one before the first epoch, and then as many as frames are wanted."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
-        super().__init__()
-        self.x, self.y = x, y
-        self.snapshots: list[Snapshot] = []
-        # Most of what there is to see happens early.
-        share = np.linspace(0, 1, FLAGS.frames) ** 1.7
-        self.epochs = {round(FLAGS.epochs * each) for each in share}
-
-    def on_train_begin(self, logs=None) -> None:
-        self.take(0)
-
-    def on_epoch_end(self, epoch: int, logs=None) -> None:
-        if epoch + 1 in self.epochs:
-            self.take(epoch + 1)
-
-    def take(self, epoch: int) -> None:
-        dictionary = self.model.dictionary
-        self.snapshots.append(
-            Snapshot(
-                epoch,
-                keras.ops.convert_to_numpy(dictionary.keys).copy(),
-                float(np.mean(predicted_classes(self.model, self.x) == self.y)),
-                predicted_classes(self.model, grid()),
-            )
-        )
-
-
-def compile_model(model: keras.Model) -> None:
+def compile_model(model: keras.Model) -> keras.Model:
     model.compile(
         optimizer=keras.optimizers.Adam(0.03),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
     )
+    return model
 
 
-def train_linear(train, test) -> float:
-    """The test accuracy of the linear head by itself."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    compile_model(model)
-    model.fit(*train, batch_size=100, epochs=FLAGS.epochs, verbose=0)
-    return float(np.mean(predicted_classes(model, test[0]) == test[1]))
-
-
-def train_neighborhoods(train, test):
-    """Returns the trained model and the snapshots taken on the way."""
+def neighborhoods() -> keras.Model:
     model = nsl_keras.MetaNeighborhoodModel(
         None,
         keras.layers.Dense(2),
@@ -121,91 +64,38 @@ def train_neighborhoods(train, test):
             temperature=0.1,
             fixed_values=True,
             dropout=0.0,
-            seed=FLAGS.seed,
+            seed=SEED,
         ),
         inner_learning_rate=1.0,
     )
     model.build((None, 2))
     # In the plane of the points; the default suits features of unit length.
-    start = np.random.default_rng(FLAGS.seed).normal(size=(FLAGS.num_neighbors, 2))
+    start = np.random.default_rng(SEED).normal(size=(FLAGS.num_neighbors, 2))
     model.dictionary.assign(keys=start)
-    compile_model(model)
-    taking = TakeSnapshots(*test)
-    model.fit(*train, batch_size=100, epochs=FLAGS.epochs, verbose=0, callbacks=[taking])
-    return model, taking.snapshots
+    return compile_model(model)
 
 
-def draw(axis, snapshots: list[Snapshot], number: int, classes, points) -> None:
-    """Draws a snapshot: regions, test points, entries and the ways they came."""
-    snapshot = snapshots[number]
-    side = int(np.sqrt(len(snapshot.regions)))
-    limit = 1.15 * RADIUS
-    axis.clear()
+def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarray) -> None:
+    """Draws regions, test points, entries and the ways they came."""
+    from matplotlib.colors import ListedColormap
+
+    line = np.linspace(-LIMIT, LIMIT, 100)
+    grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype("float32")
     axis.imshow(
-        snapshot.regions.reshape(side, side),
+        predicted(model, grid).reshape(100, 100),
         origin="lower",
-        extent=(-limit, limit, -limit, limit),
-        cmap=_color_map(COLORS),
+        extent=(-LIMIT, LIMIT, -LIMIT, LIMIT),
+        cmap=ListedColormap(COLORS),
         alpha=0.25,
         vmin=0,
         vmax=1,
     )
-    found = snapshot.regions[_nearest_grid_points(points)]
-    axis.scatter(*points.T, s=2, c=[COLORS[label] for label in found])
-    ways = np.stack([each.keys for each in snapshots[: number + 1]])
-    for entry, label in enumerate(classes):
-        axis.plot(*ways[:, entry].T, ":", color="black", linewidth=0.5, alpha=0.6)
-        axis.plot(
-            *ways[-1, entry], "o", color=ENTRY_COLORS[label], markersize=4, mec="white",
-            mew=0.5,
-        )  # fmt: skip
-    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[])
-    axis.set_title(
-        f"epoch {snapshot.epoch}: {100 * snapshot.test_accuracy:.1f} %", fontsize=9
-    )
-
-
-def _color_map(colors):
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(colors)
-
-
-def _nearest_grid_points(points: np.ndarray) -> np.ndarray:
-    side = int(np.sqrt(len(grid())))
-    step = 2.3 * RADIUS / (side - 1)
-    columns, rows = np.clip(
-        np.round((points + 1.15 * RADIUS) / step).astype(int), 0, side - 1
-    ).T
-    return rows * side + columns
-
-
-def write_pictures(
-    snapshots: list[Snapshot], classes, points, folder: pathlib.Path
-) -> list[pathlib.Path]:
-    from matplotlib.animation import PillowWriter
-    from matplotlib.figure import Figure
-
-    chosen = (0, len(snapshots) // 2, len(snapshots) - 1)
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axis, number in zip(figure.subplots(1, 3), chosen, strict=True):
-        draw(axis, snapshots, number, classes, points)
-    written = [folder / "spirals.png"]
-    with files.replacing(written[0]) as scratch:
-        figure.savefig(scratch, dpi=110)
-
-    figure = Figure(figsize=(3.6, 3.8), layout="constrained")
-    axis = figure.subplots()
-    written.append(folder / "spirals.gif")
-    writer = PillowWriter(fps=5)
-    with (
-        files.replacing(written[-1]) as scratch,
-        writer.saving(figure, str(scratch), dpi=90),
-    ):
-        for number in [*range(len(snapshots)), *[len(snapshots) - 1] * 8]:
-            draw(axis, snapshots, number, classes, points)
-            writer.grab_frame()
-    return written
+    axis.scatter(*points.T, s=2, c=[COLORS[each] for each in predicted(model, points)])
+    classes = keras.ops.convert_to_numpy(model.dictionary.values).argmax(axis=1)
+    for way, label in zip(np.stack(ways, axis=1), classes, strict=True):
+        axis.plot(*way.T, ":", color="black", linewidth=0.5, alpha=0.6)
+        axis.plot(*way[-1], "o", color=ENTRY_COLORS[label], ms=4, mec="white", mew=0.5)
+    axis.set(xlim=(-LIMIT, LIMIT), ylim=(-LIMIT, LIMIT), xticks=[], yticks=[])
 
 
 def section(results: pathlib.Path) -> str:
@@ -226,41 +116,58 @@ def section(results: pathlib.Path) -> str:
 
 
 def main(_arguments: list[str]) -> None:
+    from matplotlib.figure import Figure
+
     logging.set_verbosity(logging.ERROR)
-    keras.utils.set_random_seed(FLAGS.seed)
-    rng = np.random.default_rng(FLAGS.seed)
-    train, test = spirals(FLAGS.examples, rng), spirals(FLAGS.examples, rng)
-    linear = train_linear(train, test)
-    model, snapshots = train_neighborhoods(train, test)
-    plain = keras.ops.convert_to_numpy(model(test[0], adapt=False)).argmax(axis=1)
-    values = keras.ops.convert_to_numpy(model.dictionary.values)
+    keras.utils.set_random_seed(SEED)
+    rng = np.random.default_rng(SEED)
+    train, (points, labels) = (spirals(FLAGS.examples, rng) for _ in range(2))
+
+    def accuracy(model: keras.Model) -> float:
+        return float(np.mean(predicted(model, points) == labels))
+
+    linear = compile_model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+    linear.fit(*train, batch_size=100, epochs=FLAGS.epochs, verbose=0)
+    model = neighborhoods()
+    ways: list[np.ndarray] = []
+
+    def note(*_: Any) -> None:
+        ways.append(keras.ops.convert_to_numpy(model.dictionary.keys).copy())
+
+    note()
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    # Most of what there is to see happens early.
+    stages = (0, FLAGS.epochs // 3, FLAGS.epochs)
+    for before, epoch, axis in zip(
+        (0, *stages), stages, figure.subplots(1, 3), strict=False
+    ):
+        model.fit(
+            *train,
+            batch_size=100,
+            initial_epoch=before,
+            epochs=epoch,
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=note)],
+        )
+        draw(axis, model, ways, points)
+        axis.set_title(f"epoch {epoch}: {100 * accuracy(model):.1f} %", fontsize=9)
     content = {
         "command": runs.command("demo.spirals"),
         "versions": runs.versions(),
-        "train_examples": len(train[0]),
-        "test_examples": len(test[0]),
+        "train_examples": FLAGS.examples,
+        "test_examples": len(points),
         "num_neighbors": FLAGS.num_neighbors,
-        "linear_test_accuracy": linear,
-        "test_accuracy": snapshots[-1].test_accuracy,
-        "unadapted_test_accuracy": float(np.mean(plain == test[1])),
-        "test_accuracies": {s.epoch: s.test_accuracy for s in snapshots},
+        "linear_test_accuracy": accuracy(linear),
+        "test_accuracy": accuracy(model),
     }
-    print(f"linear head: {100 * linear:.1f} % of test points")
-    print(f"with Meta-Neighborhoods: {100 * content['test_accuracy']:.1f} %")
-    print(f"its head before it adapts: {100 * content['unadapted_test_accuracy']:.1f} %")
-    folder = runs.results_folder(FLAGS.output_dir)
-    path = folder / "spirals.jsonl"
-    runs.RunRecords(path).add(("spirals",), content)
-    pictures = write_pictures(snapshots, values.argmax(axis=1), test[0], folder / "figures")
-    for written in (path, *pictures):
-        print(f"Wrote {written}")
+    results = runs.results_folder(FLAGS.output_dir)
+    runs.RunRecords(results / "spirals.jsonl").add(("spirals",), content)
+    runs.write_figures(results / "figures", {"spirals": figure})
+    print(section(results))
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("epochs", 120, "Epochs.", lower_bound=1)
+    flags.DEFINE_integer("epochs", 120, "Epochs.", lower_bound=3)
     flags.DEFINE_integer("examples", 1000, "Points to train on; as many again to test.")
     flags.DEFINE_integer("num_neighbors", 100, "Dictionary entries.", lower_bound=2)
-    flags.DEFINE_integer("frames", 30, "Frames of the animation.", lower_bound=2)
-    flags.DEFINE_integer("seed", 0, "Seed of points and weights.")
-    flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
     command.run(main)

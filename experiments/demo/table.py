@@ -52,33 +52,13 @@ def table(found: list[dict]) -> str:
     return tables.markdown([*columns, "parameters", "step time"], rows)
 
 
-def tuning(found: list[dict]) -> str:
-    """One line a trial: the mean accuracy on validation images."""
-    accuracies: dict[tuple, list[float]] = {}
-    for run in found:
-        trial = run["method"], run["change"]
-        accuracies.setdefault(trial, []).append(100 * run["validation_accuracy"])
-    columns = ["model", "setting", "validation accuracy, %"]
-    return tables.markdown(
-        columns,
-        [
-            [*trial, f"{sum(each) / len(each):.2f}"]
-            for trial, each in sorted(accuracies.items(), key=_in_order)
-        ],
-    )
-
-
-def _in_order(trial: tuple[tuple, list[float]]) -> int:
-    return list(TITLES).index(trial[0][0])
-
-
 def sections(results: pathlib.Path) -> str:
     """Markdown of the demo on each data set."""
     return "\n\n".join(section(results, dataset) for dataset in DATASETS)
 
 
 def section(results: pathlib.Path, dataset: str) -> str:
-    """Markdown of the demo on a data set, and of how its setting was chosen."""
+    """Markdown of the demo on a data set."""
     title = f"## Demo: {dataset}"
     records = runs.RunRecords(results / "demo.jsonl", dataset)
     found, setting = records.runs, records.setting
@@ -97,10 +77,4 @@ def section(results: pathlib.Path, dataset: str) -> str:
         f"{served['test_images']} predictions agree, logits to "
         f"{served['largest_logit_difference']:.1e}.",
     ]
-    trials = runs.RunRecords(results / "demo_tuning.jsonl", dataset).runs
-    if trials:
-        parts.append(
-            "Hyper-parameters, chosen on validation images "
-            f"({tables.commands(trials)}):\n\n{tuning(trials)}"
-        )
     return "\n\n".join(parts)

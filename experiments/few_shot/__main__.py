@@ -19,14 +19,7 @@ static network starts from the pretrained one, and then has as many images again
 is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
 Colour images are shifted and mirrored in pretraining, unless --noaugmentation is given.
 
-Finished runs are kept in --output_dir/results/few_shot.jsonl, trials of several --rates in
-few_shot_tuning.jsonl, and are not run again. An interrupted run goes on from its last saved
-state. --output_dir=. adds to the results of this repository, of which
-`python -m experiments.tables` makes tables.
-
-It runs under TensorFlow and, where no TensorFlow is installed, under JAX
-(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
-with --write_data_file=images.npz, and read them with --data_file=images.npz.
+experiments/README.md says what is written, and how a row is added.
 """
 
 from __future__ import annotations
@@ -36,17 +29,14 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import flags, logging
+from absl import flags
 
-from experiments.common import command, runs, strategies
+from experiments.common import command, options, runs
 from experiments.few_shot import data, methods, table
 from experiments.few_shot.training import Setting, Training, run_methods
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
-flags.DEFINE_string("data_dir", None, "Folder of images, or of tfds' prepared copies.")
-flags.DEFINE_string("data_file", None, "Images from an .npz file.")
-flags.DEFINE_string("write_data_file", None, "Write the images to a file, and stop.")
 flags.DEFINE_integer("image_size", 84, "Pixels of images from folders.", lower_bound=16)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
 flags.DEFINE_multi_enum(
@@ -55,7 +45,6 @@ flags.DEFINE_multi_enum(
 flags.DEFINE_integer("ways", 5, "Classes of an episode.", lower_bound=2)
 flags.DEFINE_integer("shots", 5, "Support images of a class.", lower_bound=1)
 flags.DEFINE_integer("queries", 15, "Query images of a class.", lower_bound=1)
-flags.DEFINE_list("seeds", ["0"], "Seeds of training, separated by commas.")
 flags.DEFINE_integer("training_images", 400_000, "Budget of a method and seed.")
 flags.DEFINE_integer("episodes_per_step", 4, "Episodes of a step.", lower_bound=1)
 flags.DEFINE_integer(
@@ -66,12 +55,6 @@ flags.DEFINE_integer("test_episodes", 600, "Episodes of a test.", lower_bound=2)
 flags.DEFINE_multi_float("rates", [1e-3], "Rates of Adam tried for each method.")
 flags.DEFINE_float("trial_share", 0.25, "Images of a trial, as a share of the budget.")
 flags.DEFINE_integer("validation_episodes", 100, "Episodes that judge a trial.")
-flags.DEFINE_enum(
-    "batch_normalization",
-    None,
-    ["support", "transductive", "moving"],
-    "Instead of each row's own policy.",
-)
 flags.DEFINE_bool(
     "augmentation",
     None,
@@ -80,18 +63,10 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "episode_augmentation", False, "Shift and mirror images of episodes in training."
 )
-flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
-flags.DEFINE_integer(
-    "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
-)
-flags.DEFINE_bool("jit_compile", None, "Compile steps with XLA; None: Keras decides.")
-flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategies.strategy()
+    options.prepare()
     images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.image_size)
     if FLAGS.write_data_file:
         data.save(images, FLAGS.write_data_file)
@@ -106,10 +81,7 @@ def main(_arguments: list[str]) -> None:
         FLAGS.state_dir,
         ["few_shot", dataclasses.asdict(setting), images.counts, images.fingerprint],
     )
-    jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
-    training = Training(
-        setting, images, states, jit_compile, FLAGS.verbose, FLAGS.save_every
-    )
+    training = Training(setting, images, states)
     names = FLAGS.method or list(methods.METHODS)
     results = runs.results_folder(FLAGS.output_dir)
     records = run_methods(training, names, FLAGS.seeds, results)

@@ -10,6 +10,7 @@ import numpy as np
 from experiments.common import image_folders
 from experiments.common.data import (
     PARTS,
+    ImageData,
     Split,
     fingerprint,
     prepared_builder,
@@ -25,21 +26,11 @@ OMNIGLOT_SIZE = 28
 
 
 @dataclasses.dataclass(frozen=True)
-class FewShotData:
+class FewShotData(ImageData):
     """Images, kept as uint8, of training, validation and test classes."""
-
-    train: Split
-    validation: Split
-    test: Split
-    #: Of a file, what tells it from others.
-    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         few_shot.disjoint(**{name: getattr(self, name).labels for name in PARTS})
-
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        return self.train.images.shape[1:]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -59,19 +50,11 @@ def load(
     data_file: str | None = None,
     image_size: int = 84,
 ) -> FewShotData:
-    """Loads `"omniglot"`, an .npz file, or a folder of images.
+    """Loads `"omniglot"`, an .npz file as of `read_arrays`, or a folder of images.
 
-    Args:
-        dataset: `"omniglot"`, or any name for what `data_file` or `data_dir` hold.
-        data_dir: For Omniglot, the folder of tensorflow-datasets' prepared copies. Else a
-            folder with `train`, `validation` (or `val`) and `test`, each with one
-            sub-folder a class, as Mini-ImageNet comes.
-        data_file: An .npz file with `train_images`, `train_labels`, and the same for
-            `validation` and `test`; images are uint8.
-        image_size: Pixels that images from a folder are resized to.
-
-    Raises:
-        ValueError: If an array or a folder is missing, or classes overlap.
+    A folder holds `train`, `validation` (or `val`) and `test`, each with one sub-folder a
+    class, as Mini-ImageNet comes; its images are resized. Omniglot is read from the folder
+    of tensorflow-datasets' prepared copies.
     """
     if data_file is not None:
         return _from_file(data_file)
@@ -94,34 +77,16 @@ def save(images: FewShotData, path: str) -> None:
 def _from_file(path: str) -> FewShotData:
     arrays = read_arrays(path)
     parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
-    found = _from_parts(parts, "data_file", path)
-    return dataclasses.replace(found, fingerprint=fingerprint(arrays))
+    return FewShotData(*parts, fingerprint=fingerprint(arrays))
 
 
 def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
     validation = "validation" if (folder / "validation").exists() else "val"
-    names = ("train", validation, "test")
-    missing = [name for name in names if not (folder / name).is_dir()]
-    if missing:
-        raise ValueError(
-            "`data_dir` must hold train, validation (or val) and test, each with one "
-            f"sub-folder a class. Received: {str(folder)!r} without {', '.join(missing)}"
-        )
     parts = []
-    for name in names:
+    for name in ("train", validation, "test"):
         images, labels, classes = image_folders.load_image_folder(folder / name, image_size)
         parts.append(Split(images, np.array(classes)[labels]))
-    return _from_parts(parts, "data_dir", str(folder))
-
-
-def _from_parts(parts: list[Split], argument: str, place: str) -> FewShotData:
-    try:
-        return FewShotData(*parts)
-    except ValueError as error:
-        raise ValueError(
-            f"`{argument}` must hold parts without common classes. Received: {place!r}; "
-            f"{error}"
-        ) from error
+    return FewShotData(*parts)
 
 
 def _omniglot(data_dir: str | None) -> FewShotData:

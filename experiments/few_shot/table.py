@@ -39,12 +39,7 @@ def sections(results: pathlib.Path) -> str:
 def section(
     records: runs.RunRecords, names: Collection[str] = tuple(methods.METHODS)
 ) -> str:
-    """Markdown of what `experiments.few_shot` wrote: a setting, and its table.
-
-    Args:
-        records: The runs.
-        names: The methods that have a row.
-    """
+    """Markdown of a setting's runs, and a table with rows of these names."""
     setting, found = records.setting, records.runs
     tuned = len(setting["rates"]) > 1
     title = (
@@ -66,31 +61,12 @@ def section(
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
         f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
-        f"{_of_inner_rates(setting, found)}{_of_images(setting)}Accuracies in %: "
+        f"{_of_images(setting)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
     differences = _pairs(setting, found)
     return "\n\n".join([title, text, _table(setting, found, names), *differences])
-
-
-def _of_inner_rates(setting: dict, found: list[dict]) -> str:
-    """Which rows' trials have an inner rate each."""
-    if _is_older(setting):
-        return ""
-    titles: dict[tuple[float | None, ...], list[str]] = {}
-    for name in sorted({run["method"] for run in found}, key=list(methods.METHODS).index):
-        rates = tuple(
-            methods.inner_rate(name, setting["dataset"], trial)
-            for trial in range(len(setting["rates"]))
-        )
-        if len(set(rates)) > 1:
-            titles.setdefault(rates, []).append(methods.METHODS[name].title)
-    return "".join(
-        f"The trials of {' and '.join(of)} take inner rates of "
-        f"{', '.join(map(str, rates))}, one with each rate of Adam. "
-        for rates, of in titles.items()
-    )
 
 
 def _of_images(setting: dict) -> str:
@@ -168,7 +144,7 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
             if not _is_older(setting):
                 rows.append([*cells, "not run"])
             continue
-        finished = _finished(chosen)
+        finished = [run for run in chosen if "diverged" not in run]
         if len(finished) < len(chosen):
             told = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
             rows.append([*cells, told])
@@ -196,10 +172,6 @@ def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
     return few_shot.Evaluation(np.mean(right, axis=0) / queries)
 
 
-def _finished(found: list[dict]) -> list[dict]:
-    return [run for run in found if "diverged" not in run]
-
-
 def _rate(run: dict) -> str:
     inner = f", inner {run['inner_rate']:g}" if "inner_rate" in run else ""
     return f"{run['learning_rate']:g}{inner}"
@@ -216,7 +188,8 @@ def _support_loss(found: list[dict]) -> str:
 
 def _difference(first: str, second: str, found: list[dict], setting: dict) -> str:
     """Difference of two methods, over the seeds that both were trained with."""
-    pair = [_finished(tables.of_method(found, name)) for name in (first, second)]
+    finished = [run for run in found if "diverged" not in run]
+    pair = [tables.of_method(finished, name) for name in (first, second)]
     both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
     if not both or first == second:
         return ""

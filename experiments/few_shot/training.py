@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
+from absl import flags
 
 import nsl_keras
-from experiments.common import recipe, runs, strategies, time_limit
+from experiments.common import options, recipe, runs, strategies
 from experiments.common.augmentation import augmented
 from experiments.common.data import PARTS, Split
 from experiments.few_shot import data, methods
 from nsl_keras import few_shot
+
+FLAGS = flags.FLAGS
 
 #: Sampler seeds of validation and test episodes: the same for all methods and seeds.
 VALIDATION_SEED, TEST_SEED = 1_000_001, 1_000_002
@@ -39,8 +42,6 @@ class Setting:
     rates: Sequence[float]
     trial_share: float
     validation_episodes: int
-    #: Instead of each method's own policy.
-    batch_normalization: str | None
     #: Whether images are shifted and mirrored in pretraining.
     augmentation: bool = False
     #: Whether those of episodes are, in training.
@@ -55,8 +56,6 @@ class Setting:
     def name(self) -> str:
         """The name of the folder of its runs."""
         name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
-        if self.batch_normalization:
-            name += f"_{self.batch_normalization}"
         if self.augmentation:
             name += "_augmented"
         if self.episode_augmentation:
@@ -77,21 +76,11 @@ class Training:
         setting: Setting,
         images: data.FewShotData,
         states: pathlib.Path,
-        jit_compile: bool | str,
-        verbose: int,
-        save_every: int = 500,
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
-        self.jit_compile, self.verbose = jit_compile, verbose
-        self.save_every = save_every
         classes, labels = np.unique(images.train.labels, return_inverse=True)
         self.classes = len(classes)
         self.images = Split(images.train.images, labels)
-
-    def policy(self, method: str) -> str:
-        """The batch norms' policy of a method."""
-        own = methods.METHODS[method].batch_normalization
-        return self.setting.batch_normalization or own
 
     def sampler(
         self, part: str, seed: int, ways: int | None = None
@@ -126,54 +115,29 @@ class Training:
         self, method: str, rate: float, images: int, seed: int
     ) -> tuple[Callable, dict]:
         """Trains a method; returns the learner, and what the training took."""
-        with strategies.strategy().scope():
-            return self._run(method, rate, images, seed)
-
-    def _run(
-        self, method: str, rate: float, images: int, seed: int
-    ) -> tuple[Callable, dict]:
-        row = methods.METHODS[method]
+        row, setting = methods.METHODS[method], self.setting
         found: dict = {"seconds": 0.0, "training_images": 0}
-        network = None
         if row.pretrained:
-            network, pretraining = self._pretrained(row.pretrained, rate, images, seed)
-            found = {key: found[key] + pretraining[key] for key in found}
+            network, found = self._pretrained(row.pretrained, rate, images, seed)
         keras.utils.set_random_seed(seed)
-        trial = self.setting.rates.index(rate)
-        inner_rate = methods.inner_rate(method, self.setting.dataset, trial)
+        given: dict = {"batch_normalization": row.batch_normalization}
+        trial = setting.rates.index(rate)
+        inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
-            found["inner_rate"] = inner_rate
-        if row.episodic:
-            proto = method == "proto_net"
-            ways = self.setting.proto_ways if proto else self.setting.ways
-            learner = methods.episodic_learner(
-                method,
-                self.setting.dataset,
-                self.setting.backbone,
-                self.data.image_shape,
-                ways,
-                self.policy(method),
-                network,
-                trial,
-            )
-            training = self._fit_episodes(method, learner, ways, rate, images, seed)
-            if proto:
-                learner = few_shot.ProtoNet(
-                    learner.backbone,
-                    self.setting.ways,
-                    batch_normalization=self.policy(method),
-                )
-            return learner, found | {key: found[key] + training[key] for key in training}
-        return (
-            methods.pretrained_learner(
-                method,
-                network,
-                self.setting.ways,
-                self.policy(method),
-                self.images.images.astype("float32") / 255,
-            ),
-            found,
-        )
+            found["inner_rate"] = given["inner_learning_rate"] = inner_rate
+        if not row.pretrained:
+            network = methods.features(setting.backbone, "plain", self.data.image_shape)
+        task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
+        if not row.episodic:
+            return row.learner(network, task), found
+        trained = task
+        if method == "proto_net":
+            trained = dataclasses.replace(task, ways=setting.proto_ways)
+        learner = row.learner(network, trained)
+        training = self._fit_episodes(method, learner, trained.ways, rate, images, seed)
+        if trained is not task:
+            learner = row.learner(learner.backbone, task)
+        return learner, found | {key: found[key] + training[key] for key in training}
 
     def _pretrained(
         self, kind: str, rate: float, images: int, seed: int
@@ -183,7 +147,7 @@ class Training:
         network = methods.features(self.setting.backbone, kind, self.data.image_shape)
         model = methods.classifier(network, self.classes)
         trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
-        chunk = recipe.chunk_steps(trained.steps, self.save_every)
+        chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
         batches = _Uint8Batches(self.images, trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
@@ -207,7 +171,7 @@ class Training:
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
         batches = self.sampler("train", seed, ways).batches(
-            episodes, recipe.chunk_steps(trained.steps, self.save_every)
+            episodes, recipe.chunk_steps(trained.steps, FLAGS.save_every)
         )
         if setting.episode_augmentation:
             batches = AugmentedEpisodes(batches, seed)
@@ -227,7 +191,7 @@ class Training:
             optimizer=trained.make_optimizer(),
             loss=loss,
             metrics=["accuracy"],
-            jit_compile=self.jit_compile,
+            jit_compile=options.jit_compile(),
         )
         model.optimizer.build(model.trainable_variables)
         found = recipe.fit(
@@ -235,8 +199,7 @@ class Training:
             batches,
             trained,
             folder,
-            verbose=self.verbose,
-            deadline=time_limit.deadline(),
+            verbose=FLAGS.verbose,
         )
         return {
             "seconds": found["seconds"],
@@ -253,12 +216,7 @@ class _Uint8Batches(recipe.Batches):
 
 
 class AugmentedEpisodes(keras.utils.PyDataset):
-    """Batches of episodes, their images shifted by up to 4 pixels and mirrored.
-
-    Args:
-        batches: What `EpisodeSampler.batches` returns.
-        seed: Seed of the shifts, which depend on it and on the number of the step.
-    """
+    """Batches of episodes, their images shifted by up to 4 pixels and mirrored."""
 
     def __init__(self, batches: keras.utils.PyDataset, seed: int) -> None:
         super().__init__()
@@ -312,7 +270,8 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
     def trial(method: str, rate: str) -> dict:
         record = {"method": method, "rate": float(rate), "seed": 0}
         try:
-            learner, found = training.run(method, float(rate), images, seed=0)
+            with strategies.strategy().scope():
+                learner, found = training.run(method, float(rate), images, seed=0)
             evaluation = few_shot.evaluate(
                 learner,
                 training.sampler("validation", VALIDATION_SEED),
@@ -336,17 +295,11 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
     """Trains a method with one seed, and judges it on the test episodes."""
     setting = training.setting
-    record = {
-        "method": method,
-        "seed": seed,
-        "learning_rate": rate,
-        "command": runs.command("few_shot"),
-        "versions": runs.versions(),
-        "devices": keras.distribution.list_devices(),
-    }
+    record = recipe.first_record("few_shot", method, seed) | {"learning_rate": rate}
     sampler = training.sampler("test", TEST_SEED)
     try:
-        learner, found = training.run(method, rate, setting.training_images, seed)
+        with strategies.strategy().scope():
+            learner, found = training.run(method, rate, setting.training_images, seed)
         if isinstance(learner, few_shot.MAML):
             found["support_losses"] = support_losses(learner, sampler)
         start = time.perf_counter()
@@ -376,25 +329,18 @@ def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> 
     unadapted = [network.outputs(network.values(), each)[0] for each in images]
     adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
     targets = keras.ops.convert_to_tensor(labels)
-    losses = [
-        keras.ops.mean(
-            keras.ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
-        )
-        for logits in (keras.ops.stack(unadapted), keras.ops.convert_to_tensor(adapted))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    targets = keras.ops.reshape(keras.ops.convert_to_tensor(labels), (-1,))
+    return [
+        round(float(loss(targets, keras.ops.reshape(each, (len(targets), -1)))), 4)
+        for each in (keras.ops.stack(unadapted), adapted)
     ]
-    return [round(float(loss), 4) for loss in losses]
 
 
 def run_methods(
     training: Training, names: Sequence[str], seeds: Sequence[int], results: pathlib.Path
 ) -> runs.RunRecords:
     """Runs every method with every seed that has no record yet.
-
-    Args:
-        training: What runs them.
-        names: Their names.
-        seeds: Seeds of training.
-        results: Below it the records, and those of the trials, are written.
 
     Raises:
         ValueError: If a part has too few classes, or images of a class.

@@ -13,21 +13,14 @@ models with a dictionary before adaptation too.
 experiments/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
 mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
 
-Finished runs are kept in --output_dir/results/image_classification.jsonl and are not run
-again. An interrupted run goes on from its last saved state. --output_dir=. adds to the
-results of this repository; `python -m experiments.tables` makes their tables. Trained
-models are in --model_dir; --figures draws those of the first seed. With --experiment=A.9
-models are told coarse classes only.
-
-It runs under TensorFlow and, where no TensorFlow is installed, under JAX
-(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
-with --write_data_file=images.npz, and read them with --data_file=images.npz.
+experiments/README.md says what is written, and how a row is added. Trained models are in
+--model_dir; --figures draws those of the first seed. With --experiment=A.9 models are told
+coarse classes only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import pathlib
 
@@ -35,13 +28,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 import nsl_keras
 from experiments.common import (
     command,
     data,
     image_training,
+    options,
     pictures,
     recipe,
     runs,
@@ -61,8 +55,6 @@ flags.DEFINE_enum(
 flags.DEFINE_integer(
     "num_neighbors", None, "Dictionary size S, instead of the published.", lower_bound=1
 )
-flags.DEFINE_float("temperature", 0.2, "Temperature T; 0.2 is the published.")
-flags.DEFINE_float("dictionary_dropout", 0.5, "Share left out; 0.5 is the published.")
 flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
 flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
 
@@ -78,8 +70,8 @@ def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
         longest, train_examples, FLAGS.batch_size or published["adamw"].batch_size
     )
     changes = image_training.recipe_changes_from_flags()
-    changes |= image_training.changes_from_flags("augmentation")
-    batch = image_training.changes_from_flags("batch_size", "augmentation")
+    changes |= options.changes("augmentation")
+    batch = options.changes("batch_size", "augmentation")
     recipes = {}
     for optimizer, each in published.items():
         own = max(1, round(steps * each.steps / longest))
@@ -87,16 +79,6 @@ def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
         own_changes = changes if optimizer == "adamw" else batch
         recipes[optimizer] = dataclasses.replace(each.scaled(own), **own_changes)
     return recipes
-
-
-def dictionary_from_flags() -> dict:
-    """The setting's dictionary; experiments take shares of its size and temperature."""
-    return {
-        "num_neighbors": FLAGS.num_neighbors
-        or methods.published_num_neighbors(FLAGS.dataset),
-        "temperature": FLAGS.temperature,
-        "dropout": FLAGS.dictionary_dropout,
-    }
 
 
 def with_coarse_labels(found: data.ImageData) -> data.ImageData:
@@ -111,101 +93,20 @@ def with_coarse_labels(found: data.ImageData) -> data.ImageData:
     coarse = np.zeros(len(found.class_names), "int64")
     for number, group in enumerate(groups):
         coarse[list(group)] = number
-    parts = {
-        part: data.Split(split.images, coarse[split.labels])
-        for part in ("train", "validation", "test")
-        for split in (getattr(found, part),)
-    }
+    splits = {part: getattr(found, part) for part in data.PARTS}
+    parts = {part: data.Split(s.images, coarse[s.labels]) for part, s in splits.items()}
     names = ["/".join(found.class_names[fine] for fine in group) for group in groups]
     return dataclasses.replace(found, **parts, class_names=names)
 
 
-def train(
-    name: str,
-    seed: int,
-    rate: float | None,
-    state: pathlib.Path,
-    setting: dict,
-    recipes: dict[str, recipe.Recipe],
-    found: data.ImageData,
-    fine: data.ImageData,
-    models: pathlib.Path,
-    trial: bool = False,
-) -> dict:
-    """Trains one method with one seed, keeps the model, and returns its record."""
-    keras.utils.set_random_seed(seed)
-    trained = recipes[methods.METHODS[name].optimizer]
-    trained = image_training.recipe_of_run(trained, rate, trial)
-    model = make_model(name, seed, setting, trained, found)
-    record = image_training.first_record("image_classification", name, seed, model)
-    record["steps"] = trained.steps
-    network = strategies.network_of(model)
-    record["multiply_adds"] = methods.multiply_adds(network)
-    if rate is not None:
-        record["learning_rate"] = rate
-    batches = image_training.make_batches(found.train, trained, seed)
-    record |= image_training.train_and_evaluate(
-        model,
-        batches,
-        trained,
-        state,
-        image_training.evaluated_parts(found, trial),
-    )
-    if "diverged" in record or trial:
-        return record
-    if isinstance(model, nsl_keras.MetaNeighborhoodModel):
-        rates = [keras.ops.convert_to_numpy(rate) for rate in model.inner_rates]
-        record["inner_rate"] = float(np.mean(np.concatenate([r.ravel() for r in rates])))
-    if fine is not found:
-        record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
-    if strategies.is_first_worker():
-        with files.replacing(models / f"{name}_{seed}.keras") as scratch:
-            network.save(scratch)
-    if FLAGS.step_times:
-        plain = make_model(methods.BASELINE, seed, setting, trained, found)
-        record["step_time"] = image_training.step_time_ratio(model, plain, batches)
-    return record
-
-
-def make_model(
-    name: str, seed: int, setting: dict, trained: recipe.Recipe, found: data.ImageData
-) -> keras.Model:
-    """The compiled model of a row."""
-    with strategies.strategy().scope():
-        model = methods.build(
-            methods.METHODS[name],
-            FLAGS.backbone,
-            found.image_shape,
-            len(found.class_names),
-            setting["dictionary"],
-            seed,
-            setting["filters"],
-        )
-        return methods.compile_model(model, trained, jit_compile())
-
-
-def jit_compile() -> bool | str:
-    """What the flag says; by default no XLA for TensorFlow on CPUs, where it is slower."""
-    if FLAGS.jit_compile is not None:
-        return FLAGS.jit_compile
-    on_cpu = all(name.startswith("cpu") for name in keras.distribution.list_devices())
-    return False if on_cpu and keras.backend.backend() == "tensorflow" else "auto"
-
-
 def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
-    """Draws the trained models of the first seed."""
+    """Draws the models of the first seed that are in the folder."""
     seed = FLAGS.seeds[0]
     trained = {
         name: keras.saving.load_model(path)
         for name in names
         if (path := models / f"{name}_{seed}.keras").exists()
     }
-    if not trained:
-        raise ValueError(
-            "`figures` needs trained models of the first seed in `model_dir`: what is "
-            f"finished is not run again. Received: model_dir={FLAGS.model_dir!r}, without "
-            f"{models.name}/*_{seed}.keras"
-        )
     coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
     make = pictures.of_subcategories if coarse else pictures.of_neighbors
     prefix = f"{FLAGS.backbone}_{FLAGS.dataset}"
@@ -215,30 +116,30 @@ def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
     )
 
 
-def load_data() -> data.ImageData:
-    """The images, 32x32 as in the paper (A.1) but for digits and ImageNet."""
-    published = {"digits": None, "imagenet": 64}
-    return image_training.load_arrays(FLAGS.image_size or published.get(FLAGS.dataset, 32))
-
-
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategies.strategy()
-    image_training.use_dtype_from_flags()
+    options.prepare()
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
-    fine = load_data()
-    if image_training.wrote_data_file(fine):
+    # 32x32 as in the paper (A.1) but for digits and ImageNet.
+    sizes = {"digits": None, "imagenet": 64}
+    fine = image_training.load_arrays(sizes.get(FLAGS.dataset, 32))
+    if fine is None:
         return
     recipes = recipes_from_flags(image_training.training_examples(fine))
     found = with_coarse_labels(fine) if experiment.coarse else fine
     sgd = ("steps", "rate_drops", "learning_rate")
+    entries = FLAGS.num_neighbors or methods.published_num_neighbors(FLAGS.dataset)
     setting = image_training.setting_of(
         found,
         recipes["adamw"],
         backbone=FLAGS.backbone,
         coarse=experiment.coarse,
-        dictionary=dictionary_from_flags(),
+        # The published one, of which experiments take shares.
+        dictionary={
+            "num_neighbors": entries,
+            "temperature": 0.2,
+            "dropout": 0.5,
+        },
         sgd={name: getattr(recipes["nesterov"], name) for name in sgd},
     )
     dataset = f"{FLAGS.dataset}_coarse" if experiment.coarse else FLAGS.dataset
@@ -247,26 +148,50 @@ def main(_arguments: list[str]) -> None:
     models = runs.states_folder(f"{FLAGS.model_dir}/{place}", setting)
     if not FLAGS.tune:
         files.require_room(models)
-    made = image_training.make_runs(
-        runs.results_folder(FLAGS.output_dir) / "image_classification.jsonl",
-        place,
-        setting,
+
+    def make(
+        name: str, seed: int, trained: recipe.Recipe
+    ) -> tuple[keras.Model, keras.Model]:
+        model = methods.build(
+            methods.METHODS[name],
+            FLAGS.backbone,
+            found.image_shape,
+            len(found.class_names),
+            setting["dictionary"],
+            seed,
+            setting["filters"],
+        )
+        return model, methods.compile_model(model, trained, options.jit_compile())
+
+    def finish(model: keras.Model, record: dict) -> None:
+        network = strategies.network_of(model)
+        if isinstance(network, nsl_keras.MetaNeighborhoodModel):
+            rates = [keras.ops.convert_to_numpy(rate) for rate in network.inner_rates]
+            record["inner_rate"] = float(
+                np.mean(np.concatenate([r.ravel() for r in rates]))
+            )
+        if experiment.coarse:
+            record["induction_accuracy"] = pictures.induction_accuracy(network, fine)
+        if strategies.is_first_worker():
+            name = f"{record['method']}_{record['seed']}.keras"
+            with files.replacing(models / name) as scratch:
+                network.save(scratch)
+
+    rows = image_training.Rows(
+        "image_classification",
         {name: methods.METHODS[name].title for name in names},
-        functools.partial(
-            train,
-            setting=setting,
-            recipes=recipes,
-            found=found,
-            fine=fine,
-            models=models,
-        ),
+        methods.BASELINE,
+        lambda name: recipes[methods.METHODS[name].optimizer],
+        make,
+        finish,
+        methods.multiply_adds,
     )
-    if FLAGS.tune:
-        print(f"\n{tables.trials(made.runs)}\n\nWrote {made.path}")
-        return
-    print(f"\n{table.section(made, [FLAGS.experiment])}\n")
-    print(f"Wrote {made.path}")
-    if FLAGS.figures:
+    made = image_training.make_runs(rows, place, setting, found)
+    shown = (
+        tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.experiment])
+    )
+    print(f"\n{shown}\n\nWrote {made.path}")
+    if FLAGS.figures and not FLAGS.tune:
         draw(names, fine, models)
 
 

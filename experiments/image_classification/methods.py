@@ -12,6 +12,7 @@ rate of 0.1 is the usual one, which neither names.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,19 +23,11 @@ from experiments.common.recipe import Recipe, compile_classifier, spared_of
 
 BACKBONES: dict[str, Callable[..., keras.Model]] = {
     "convnet4": nsl_keras.backbones.convnet4,
-    "resnet29": lambda *args, **options: nsl_keras.backbones.resnet_v2(
-        29, *args, **options
-    ),
-    "resnet56": lambda *args, **options: nsl_keras.backbones.resnet_v2(
-        56, *args, **options
-    ),
+    "resnet29": functools.partial(nsl_keras.backbones.resnet_v2, 29),
+    "resnet56": functools.partial(nsl_keras.backbones.resnet_v2, 56),
     # What the authors' code builds as "densenet40", and the network that the paper names.
-    "densenet76": lambda *args, **options: nsl_keras.backbones.densenet_bc(
-        76, *args, **options
-    ),
-    "densenet40": lambda *args, **options: nsl_keras.backbones.densenet_bc(
-        40, *args, **options
-    ),
+    "densenet76": functools.partial(nsl_keras.backbones.densenet_bc, 76),
+    "densenet40": functools.partial(nsl_keras.backbones.densenet_bc, 40),
 }
 
 #: The dictionary of an iFiLM (Appendix A.2).
@@ -46,26 +39,64 @@ def published_num_neighbors(dataset: str) -> int:
     return 10_000 if dataset in ("cifar100", "tiny_imagenet") else 5_000
 
 
+def plain(
+    features: keras.Model, head: keras.layers.Layer, dictionary: dict, seed: int
+) -> keras.Model:
+    """Features and classifier."""
+    return keras.Sequential([keras.Input(features.input_shape[1:]), features, head])
+
+
+def extra_layer(
+    features: keras.Model, head: keras.layers.Layer, dictionary: dict, seed: int
+) -> keras.Model:
+    """A layer before the classifier, with as many parameters as the dictionary."""
+    width, classes = features.output_shape[-1], head.units
+    # Its weights and biases, less what the classifier had: those of S entries.
+    total = dictionary["num_neighbors"] * (width + classes) + width * classes
+    extra = keras.layers.Dense(total // (width + 1 + classes), "relu", name="extra")
+    return keras.Sequential([keras.Input(features.input_shape[1:]), features, extra, head])
+
+
+def neighborhoods(
+    features: keras.Model,
+    head: keras.layers.Layer,
+    dictionary: dict,
+    seed: int,
+    size_factor: float = 1.0,
+    temperature_factor: float = 1.0,
+    **options: Any,
+) -> keras.Model:
+    """Meta-Neighborhoods, with shares of the setting's dictionary size and temperature."""
+    model = nsl_keras.MetaNeighborhoodModel(
+        features,
+        head,
+        nsl_keras.layers.NeighborDictionary(
+            max(1, round(size_factor * dictionary["num_neighbors"])),
+            temperature=temperature_factor * dictionary["temperature"],
+            dropout=dictionary["dropout"],
+            seed=seed,
+        ),
+        **options,
+    )
+    model.build(features.input_shape)
+    return model
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A row of a table: its title, and what its model is built and trained with."""
 
     title: str
+    #: A function of features, classifier, the setting's dictionary and the seed, which
+    #: returns the model: its first layer is the features, but in a MetaNeighborhoodModel.
+    model: Callable[..., keras.Model] = plain
     film: bool = False
     dot_product: bool = False
     optimizer: str = "adamw"
-    # Another layer before the classifier, with as many parameters as the dictionary.
-    extra_layer: bool = False
-    neighbors: bool = False
-    # Shares of the dictionary's size and temperature, which the setting has.
-    size_factor: float = 1.0
-    temperature_factor: float = 1.0
-    # Further arguments of MetaNeighborhoodModel.
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _neighborhoods(title: str, **arguments: Any) -> Method:
-    return Method(title, neighbors=True, **arguments)
+def _neighborhoods(title: str, **options: Any) -> Method:
+    return Method(title, functools.partial(neighborhoods, **options))
 
 
 _DIAGONAL = {"learning_rate_form": "diagonal"}
@@ -77,8 +108,8 @@ METHODS = {
     "plain": Method("vanilla"),
     "plain_film": Method("vanilla + iFiLM", film=True),
     "neighborhoods": _neighborhoods("MN"),
-    "neighborhoods_film": _neighborhoods("MN + iFiLM", film=True),
-    "plain_extra": Method("vanilla, extra layer", extra_layer=True),
+    "neighborhoods_film": Method("MN + iFiLM", neighborhoods, film=True),
+    "plain_extra": Method("vanilla, extra layer", extra_layer),
     **{
         f"neighborhoods_size_{factor:g}": _neighborhoods(
             f"MN, {factor:g} S", size_factor=factor
@@ -91,14 +122,10 @@ METHODS = {
         )
         for factor in _INVERSE_TEMPERATURES
     },
-    "neighborhoods_diagonal": _neighborhoods(
-        "MN, 1 step, diagonal rate", options=_DIAGONAL
-    ),
-    "neighborhoods_3": _neighborhoods(
-        "MN, 3 steps, scalar rate", options={"inner_steps": 3}
-    ),
+    "neighborhoods_diagonal": _neighborhoods("MN, 1 step, diagonal rate", **_DIAGONAL),
+    "neighborhoods_3": _neighborhoods("MN, 3 steps, scalar rate", inner_steps=3),
     "neighborhoods_3_diagonal": _neighborhoods(
-        "MN, 3 steps, diagonal rate", options={"inner_steps": 3, **_DIAGONAL}
+        "MN, 3 steps, diagonal rate", inner_steps=3, **_DIAGONAL
     ),
     "plain_dot_sgd": Method(
         "vanilla, dot product, SGD", dot_product=True, optimizer="nesterov"
@@ -247,8 +274,7 @@ def build(
 ) -> keras.Model:
     """The model of one row, from images in [0, 1] to logits.
 
-    `dictionary` has the setting's `num_neighbors`, `temperature` and `dropout`; `filters`
-    are those of ConvNet-4. A plain model is `Sequential`, its first layer the backbone.
+    `dictionary` is that of the setting; `filters` are those of ConvNet-4.
     """
     if filters is not None and backbone != "convnet4":
         raise ValueError(
@@ -269,28 +295,7 @@ def build(
         head = keras.layers.Dense(classes, name="classifier")
     else:
         head = nsl_keras.layers.CosineDense(classes, name="classifier")
-    size = max(1, round(method.size_factor * dictionary["num_neighbors"]))
-    if method.neighbors:
-        model = nsl_keras.MetaNeighborhoodModel(
-            features,
-            head,
-            nsl_keras.layers.NeighborDictionary(
-                size,
-                temperature=method.temperature_factor * dictionary["temperature"],
-                dropout=dictionary["dropout"],
-                seed=seed,
-            ),
-            **method.options,
-        )
-        model.build((None, *input_shape))
-        return model
-    layers = [features, head]
-    if method.extra_layer:
-        width = features.output_shape[-1]
-        # Its weights and biases, less what the classifier had: those of S entries.
-        units = (size * (width + classes) + width * classes) // (width + 1 + classes)
-        layers.insert(1, keras.layers.Dense(units, "relu", name="extra"))
-    return keras.Sequential([keras.Input(input_shape), *layers])
+    return method.model(features, head, dictionary, seed)
 
 
 def multiply_adds(network: keras.Model) -> int:

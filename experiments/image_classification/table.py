@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 
 from experiments.common import runs, tables
+from experiments.common.compared import compared
 from experiments.image_classification import methods
 
 EXPERIMENTS = methods.EXPERIMENTS
@@ -19,12 +21,7 @@ def sections(results: pathlib.Path) -> str:
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
-    """Markdown of a setting's runs, and the experiments they are of.
-
-    Args:
-        records: What `experiments.image_classification` wrote.
-        experiments: Their names; `None` is all with a run of their own.
-    """
+    """Markdown of a setting's runs, for experiments or for all with a run of their own."""
     setting, found = records.setting, records.runs
     chosen = experiments_of(records) if experiments is None else experiments
     made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
@@ -95,39 +92,22 @@ def _heading(setting: dict, found: list[dict]) -> str:
 
 
 def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> str:
-    published = experiment.published.get((setting["backbone"], setting["dataset"]), {})
-    columns = ["method", *(["paper"] if published else [])]
-    columns += ["here", "difference to vanilla", "before adaptation"]
-    columns += ["fine classes, by nearest images"] if experiment.coarse else []
-    timed = any("step_time" in run for run in found)
-    tuned = any("learning_rate" in run for run in found)
-    columns += ["seeds", *(["rate"] if tuned else []), "parameters"]
-    columns += [*(tables.COSTS if timed else []), "images per second on a GPU"]
-    baseline = tables.percent(found, methods.BASELINE, "test_accuracy")
-    rows = []
-    for name, method in experiment.methods.items():
-        cells = [method.title, *([f"{published[name]:.2f}"] if published else [])]
-        chosen = tables.of_method(found, name)
-        if not chosen:
-            rows.append([*cells, "not run"])
-            continue
-        accuracies = tables.percent(found, name, "test_accuracy")
-        unadapted = tables.percent(found, name, "test_unadapted_accuracy")
-        cells += [
-            tables.outcome(chosen, accuracies.values()),
-            "" if name == methods.BASELINE else tables.difference(accuracies, baseline),
-            tables.mean(unadapted.values()),
-        ]
-        if experiment.coarse:
-            induced = tables.percent(found, name, "induction_accuracy")
-            cells.append(tables.mean(induced.values()))
-        cells += [
-            tables.seeds(chosen),
-            *([tables.rates(chosen)] if tuned else []),
-            f"{chosen[0]['parameters']:,}",
-            *(tables.costs(chosen) if timed else []),
-            tables.images_per_second(chosen),
-        ]
-        rows.append(cells)
+    published = experiment.published.get((setting["backbone"], setting["dataset"]))
+
+    def mean_of(key: str) -> Callable[[str], str]:
+        return lambda name: tables.mean(tables.percent(found, name, key).values())
+
+    more = {"before adaptation": mean_of("test_unadapted_accuracy")}
+    if experiment.coarse:
+        more["fine classes, by nearest images"] = mean_of("induction_accuracy")
+    made = compared(
+        found,
+        {name: method.title for name, method in experiment.methods.items()},
+        methods.BASELINE,
+        "difference to vanilla",
+        lambda name: tables.percent(found, name, "test_accuracy"),
+        ("paper", published) if published else None,
+        before_seeds=more,
+    )
     title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)
-    return f"{title}\n\n{tables.markdown(columns, rows)}"
+    return f"{title}\n\n{made}"

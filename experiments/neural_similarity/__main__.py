@@ -17,37 +17,29 @@ evaluated once, after the last step.
         --input=standardized --optimizer=adam --cosine_decay --step_times \
         --seeds=0,1,2 --tune    # the same with --tuned then trains at the best rates
 
-Finished runs are kept in --output_dir/results/neural_similarity.jsonl and are not run
-again. An interrupted run goes on from its last saved state. --output_dir=. adds to the
-results of this repository; `python -m experiments.tables` makes their tables.
-
-It runs under TensorFlow and, where no TensorFlow is installed, under JAX
-(KERAS_BACKEND=jax). tensorflow-datasets needs TensorFlow: write the images to a file once
-with --write_data_file=images.npz, and read them with --data_file=images.npz.
+experiments/README.md says what is written, and how a row is added.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-from absl import flags, logging
+from absl import flags
 
 from experiments.common import (
     command,
     data,
     image_training,
+    options,
     recipe,
-    runs,
-    strategies,
+    stream,
     tables,
 )
-from experiments.neural_similarity import methods, stream, table
+from experiments.neural_similarity import methods, table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("table", "4", sorted(methods.TABLES), "Table of the paper.")
@@ -55,7 +47,7 @@ flags.DEFINE_bool(
     "stream",
     False,
     "Read the images while training, for sets too large for the memory (ImageNet); "
-    "evaluated on their validation images; 224 pixels by default.",
+    "evaluated on their validation images of 224 pixels.",
 )
 flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
 flags.DEFINE_enum(
@@ -66,12 +58,6 @@ flags.DEFINE_enum(
     None,
     ["published", "default"],
     "Predictors as the authors have them, or the package's own; by default the table's.",
-)
-flags.DEFINE_float(
-    "batch_normalization_momentum",
-    None,
-    "By default the published 0.999 for the published steps, and 0.9 for fewer: "
-    "moving statistics with 0.999 need thousands of steps.",
 )
 
 #: Images that are themselves only one way round.
@@ -89,127 +75,74 @@ def recipe_from_flags(
     changes = image_training.recipe_changes_from_flags()
     if FLAGS.augmentation or FLAGS.dataset in WRITTEN:
         changes["augmentation"] = FLAGS.augmentation or "none"
-    momentum = FLAGS.batch_normalization_momentum
-    if momentum is None:
-        momentum = 0.9 if steps < published.steps else 0.999
+    # Moving statistics with the published 0.999 need thousands of steps.
+    momentum = 0.9 if steps < published.steps else 0.999
     return dataclasses.replace(published.scaled(steps), **changes), momentum
 
 
-def load_data() -> data.ImageData | stream.ImageStream:
-    if FLAGS.stream:
-        # Streamed images have their own range and augmentation, and no validation part.
-        for name in (
-            *("data_file", "write_data_file", "train_size"),
-            *("input", "augmentation", "tune", "tuned"),
-        ):
-            if getattr(FLAGS, name):
-                raise ValueError(
-                    f"`{name}` and `stream` exclude each other. Received: "
-                    f"{name}={getattr(FLAGS, name)!r}, stream=True"
-                )
-        return stream.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.image_size or 224)
-    return image_training.load_arrays(FLAGS.image_size)
+def load_data() -> image_training.Images | None:
+    if not FLAGS.stream:
+        return image_training.load_arrays()
+    # Streamed images have their own range and augmentation, and no validation part.
+    for name in (
+        *("data_file", "write_data_file", "train_size"),
+        *("input", "augmentation", "tune", "tuned"),
+    ):
+        if getattr(FLAGS, name):
+            raise ValueError(
+                f"`{name}` and `stream` exclude each other. Received: "
+                f"{name}={getattr(FLAGS, name)!r}, stream=True"
+            )
+    return stream.ImageStream(data.prepared_builder(FLAGS.dataset, FLAGS.data_dir), 224)
 
 
-def train(
-    name: str,
-    seed: int,
-    rate: float | None,
-    state: pathlib.Path,
-    setting: dict,
-    trained: recipe.Recipe,
-    found: data.ImageData | stream.ImageStream,
-    trial: bool = False,
-) -> dict:
-    """Trains one method with one seed, and returns its record."""
-    keras.utils.set_random_seed(seed)
-    trained = image_training.recipe_of_run(trained, rate, trial)
-    backbone, model = make_models(name, setting, trained, found)
-    record = image_training.first_record("neural_similarity", name, seed, model)
-    record["multiply_adds"] = methods.size_of(backbone)["multiply_adds"]
-    if rate is not None:
-        record["learning_rate"] = rate
-    batches: keras.utils.PyDataset
-    if isinstance(found, stream.ImageStream):
-        chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
-        batches = stream.StreamedBatches(found, trained.batch_size, chunk, seed)
-        evaluated = {"test": {"x": found.evaluation_batches(100)}}
-    else:
-        batches = image_training.make_batches(found.train, trained, seed)
-        evaluated = image_training.evaluated_parts(found, trial)
-    record |= image_training.train_and_evaluate(
-        model,
-        batches,
-        trained,
-        state,
-        evaluated,
-    )
-    if FLAGS.step_times and not trial:
-        baseline = methods.TABLES[FLAGS.table].baseline
-        _, plain = make_models(baseline, setting, trained, found)
-        record["step_time"] = image_training.step_time_ratio(model, plain, batches)
-    return record
-
-
-def make_models(
-    name: str,
-    setting: dict,
-    trained: recipe.Recipe,
-    found: data.ImageData | stream.ImageStream,
-) -> tuple[keras.Model, keras.Model]:
-    """The network of a row, and the compiled model from images."""
+def main(_arguments: list[str]) -> None:
+    options.prepare()
     chosen = methods.TABLES[FLAGS.table]
-    options: dict = {"variant": FLAGS.variant} if chosen.network == "cnn9" else {}
-    if setting["filters"] is not None:
-        options["filters"] = setting["filters"]
-    jit_compile = "auto" if FLAGS.jit_compile is None else FLAGS.jit_compile
-    with strategies.strategy().scope():
+    names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")
+    found = load_data()
+    if found is None:
+        return
+    trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))
+    predictors = FLAGS.predictors or chosen.predictors
+    variant = FLAGS.variant if chosen.network == "cnn9" else None
+    setting = image_training.setting_of(
+        found,
+        trained,
+        network=chosen.network,
+        variant=variant,
+        batch_normalization_momentum=momentum,
+        predictors=predictors,
+    )
+    given = {"variant": variant, "filters": setting["filters"]}
+
+    def make(
+        name: str, _seed: int, trained: recipe.Recipe
+    ) -> tuple[keras.Model, keras.Model]:
         backbone = methods.build(
             chosen.network,
             chosen.methods[name],
             found.image_shape,
             len(found.class_names),
-            setting["batch_normalization_momentum"],
-            setting["predictors"] == "published",
-            **options,
+            momentum,
+            predictors == "published",
+            **{key: value for key, value in given.items() if value is not None},
         )
-        return backbone, methods.trainable(backbone, trained, jit_compile)
+        return backbone, methods.trainable(backbone, trained, options.jit_compile())
 
-
-def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategies.strategy()
-    image_training.use_dtype_from_flags()
-    chosen = methods.TABLES[FLAGS.table]
-    names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")
-    found = load_data()
-    if isinstance(found, data.ImageData) and image_training.wrote_data_file(found):
-        return
-    trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))
-    predictors = FLAGS.predictors or chosen.predictors
-    setting = image_training.setting_of(
-        found,
-        trained,
-        network=chosen.network,
-        variant=FLAGS.variant if chosen.network == "cnn9" else None,
-        batch_normalization_momentum=momentum,
-        predictors=predictors,
+    rows = image_training.Rows(
+        "neural_similarity",
+        {name: chosen.methods[name].title for name in names},
+        chosen.baseline,
+        lambda name: trained,
+        make,
     )
     network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
     network += "" if predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
-    made = image_training.make_runs(
-        runs.results_folder(FLAGS.output_dir) / "neural_similarity.jsonl",
-        place,
-        setting,
-        {name: chosen.methods[name].title for name in names},
-        functools.partial(train, setting=setting, trained=trained, found=found),
-    )
-    if FLAGS.tune:
-        print(f"\n{tables.trials(made.runs)}\n")
-    else:
-        print(f"\n{table.section(made, [FLAGS.table])}\n")
-    print(f"Wrote {made.path}")
+    made = image_training.make_runs(rows, place, setting, found)
+    shown = tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.table])
+    print(f"\n{shown}\n\nWrote {made.path}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ each target hidden (matrix completion, the case of the theory that the paper bui
 does not. There it matters where `M` starts: at the identity, as in the layers of this
 package, or near zero.
 
-Writes --output_dir/results/implicit_regularization.jsonl, and a picture in
+Writes --output_dir/results/implicit_regularization.jsonl, and a picture to
 --output_dir/results/figures/.
 """
 
@@ -25,12 +25,9 @@ import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
 import numpy as np
 from absl import flags, logging
-from keras import ops
 
-import nsl_keras
 from experiments.common import command, runs, tables
 
 FLAGS = flags.FLAGS
@@ -59,72 +56,31 @@ def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]
     return inputs, np.where(seen, inputs @ target, np.nan), target, start
 
 
-class HalfSquaredError(keras.losses.Loss):
-    """`1/2 sum_i |y_i - f(x_i)|^2` over the entries of `y` that are not NaN."""
-
-    def __init__(self) -> None:
-        super().__init__(reduction="sum")
-
-    def call(self, targets, predictions):
-        residuals = ops.where(ops.isnan(targets), 0, targets - predictions)
-        return 0.5 * ops.sum(ops.square(residuals), axis=-1)
-
-
-def make_layer(
-    start: np.ndarray, scale: float | None, dtype: str = "float32"
-) -> keras.layers.Layer:
-    """A layer without bias that computes `start^T x`: `scale` is that of its `M`."""
-    options = {"use_bias": False, "dtype": dtype}
-    if scale is None:
-        layer = keras.layers.Dense(OUTPUTS, **options)
-    else:
-        layer = nsl_keras.layers.NeuralSimilarityDense(
-            OUTPUTS,
-            similarity="unconstrained",
-            similarity_initializer=keras.initializers.Identity(scale),
-            **options,
-        )
-    layer.build((None, FEATURES))
-    layer.kernel.assign(start / (scale or 1.0))
-    return layer
-
-
-def matrix_of(layer: keras.layers.Layer) -> np.ndarray:
-    """The `W` of a layer, in float64."""
-    kernel = getattr(layer, "equivalent_kernel", layer.kernel)
-    return np.asarray(ops.convert_to_numpy(kernel), "float64")
-
-
 def descend(
-    layer: keras.layers.Layer,
+    start: np.ndarray,
+    scale: float | None,
     inputs: np.ndarray,
     targets: np.ndarray,
     learning_rate: float,
     steps: int,
     points: int,
 ) -> list[np.ndarray]:
-    """Takes steps of gradient descent; returns `W` at the start and at `points` times."""
-    each = max(1, steps // points)
-    model = keras.Sequential([keras.Input((FEATURES,), dtype=layer.dtype), layer])
-    model.compile(
-        optimizer=keras.optimizers.SGD(learning_rate),
-        loss=HalfSquaredError(),
-        steps_per_execution=min(each, 20),
-    )
-    matrices = [matrix_of(layer)]
-    model.fit(
-        np.tile(inputs, (each, 1)),
-        np.tile(targets, (each, 1)),
-        batch_size=len(inputs),
-        epochs=points,
-        shuffle=False,
-        verbose=0,
-        callbacks=[
-            keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: matrices.append(matrix_of(layer))
-            )
-        ],
-    )
+    """Takes steps of gradient descent; returns `W` at the start and at `points` times.
+
+    On `1/2 sum |targets - inputs W|^2` over the targets that are not NaN; `scale` is that
+    of the `M` to begin with.
+    """
+    kernel, similarity = start / (scale or 1), (scale or 1) * np.eye(FEATURES)
+    matrices = [start]
+    for step in range(points * max(1, steps // points)):
+        residuals = np.nan_to_num(inputs @ (similarity.T @ kernel) - targets)
+        gradient = inputs.T @ residuals
+        moved = kernel - learning_rate * similarity @ gradient
+        if scale is not None:
+            similarity = similarity - learning_rate * kernel @ gradient.T
+        kernel = moved
+        if (step + 1) % max(1, steps // points) == 0:
+            matrices.append(similarity.T @ kernel)
     return matrices
 
 
@@ -176,8 +132,7 @@ def one_run(
 ) -> dict:
     """The record of a descent: measures along the way, or where it ends."""
     inputs, targets, target, start = problem(*DATA[data], seed)
-    layer = make_layer(start, FLOWS[flow])
-    matrices = descend(layer, inputs, targets, learning_rate, steps, points)
+    matrices = descend(start, FLOWS[flow], inputs, targets, learning_rate, steps, points)
     found = [measures(each, inputs, targets, target) for each in matrices]
     times = [number * max(1, steps // points) for number in range(len(found))]
     # Curves of the first problem, and where the others end.
@@ -254,5 +209,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("points", 200, "Points of the curves.", lower_bound=1)
     flags.DEFINE_float("learning_rate", 0.2, "Size of a step.", lower_bound=0)
     flags.DEFINE_integer("seeds", 5, "Problems of each kind.", lower_bound=1)
-    flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
     command.run(main)

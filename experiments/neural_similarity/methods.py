@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 import nsl_keras
-from experiments.common.convolutions import convolutions
+from experiments.common.convolutions import convolutions, nearest_width
 from experiments.common.recipe import Recipe, compile_classifier
 
 
@@ -20,34 +20,40 @@ class Method:
     """A row of a table: its title, its convolutions, and options of the network."""
 
     title: str
-    #: Arguments of `convolutions`.
-    similarity: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: A function of `momentum`, that of batch norms, and `published`, whether predictors
+    #: are the authors', which returns what backbones take as `convolution`.
+    convolution: Callable[..., Callable[..., keras.layers.Layer]] = convolutions
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: For a plain network that is as large as another: that row, and what is alike,
     #: `"parameters"` or `"multiply_adds"`.
     alike: tuple[str, str] | None = None
 
 
-_DNS, _UNS = {"similarity": "diagonal"}, {"similarity": "unconstrained"}
-_SPHERE_PREDICTOR = {"predictor": "sphere"}
-_SHAPE = {"learn_shape": True}
+def _nsn(title: str, similarity: str, **options: Any) -> Method:
+    return Method(title, functools.partial(convolutions, similarity, **options))
+
 
 METHODS = {
     "cnn": Method("CNN"),
     "cnn_plus": Method("CNN++", options={"plus": True}),
-    "static_dns": Method("static NSN, DNS", _DNS),
-    "static_uns": Method("static NSN, UNS", _UNS),
-    "dynamic_dns": Method("dynamic NSN, DNS", _DNS | _SPHERE_PREDICTOR),
-    "dynamic_uns": Method("dynamic NSN, UNS", _UNS | _SPHERE_PREDICTOR),
-    "dynamic_dns_cnn": Method(
-        "dynamic NSN, DNS, predictor of plain convolutions", _DNS | {"predictor": "cnn"}
+    "static_dns": _nsn("static NSN, DNS", "diagonal"),
+    "static_uns": _nsn("static NSN, UNS", "unconstrained"),
+    "dynamic_dns": _nsn("dynamic NSN, DNS", "diagonal", predictor="sphere"),
+    "dynamic_uns": _nsn("dynamic NSN, UNS", "unconstrained", predictor="sphere"),
+    "dynamic_dns_cnn": _nsn(
+        "dynamic NSN, DNS, predictor of plain convolutions", "diagonal", predictor="cnn"
     ),
-    "static_dns_joint": Method("static NSN, DNS, learned kernel shape", _DNS | _SHAPE),
-    "dynamic_dns_joint": Method(
-        "dynamic NSN, DNS, learned kernel shape", _DNS | _SPHERE_PREDICTOR | _SHAPE
+    "static_dns_joint": _nsn(
+        "static NSN, DNS, learned kernel shape", "diagonal", learn_shape=True
     ),
-    "dynamic_dns_shared": Method(
-        "dynamic NSN, DNS, one shared predictor", _DNS | {"predictor": "shared"}
+    "dynamic_dns_joint": _nsn(
+        "dynamic NSN, DNS, learned kernel shape",
+        "diagonal",
+        predictor="sphere",
+        learn_shape=True,
+    ),
+    "dynamic_dns_shared": _nsn(
+        "dynamic NSN, DNS, one shared predictor", "diagonal", predictor="shared"
     ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
@@ -74,15 +80,17 @@ class Table:
     """A table of the paper: its network, recipe, rows, and errors (%) by data set."""
 
     title: str
-    network: str
-    recipe: str
-    baseline: str
     errors: dict[str, dict[str, float]]
+    network: str = "cnn9"
+    recipe: str = "paper"
     #: Top-5 errors of the same data set, where the paper has them.
     top_5_errors: dict[str, float] = dataclasses.field(default_factory=dict)
     #: Predictors of the rows: the authors' (`"published"`), or the package's own
     #: (`"default"`).
     predictors: str = "published"
+
+    #: The row that differences are taken to.
+    baseline = "cnn"
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -90,47 +98,31 @@ class Table:
         return {name: known[name] for name in self.errors}
 
 
+def _cifar10(**errors: float) -> dict[str, dict[str, float]]:
+    return {name: {"cifar10": error} for name, error in errors.items()}
+
+
 TABLES = {
     "1": Table(
         "Predictor network",
-        "cnn9",
-        "paper",
-        "cnn",
-        {
-            "cnn": {"cifar10": 7.78},
-            "dynamic_dns_cnn": {"cifar10": 7.04},
-            "dynamic_dns": {"cifar10": 6.85},
-        },
+        _cifar10(cnn=7.78, dynamic_dns_cnn=7.04, dynamic_dns=6.85),
     ),
     "2": Table(
         "Joint learning of kernel shape and similarity",
-        "cnn9",
-        "paper",
-        "cnn",
-        {
-            "cnn": {"cifar10": 7.78},
-            "static_dns": {"cifar10": 7.15},
-            "static_dns_joint": {"cifar10": 6.92},
-            "dynamic_dns": {"cifar10": 6.85},
-            "dynamic_dns_joint": {"cifar10": 6.64},
-        },
+        _cifar10(
+            cnn=7.78,
+            static_dns=7.15,
+            static_dns_joint=6.92,
+            dynamic_dns=6.85,
+            dynamic_dns_joint=6.64,
+        ),
     ),
     "3": Table(
         "Shared and disjoint predictors",
-        "cnn9",
-        "paper",
-        "cnn",
-        {
-            "cnn": {"cifar10": 7.78},
-            "dynamic_dns_shared": {"cifar10": 7.20},
-            "dynamic_dns": {"cifar10": 6.85},
-        },
+        _cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
     ),
     "4": Table(
         "CIFAR-10 and CIFAR-100",
-        "cnn9",
-        "paper",
-        "cnn",
         {
             "cnn": {"cifar10": 7.78, "cifar100": 28.95},
             "cnn_plus": {"cifar10": 7.29, "cifar100": 28.70},
@@ -142,42 +134,31 @@ TABLES = {
     ),
     "5": Table(
         "ImageNet",
-        "cnn10",
-        "imagenet",
-        "cnn",
         {
             "cnn": {"imagenet2012": 42.72},
             "cnn_plus": {"imagenet2012": 42.11},
             "dynamic_dns": {"imagenet2012": 40.61},
         },
-        {"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
+        network="cnn10",
+        recipe="imagenet",
+        top_5_errors={"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
     ),
     "8": Table(
         "Self-attention as global neural similarity",
-        "spherenet",
-        "attention",
-        "cnn",
-        {
-            "cnn": {"cifar10": 9.14},
-            "cnn_attention": {"cifar10": 9.31},
-            "spherenet": {"cifar10": 8.69},
-            "spherenet_attention": {"cifar10": 8.24},
-        },
+        _cifar10(cnn=9.14, cnn_attention=9.31, spherenet=8.69, spherenet_attention=8.24),
+        network="spherenet",
+        recipe="attention",
     ),
     "cost": Table(
         "Plain networks with the parameters and the multiply-adds of a dynamic one; not in "
         "the paper",
-        "cnn9",
-        "paper",
-        "cnn",
         # In order of worth.
         {
-            "cnn": {},
-            "dynamic_dns": {},
-            "cnn_cost": {},
-            "cnn_parameters": {},
-            "static_dns": {},
-            "dynamic_uns": {},
+            name: {}
+            for name in (
+                *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
+                *("static_dns", "dynamic_uns"),
+            )
         },
         predictors="default",
     ),
@@ -193,17 +174,7 @@ def build(
     published: bool = True,
     **options: Any,
 ) -> keras.Model:
-    """The network of one row.
-
-    Args:
-        network: Name of the backbone.
-        method: The row.
-        input_shape: Height, width and channels.
-        classes: Their number.
-        momentum: That of batch norms.
-        published: Whether predictors are the authors'.
-        **options: Further arguments of the backbone's function.
-    """
+    """The network of one row; `momentum` is that of batch norms."""
     arguments = (input_shape, classes, momentum, published)
     if method.alike:
         options["filters"] = alike_filters(network, method, *arguments, **options)
@@ -211,10 +182,8 @@ def build(
     options["batch_normalization"] = functools.partial(
         nsl_keras.layers.BatchNormalization, momentum=momentum
     )
-    if method.similarity:
-        options["convolution"] = convolutions(
-            momentum=momentum, published=published, **method.similarity
-        )
+    if network != "spherenet":
+        options["convolution"] = method.convolution(momentum=momentum, published=published)
     function = {
         "cnn9": nsl_keras.backbones.cnn9,
         "cnn10": nsl_keras.backbones.cnn10,
@@ -223,7 +192,7 @@ def build(
     return function(input_shape, classes, **options)
 
 
-def size_of(model: keras.Model) -> dict[str, int | None]:
+def size_of(model: keras.Model) -> dict[str, Any]:
     """The trainable parameters of a network, and its multiply-adds for one image."""
     return {
         "parameters": sum(int(ops.size(each)) for each in model.trainable_variables),
@@ -247,26 +216,17 @@ def alike_filters(
 
     def size(name: str, widths: list[int]) -> int:
         model = build(network, METHODS[name], *arguments, filters=widths, **options)
-        found = size_of(model)[measure]
-        if found is None:
-            raise ValueError(f"The {measure} of {name!r} are not known.")
-        return found
+        return size_of(model)[measure]
 
     def scaled(last: int) -> list[int]:
         return [max(1, round(width * last / base[-1])) for width in base]
 
-    target = size(other, base)
-    low, high = base[-1], 2 * base[-1]
-    while size("cnn", scaled(high)) < target:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if size("cnn", scaled(middle)) < target:
-            low = middle
-        else:
-            high = middle
-    return min(
-        (scaled(low), scaled(high)), key=lambda each: abs(size("cnn", each) - target)
+    return scaled(
+        nearest_width(
+            lambda last: size("cnn", scaled(last)),
+            size(other, base),
+            range(base[-1], 8 * base[-1]),
+        )
     )
 
 

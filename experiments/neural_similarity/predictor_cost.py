@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import time
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# One core, so that times do not depend on how many there are.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import keras
 import numpy as np
@@ -28,6 +31,7 @@ from absl import flags
 import nsl_keras
 from experiments.common import command, data, recipe, runs, tables
 from experiments.few_shot import data as few_shot_data
+from experiments.speed import timing
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.training.normalization import BatchNormalization
 
@@ -36,23 +40,22 @@ FLAGS = flags.FLAGS
 #: The file of the records, in results/.
 PLACE = "predictor_cost.jsonl"
 FILTERS = (16, 32, 64)
-ROUNDS = 15
 BATCH_SIZE = 32
 
 
 @keras.saving.register_keras_serializable("examples")
-def depthwise(parts) -> list[keras.layers.Layer]:
+def depthwise(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """A separable hidden layer, and an output that looks at one position."""
-    normalized = parts.place.is_diagonal
+    normalized = context.is_diagonal
     output = keras.layers.Conv2D(
-        parts.place.outputs,
+        context.outputs,
         1,
         use_bias=False,
         kernel_initializer="he_normal" if normalized else "zeros",
     )
     scale = [BatchNormalization(gamma_initializer="zeros")] if normalized else []
     return [
-        keras.layers.SeparableConv2D(parts.width, 3, padding="same", use_bias=False),
+        keras.layers.SeparableConv2D(context.width, 3, padding="same", use_bias=False),
         BatchNormalization(),
         keras.layers.ReLU(),
         output,
@@ -61,14 +64,14 @@ def depthwise(parts) -> list[keras.layers.Layer]:
 
 
 @keras.saving.register_keras_serializable("examples")
-def half_size(parts) -> list[keras.layers.Layer]:
+def half_size(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
     """Predicts for blocks of 2x2 positions."""
-    normalized = parts.place.is_diagonal
+    normalized = context.is_diagonal
     return [
         keras.layers.AveragePooling2D(2),
-        *parts.hidden("input", normalized),
+        *predictor.hidden(context, "input", normalized),
         keras.layers.ReLU(),
-        *parts.output(None, normalized),
+        *predictor.output(context, None, normalized),
         keras.layers.UpSampling2D(),
     ]
 
@@ -148,20 +151,6 @@ def parts(found: data.Split, classes: int, seed: int) -> tuple[np.ndarray, ...]:
     return images[:last], labels[:last], images[last:], labels[last:]
 
 
-def time_ratio(model: keras.Model, plain: keras.Model, batch: tuple) -> list[float]:
-    """The median of a training step's time over the plain network's, and its quartiles."""
-    ratios = []
-    for number in range(ROUNDS + 2):
-        times = []
-        for each in (plain, model):
-            start = time.perf_counter()
-            each.train_on_batch(*batch)
-            times.append(time.perf_counter() - start)
-        if number >= 2:  # Two rounds to warm up.
-            ratios.append(times[1] / times[0])
-    return [round(float(np.quantile(ratios, share)), 3) for share in (0.5, 0.25, 0.75)]
-
-
 def one_run(
     similarity: str, name: str, seed: int, state: pathlib.Path, found: data.Split
 ) -> dict:
@@ -192,9 +181,7 @@ def one_run(
         "parameters": model.count_params(),
         "multiply_adds": counts.multiply_adds,
         "plain_multiply_adds": counts.plain_multiply_adds,
-        "step_time_ratio": time_ratio(
-            model, plain, (images[:BATCH_SIZE], labels[:BATCH_SIZE])
-        ),
+        "step_time_ratio": list(timing.step_time_ratio(model, plain, batches[0]).values()),
     }
 
 
@@ -202,6 +189,10 @@ def summarize(found: list[dict]) -> list[dict]:
     """Differences from the plain network, paired by seed, and costs: a row a predictor."""
     rows = []
     plain = {run["seed"]: run for run in found if run["predictor"] == "plain"}
+
+    def last(run: dict) -> float:
+        return run["val_accuracy"][-1]
+
     for similarity in SIMILARITIES:
         for name in PREDICTORS:
             own = [
@@ -212,10 +203,7 @@ def summarize(found: list[dict]) -> list[dict]:
             ]
             if not own or name == "plain":
                 continue
-            gains = [
-                100 * (run["val_accuracy"][-1] - plain[run["seed"]]["val_accuracy"][-1])
-                for run in own
-            ]
+            gains = [100 * (last(run) - last(plain[run["seed"]])) for run in own]
             rows.append(
                 {
                     "similarity": similarity,
@@ -248,16 +236,10 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
             fmt=MARKERS[row["similarity"]],
             color=colours[row["predictor"]],
             elinewidth=0.8,
-            markersize=8,
+            label=f"{row['similarity']} {row['predictor']}",
         )
-    for similarity, marker in MARKERS.items():
-        axis.plot([], [], marker, color="black", label=f"dynamic {similarity}")
-    for name, colour in colours.items():
-        axis.plot([], [], "D", color=colour, label=name)
     axis.axhline(0, color="black", linestyle=":")
     axis.set_yscale("symlog", linthresh=5)
-    ticks = [-20, -10, -5, -2, 0, 2, 5]
-    axis.set_yticks(ticks, labels=[f"{tick:+d}" if tick else "0" for tick in ticks])
     axis.margins(y=0.15)
     axis.set_xscale("log")
     times = [3, 4, 5, 7, 10, 20]
@@ -265,7 +247,7 @@ def write_picture(rows: list[dict], path: pathlib.Path) -> None:
     axis.minorticks_off()
     axis.set_xlabel("time of a training step / plain")
     axis.set_ylabel("validation accuracy - plain (points)")
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
     runs.write_figures(path.parent, {path.stem: figure})
 
 
@@ -289,18 +271,6 @@ def table(rows: list[dict]) -> str:
     )
 
 
-def _not_run(rows: list[dict]) -> str:
-    """Names what has no row."""
-    there = {(row["similarity"], row["predictor"]) for row in rows}
-    missing = [
-        f"{similarity} {name}"
-        for similarity in SIMILARITIES
-        for name in PREDICTORS
-        if name != "plain" and (similarity, name) not in there
-    ]
-    return f"Not run: {', '.join(missing)}.\n\n" if missing else ""
-
-
 def section(results: pathlib.Path) -> str:
     """The section of results/README.md."""
     title = "## Neural Similarity Learning: what predictors cost"
@@ -309,6 +279,10 @@ def section(results: pathlib.Path) -> str:
     if not found:
         return f"{title}\n\nNot run."
     setting, rows = records.setting, summarize(found)
+    there = [f"{row['similarity']} {row['predictor']}" for row in rows]
+    names = (f"{each} {name}" for each in SIMILARITIES for name in PREDICTORS)
+    not_run = [name for name in names if name not in there and name[4:] != "plain"]
+    missing = f"Not run: {', '.join(not_run)}.\n\n" if not_run else ""
     return (
         f"{title}\n\n{tables.commands(found)}: a network of 16, 32 and 64 filters, two "
         f"convolutions a stage, on {setting['classes']} training classes of a few-shot "
@@ -316,30 +290,12 @@ def section(results: pathlib.Path) -> str:
         "plain network's in points, paired by seed; time (median, and middle half of the "
         "rounds) and multiply-adds of a step over those of the plain network, on one core "
         "without XLA."
-        f"\n\n{table(rows)}\n\n{_not_run(rows)}"
+        f"\n\n{table(rows)}\n\n{missing}"
         "![Gain in accuracy against the time of a step](figures/predictor_cost.png)"
     )
 
 
-def _define_flags() -> None:
-    flags.DEFINE_string("data_file", None, "The images, as for experiments.few_shot.")
-    flags.DEFINE_integer("classes", 40, "How many of the training classes.")
-    flags.DEFINE_integer("epochs", 5, "Passes over the training images.")
-    flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
-    flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
-    flags.DEFINE_string("output_dir", "runs/predictor_cost", "Where to write.")
-    flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
-    flags.mark_flag_as_required("data_file")
-
-
 def main(_arguments: list[str]) -> None:
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        # One core, so that times do not depend on how many there are.
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
     results = runs.results_folder(FLAGS.output_dir)
     found = few_shot_data.load("images", data_file=FLAGS.data_file)
     setting = {
@@ -349,13 +305,14 @@ def main(_arguments: list[str]) -> None:
     }
     states = runs.states_folder(FLAGS.state_dir, [PLACE, setting])
     records = runs.RunRecords(results / PLACE, setting=setting, states=states)
-    titles = {}
-    for seed in map(int, FLAGS.seeds):
-        for similarity in FLAGS.similarities:
-            for name in FLAGS.predictors:
-                if name == "plain" and similarity != FLAGS.similarities[0]:
-                    continue  # The same network.
-                titles[similarity, name, seed] = f"{similarity}, {name}, seed {seed}"
+    titles = {
+        (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
+        for seed in map(int, FLAGS.seeds)
+        for similarity in FLAGS.similarities
+        for name in FLAGS.predictors
+        # The plain network is the same with all.
+        if name != "plain" or similarity == FLAGS.similarities[0]
+    }
     runs.run_all(
         records, titles, lambda *key: one_run(*key, records.state(key), found.train)
     )
@@ -365,5 +322,11 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
+    flags.DEFINE_string("data_file", None, "The images, as for experiments.few_shot.")
+    flags.DEFINE_integer("classes", 40, "How many of the training classes.")
+    flags.DEFINE_integer("epochs", 5, "Passes over the training images.")
+    flags.DEFINE_list("predictors", list(PREDICTORS), "Which predictors.")
+    flags.DEFINE_list("similarities", list(SIMILARITIES), "Which similarities.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    flags.mark_flag_as_required("data_file")
     command.run(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from experiments.common import runs, tables
+from experiments.common.compared import compared, percent
 from experiments.neural_similarity import methods
 
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
@@ -20,12 +21,7 @@ def sections(results: pathlib.Path) -> str:
 
 
 def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
-    """Markdown of a setting's runs, and the tables they are in.
-
-    Args:
-        records: What `experiments.neural_similarity` wrote.
-        numbers: Numbers of tables; `None` is all with a run besides the baseline's.
-    """
+    """Markdown of a setting's runs, for tables or for all with more than the baseline's."""
     setting, found = records.setting, records.runs
     parts = [_heading(setting, found)]
     for number in tables_of(records) if numbers is None else numbers:
@@ -56,7 +52,7 @@ def not_run(numbers: list[str]) -> str:
         rows = [
             [
                 method.title,
-                *(_published(table.errors[name].get(dataset)) for dataset in datasets),
+                *(percent(table.errors[name].get(dataset)) for dataset in datasets),
                 "not run",
             ]
             for name, method in table.methods.items()
@@ -84,43 +80,23 @@ def _heading(setting: dict, found: list[dict]) -> str:
 
 def _table(number: str, dataset: str, found: list[dict]) -> str:
     table = methods.TABLES[number]
-    published = any(dataset in errors for errors in table.errors.values())
-    top_5 = published and bool(table.top_5_errors)
-    columns = ["method", *([f"paper ({dataset})"] if published else [])]
-    columns += ["here", "difference to baseline", "seeds"]
-    columns += ["paper, top-5", "top-5"] if top_5 else []
-    timed = any("step_time" in run for run in found)
-    tuned = any("learning_rate" in run for run in found)
-    columns += ["rate"] if tuned else []
-    columns += ["parameters", *(tables.COSTS if timed else [])]
-    columns += ["images per second on a GPU"]
-    baseline = _errors(found, table.baseline, "test_accuracy")
-    rows = []
-    for name, method in table.methods.items():
-        cells = [method.title]
-        if published:
-            cells.append(_published(table.errors[name].get(dataset)))
-        chosen = tables.of_method(found, name)
-        if not chosen:
-            rows.append([*cells, "not run"])
-            continue
-        errors = _errors(found, name, "test_accuracy")
-        cells += [
-            tables.outcome(chosen, errors.values()),
-            "" if name == table.baseline else tables.difference(errors, baseline),
-            tables.seeds(chosen),
-        ]
-        if top_5:
-            cells.append(f"{table.top_5_errors[name]:.2f}")
-            cells.append(tables.mean(_errors(found, name, "test_top_5").values()))
-        cells += [tables.rates(chosen)] if tuned else []
-        cells += [
-            f"{chosen[0]['parameters']:,}",
-            *(tables.costs(chosen) if timed else []),
-            tables.images_per_second(chosen),
-        ]
-        rows.append(cells)
-    return f"{_title(number)}\n\n{tables.markdown(columns, rows)}"
+    errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
+    top_5 = {}
+    if errors and table.top_5_errors:
+        top_5 = {
+            "paper, top-5": lambda name: percent(table.top_5_errors[name]),
+            "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
+        }
+    made = compared(
+        found,
+        {name: method.title for name, method in table.methods.items()},
+        table.baseline,
+        "difference to baseline",
+        lambda name: _errors(found, name, "test_accuracy"),
+        (f"paper ({dataset})", errors) if errors else None,
+        after_seeds=top_5,
+    )
+    return f"{_title(number)}\n\n{made}"
 
 
 def _title(number: str) -> str:
@@ -131,7 +107,3 @@ def _title(number: str) -> str:
 def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:
     accuracies = tables.percent(found, method, key)
     return {seed: 100 - accuracy for seed, accuracy in accuracies.items()}
-
-
-def _published(error: float | None) -> str:
-    return "" if error is None else f"{error:.2f}"

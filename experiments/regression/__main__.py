@@ -2,7 +2,7 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
 
     python -m experiments.regression                             # scikit-learn's diabetes
     python -m experiments.regression --dataset=gom --data_dir=folder_of_the_uci_file
-    python -m experiments.regression --data_file=data.csv --targets=2
+    python -m experiments.regression --data_file=data.npz        # arrays x and y
 
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
 2020): inputs and targets with zero mean and unit variance, 5-fold cross-validation, AdamW
@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
-from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,15 +28,14 @@ import numpy as np
 from absl import flags, logging
 
 import nsl_keras
-from experiments.common import command, runs, stopping, time_limit
+from experiments.common import command, recipe, runs, stopping
 from experiments.common.data import fingerprint
 from experiments.regression import data, table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "diabetes", data.DATASETS, "Data set.")
 flags.DEFINE_string("data_dir", None, "Folder of the UCI files.")
-flags.DEFINE_string("data_file", None, "An .npz (x, y) or .csv file, instead.")
-flags.DEFINE_integer("targets", 1, "Last columns of a .csv file that are targets.")
+flags.DEFINE_string("data_file", None, "An .npz file of x and y, instead.")
 flags.DEFINE_integer("folds", 5, "Number of folds.", lower_bound=2)
 flags.DEFINE_float("validation_share", 0.2, "Share of a fold's training data.")
 flags.DEFINE_list("layers", ["2", "3", "4", "5"], "Dense layers to choose from.")
@@ -47,8 +46,6 @@ flags.DEFINE_integer("num_neighbors", 1000, "Dictionary entries.", lower_bound=1
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
 flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
-flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
-flags.DEFINE_string("state_dir", "runs/unfinished", "Where unfinished runs are kept.")
 
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
@@ -59,54 +56,45 @@ def mean_squared_error(predictions: np.ndarray, targets: np.ndarray) -> float:
     return float(np.mean((predictions - targets) ** 2))
 
 
+def error(model: Any, part: data.Part) -> float:
+    """The error of a model of Keras or scikit-learn."""
+    options = {"batch_size": 1024, "verbose": 0} if isinstance(model, keras.Model) else {}
+    return mean_squared_error(model.predict(part.x, **options), part.y)
+
+
 def knn(fold: data.Fold) -> dict:
     """The best number of neighbours by validation error, uniform weights."""
     from sklearn.neighbors import KNeighborsRegressor
 
-    def fitted(k: int):
-        return KNeighborsRegressor(k).fit(fold.train.x, fold.train.y)
-
-    def error(k: int, part: data.Part) -> float:
-        return mean_squared_error(fitted(k).predict(part.x), part.y)
-
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]
-    errors = {k: error(k, fold.validation) for k in counts}
+    fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
+    errors = {k: error(fitted[k], fold.validation) for k in counts}
     best = min(errors, key=errors.__getitem__)
     return {
         "k": best,
         "validation_mse": errors[best],
-        "test_mse": error(best, fold.test),
+        "test_mse": error(fitted[best], fold.test),
     }
 
 
-def network(layers: int, units: int, outputs: int) -> keras.Sequential:
-    """A multilayer perceptron of so many dense layers, the last one the output."""
-    hidden = [keras.layers.Dense(units, activation="relu") for _ in range(layers - 1)]
-    return keras.Sequential([*hidden, keras.layers.Dense(outputs)])
-
-
-def make_vanilla(fold: data.Fold, choice: dict) -> keras.Model:
-    model = network(choice["layers"], choice["units"], fold.train.y.shape[1])
-    model.build((None, fold.train.x.shape[1]))
-    return model
-
-
-def make_neighborhoods(fold: data.Fold, choice: dict) -> keras.Model:
-    model = nsl_keras.MetaNeighborhoodModel(
-        None,
-        network(choice["layers"], choice["units"], fold.train.y.shape[1]),
-        nsl_keras.layers.NeighborDictionary(
+def make(fold: data.Fold, choice: dict) -> keras.Model:
+    """A multilayer perceptron, with a dictionary where a temperature is chosen."""
+    hidden = [
+        keras.layers.Dense(choice["units"], "relu") for _ in range(choice["layers"] - 1)
+    ]
+    model = keras.Sequential([*hidden, keras.layers.Dense(fold.train.y.shape[1])])
+    if "temperature" in choice:
+        dictionary = nsl_keras.layers.NeighborDictionary(
             FLAGS.num_neighbors, temperature=choice["temperature"], seed=FLAGS.seed
-        ),
-        task="regression",
-    )
+        )
+        model = nsl_keras.MetaNeighborhoodModel(None, model, dictionary, task="regression")
     model.build((None, fold.train.x.shape[1]))
-    # "Uniform distribution in the same range of the regression labels".
-    dictionary = model.dictionary
-    start = np.random.default_rng(FLAGS.seed).uniform(
-        fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
-    )
-    dictionary.assign(values=start)
+    if "temperature" in choice:
+        # "Uniform distribution in the same range of the regression labels".
+        start = np.random.default_rng(FLAGS.seed).uniform(
+            fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
+        )
+        dictionary.assign(values=start)
     return model
 
 
@@ -128,12 +116,7 @@ class Batches(keras.utils.PyDataset):
         return self.part.x[chosen], self.part.y[chosen]
 
 
-def train(
-    make: Callable[[data.Fold, dict], keras.Model],
-    fold: data.Fold,
-    choice: dict,
-    state: pathlib.Path,
-) -> tuple[keras.Model, dict]:
+def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Model, dict]:
     """Trains until the validation loss stops falling; returns the best weights.
 
     What is finished in the folder `state` is not trained again.
@@ -167,7 +150,8 @@ def train(
         validation_batch_size=1024,
         callbacks=[
             early_stopping,
-            stopping.StopInTime(time_limit.deadline(), backup, len(batches)),
+            recipe.Seconds(),
+            stopping.StopInTime(backup, len(batches)),
             backup,
         ],
         verbose=0,
@@ -178,23 +162,15 @@ def train(
 
 
 def chosen(
-    make: Callable[[data.Fold, dict], keras.Model],
-    fold: data.Fold,
-    choices: list[dict],
-    state: pathlib.Path,
+    fold: data.Fold, choices: list[dict], state: pathlib.Path
 ) -> tuple[keras.Model, dict, list[dict]]:
     """The model of the lowest validation error, its record, and all records."""
     trained = [
-        train(make, fold, choice, state / "_".join(map(str, choice.values())))
+        train(fold, choice, state / "_".join(map(str, choice.values())))
         for choice in choices
     ]
     model, record = min(trained, key=lambda each: each[1]["validation_mse"])
     return model, record, [record for _, record in trained]
-
-
-def test_error(model: keras.Model, part: data.Part) -> float:
-    predictions = model.predict(part.x, batch_size=1024, verbose=0)
-    return mean_squared_error(predictions, part.y)
 
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
@@ -204,11 +180,11 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         {"layers": int(layers), "units": int(units), "decay": first_decay}
         for layers, units in itertools.product(FLAGS.layers, FLAGS.units)
     ]
-    vanilla, record, trials = chosen(make_vanilla, fold, sizes, state / "vanilla")
+    vanilla, record, trials = chosen(fold, sizes, state / "vanilla")
     size = {key: record[key] for key in ("layers", "units")}
     decays = [{**size, "decay": decay} for decay in other_decays]
     if decays:
-        other, other_record, more = chosen(make_vanilla, fold, decays, state / "vanilla")
+        other, other_record, more = chosen(fold, decays, state / "vanilla")
         trials += more
         if other_record["validation_mse"] < record["validation_mse"]:
             vanilla, record = other, other_record
@@ -216,23 +192,21 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         {**size, "decay": float(decay), "temperature": float(temperature)}
         for temperature, decay in itertools.product(FLAGS.temperatures, FLAGS.decays)
     ]
-    model, model_record, model_trials = chosen(
-        make_neighborhoods, fold, choices, state / "neighborhoods"
-    )
+    model, model_record, model_trials = chosen(fold, choices, state / "neighborhoods")
     plain = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
     return {
         "knn": knn(fold),
         "vanilla": {
             **record,
             "parameters": vanilla.count_params(),
-            "test_mse": test_error(vanilla, fold.test),
+            "test_mse": error(vanilla, fold.test),
             "trials": trials,
         },
         "neighborhoods": {
             **model_record,
             "parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
             "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
-            "test_mse": test_error(model, fold.test),
+            "test_mse": error(model, fold.test),
             "test_mse_unadapted": mean_squared_error(plain, fold.test.y),
             "trials": model_trials,
         },
@@ -241,7 +215,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
 
 def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)
-    found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.targets)
+    found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
     sizes = {
         "examples": len(found.x),
         "features": found.x.shape[1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,23 +46,15 @@ def load(
     dataset: str,
     data_dir: str | None = None,
     data_file: str | None = None,
-    targets: int = 1,
 ) -> RegressionData:
     """Loads diabetes (442 patients, ships with scikit-learn), a UCI set, or a file.
 
-    Args:
-        dataset: One of `DATASETS`.
-        data_dir: Folder of the UCI file, as unpacked.
-        data_file: An .npz file with arrays `x` and `y`, or a .csv file of numbers whose
-            last columns are the targets; instead of `dataset`, and named by the file.
-        targets: Number of target columns of a .csv file.
-
-    Raises:
-        ValueError: If a file is missing, or does not hold finite numbers.
+    `data_dir` has the UCI file, as unpacked; an .npz file with arrays `x` and `y` is taken
+    instead of `dataset`, and named by the file.
     """
     if data_file is not None:
         path = pathlib.Path(data_file).expanduser()
-        data = _npz(path) if path.suffix == ".npz" else _csv(path, targets)
+        data = _npz(path)
         if data.name in DATASETS:  # It need not be what has this name.
             data = dataclasses.replace(data, name=f"{data.name}_file")
     elif dataset == "diabetes":
@@ -93,27 +86,15 @@ def _npz(path: pathlib.Path) -> RegressionData:
     return RegressionData(path.stem, x, y.reshape(len(x), -1))
 
 
-def _csv(path: pathlib.Path, targets: int) -> RegressionData:
-    _require(path, "data_file")
-    table = _table(path, header_lines=0)
-    if np.isnan(table[0]).all():  # A line of column names.
-        table = table[1:]
-    return RegressionData(path.stem, table[:, :-targets], table[:, -targets:])
-
-
 def _uci(dataset: str, data_dir: str | None) -> RegressionData:
     file = UCI_FILES[dataset]
     path = pathlib.Path(data_dir or ".").expanduser() / file.name
     _require(path, "data_dir")
-    table = _table(path, file.header_lines)
+    table = np.genfromtxt(path, delimiter=",", skip_header=file.header_lines, ndmin=2)
     columns = table.shape[1]
     targets = [column % columns for column in file.targets]
     inputs = [c for c in range(columns) if c not in (*targets, *file.left_out)]
     return RegressionData(dataset, table[:, inputs], table[:, targets])
-
-
-def _table(path: pathlib.Path, header_lines: int) -> np.ndarray:
-    return np.genfromtxt(path, delimiter=",", skip_header=header_lines, ndmin=2)
 
 
 def _require(path: pathlib.Path, argument: str) -> None:
@@ -124,17 +105,15 @@ def _require(path: pathlib.Path, argument: str) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Normalized inputs and targets of one part of the data."""
 
     x: np.ndarray
     y: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Fold:
-    """Training, validation and test part, normalized alike."""
+class Fold(NamedTuple):
+    """The parts of one fold, normalized alike."""
 
     train: Part
     validation: Part

@@ -14,19 +14,17 @@ import json
 import os
 import pathlib
 import shutil
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 import nsl_keras
-from experiments.common import data, runs
-from experiments.demo.networks import SETTINGS, build_model, compile_model
+from experiments.common import command, data, recipe, runs
+from experiments.demo.networks import SETTINGS, Setting, build_model, compile_model
 from experiments.demo.table import TITLES
-from experiments.serving.card import model_card
 
 FLAGS = flags.FLAGS
 #: Names of the demo's networks that are served: one of each kind.
@@ -41,36 +39,54 @@ def folder_of(output: pathlib.Path, name: str) -> pathlib.Path:
     return output / "saved_models" / f"{DATASET}_{name}"
 
 
-def trained(name: str, found: data.ImageData, epochs: int | None) -> tuple[Any, Any]:
-    """A network of the demo, and the setting that it was trained with."""
-    setting = SETTINGS[DATASET]
-    if epochs:
-        setting = dataclasses.replace(setting, epochs=epochs)
-    keras.utils.set_random_seed(0)
-    classes = len(found.class_names)
-    model = build_model(name, setting, found.image_shape, classes, 0, synchronized=False)
-    compile_model(model, setting.recipe(len(found.train.images)), jit_compile=False)
-    model.fit(
-        found.train.images,
-        found.train.labels,
-        batch_size=setting.batch_size,
-        epochs=setting.epochs,
-        verbose=FLAGS.verbose,
-    )
-    return model, setting
+def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageData) -> str:
+    """The card of one of the demo's models, from the record of its run."""
+    name = record["method"]
+    size = ", ".join(map(str, found.image_shape))
+    signatures = ["`serving_default` returns the logits"]
+    entries = ""
+    if "neighborhoods" in name:
+        signatures += [
+            "`unadapted` those of the head before it adapts",
+            "`features` the features",
+            "`neighbors` the dictionary entries of largest attention",
+        ]
+        entries = f", {setting.num_neighbors} dictionary entries"
+    return f"""# {TITLES[name]} on {dataset}
+
+* **Input** `inputs`: float32 images of shape (batch, {size}), values in [0, 1].
+* **Output**: logits of {len(found.class_names)} classes, {", ".join(found.class_names)}.
+* **Signatures**: {"; ".join(signatures)}.
+* **Data**: {dataset}; {len(found.train.images):,} images for training,
+  {len(found.validation.images):,} for choices, {len(found.test.images):,} for the test.
+* **Recipe**: {setting.epochs} epochs in batches of {setting.batch_size}, AdamW at
+  {setting.learning_rate:g}{entries}; seed {record["seed"]};
+  {record["parameters"]:,} parameters.
+* **Test accuracy**: {100 * record["test_accuracy"]:.2f} % on images that took no part in
+  training or choices.
+* **Written by** `{record["command"]}`.
+* **Limits**: made to show the method on small images of one kind. It gives every image a
+  class, also one that shows no such thing; images with NaN or infinite values get NaN.
+"""
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     output = pathlib.Path(FLAGS.output_dir).expanduser()
-    found = data.load(DATASET)
+    found, setting = data.load(DATASET), SETTINGS[DATASET]
     for name in FLAGS.model or SERVED:
         print(f"\n{TITLES[name]}", flush=True)
-        model, setting = trained(name, found, FLAGS.epochs)
-        metrics = model.evaluate(
-            found.test.images, found.test.labels, verbose=0, return_dict=True
+        keras.utils.set_random_seed(0)
+        model = build_model(
+            name, setting, found.image_shape, len(found.class_names), 0, synchronized=False
+        )
+        compile_model(model, setting.recipe(len(found.train.images)))
+        model.fit(
+            found.train.images,
+            found.train.labels,
+            batch_size=setting.batch_size,
+            epochs=setting.epochs,
+            verbose=FLAGS.verbose,
         )
         folder = folder_of(output, name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,14 +94,10 @@ def main(arguments: list[str]) -> None:
             model, folder, examples=found.test.images[:RECORDED]
         )
         record = {
-            "method": name,
-            "seed": 0,
-            "command": runs.command("serving.train_models"),
-            "versions": runs.versions(),
+            **recipe.first_record("serving.train_models", name, 0, model),
             "setting": dataclasses.asdict(setting),
             **found.counts,
-            "parameters": sum(int(keras.ops.size(v)) for v in model.trainable_variables),
-            "test_accuracy": float(metrics["accuracy"]),
+            **recipe.evaluate(model, recipe.evaluated_parts(found)),
             "bytes": sum(file.stat().st_size for file in path.rglob("*")),
         }
         logits = model.predict(found.test.images[:RECORDED], verbose=0)
@@ -101,9 +113,5 @@ if __name__ == "__main__":
     flags.DEFINE_multi_enum(
         "model", [], SERVED, "Models to train; all where none is given."
     )
-    flags.DEFINE_integer("epochs", None, "Epochs, instead of the recipe's.", lower_bound=1)
-    flags.DEFINE_string(
-        "output_dir", "runs", "Where saved_models/ and results/ are written."
-    )
     flags.DEFINE_integer("verbose", 0, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
-    app.run(main)
+    command.run(main)

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,81 +21,53 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags, logging
 
-import nsl_keras
-from experiments.common import runs
-from experiments.speed import (
-    costs,
-    dynamic,
-    few_shot,
-    formulations,
-    head,
-    memory,
-    model,
-    static,
-)
+from experiments.common import command, runs
+from experiments.speed import costs, memory, neighborhoods, similarity
 from experiments.speed.table import MEMORY
 
 GROUPS = {
-    "static": static.comparisons,
-    "dynamic": dynamic.comparisons,
-    "formulations": formulations.comparisons,
-    "head": head.comparisons,
-    "model": model.comparisons,
-    "few_shot": few_shot.comparisons,
+    "static": similarity.static,
+    "dynamic": similarity.dynamic,
+    "head": neighborhoods.head,
+    "model": neighborhoods.model,
     "costs": costs.comparisons,
 }
 MODES = {"off": (False,), "on": (True,), "both": (False, True)}
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
 flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
 flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is given.")
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
-def measured_rows(group: str, xla: bool) -> list[dict[str, Any]]:
+def measured_rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
     """Measures a group, printing its table row by row."""
     print(f"\n### {group}, XLA {_on_or_off(xla)}\n")
     keras.utils.set_random_seed(0)
-    printed = memory_rows(xla) if group == MEMORY else time_rows(group, xla)
-    return list(printed)
-
-
-def time_rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
-    print("| case | candidate | time / baseline | 95 % interval | rounds | baseline |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for comparison in GROUPS[group](xla):
-        for row in comparison.rows(FLAGS.rounds):
-            print(
-                f"| {row['case']} | {row['candidate']} | {row['median']:.3f} "
-                f"| {row['low']:.3f} to {row['high']:.3f} | {row['rounds']} "
-                f"| {row['baseline']} |",
-                flush=True,
-            )
-            yield row
-
-
-def memory_rows(xla: bool) -> Iterator[dict[str, Any]]:
-    print("| case | candidate | peak memory in MiB |")
-    print("|---|---|---|", flush=True)
-    for row in memory.rows(xla):
-        print(
-            f"| {row['case']} | {row['candidate']} | {row['mebibytes']:.0f} |", flush=True
-        )
+    if group == MEMORY:
+        print("| case | candidate | peak memory in MiB |\n|---|---|---|", flush=True)
+        rows = memory.rows(xla)
+    else:
+        print("| case | candidate | time / baseline | 95 % interval | rounds | baseline |")
+        print("|---|---|---|---|---|---|", flush=True)
+        rows = (row for each in GROUPS[group](xla) for row in each.rows(FLAGS.rounds))
+    for row in rows:
+        cells = [row["case"], row["candidate"]]
+        if group == MEMORY:
+            cells.append(f"{row['mebibytes']:.0f}")
+        else:
+            cells += [f"{row['median']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"]
+            cells += [str(row["rounds"]), row["baseline"]]
+        print(f"| {' | '.join(cells)} |", flush=True)
         yield row
 
 
 def content(xla: bool, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "command": " ".join(["python -m experiments.speed", *sys.argv[1:]]),
-        "versions": {
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "nsl_keras": nsl_keras.__version__,
-        },
+        "command": runs.command("speed"),
+        "versions": runs.versions(),
         "device": "cpu",
         "cores": os.cpu_count(),
         "xla": _on_or_off(xla),
@@ -109,18 +79,14 @@ def _on_or_off(xla: bool) -> str:
     return "on" if xla else "off"
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
     tf.config.set_visible_devices([], "GPU")
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / "benchmarks.jsonl")
     for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
         for xla in MODES[FLAGS.xla]:
-            rows = measured_rows(group, xla)
-            if not rows:
-                continue
+            rows = list(measured_rows(group, xla))
             records.add((group, _on_or_off(xla)), content(xla, rows))
             print(f"\nWrote {records.path}", flush=True)
             if group == "costs":
@@ -131,4 +97,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

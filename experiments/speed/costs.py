@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 
 import nsl_keras
-from experiments.speed import head, measure
+from experiments.speed import measure, neighborhoods
 
 BATCHES = (8, 32, 128, 512)
 ENTRIES = (100, 1_000, 10_000)
@@ -29,7 +29,7 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
     for batch in BATCHES:
         yield from of_heads(f"batch={batch}", batch, NEIGHBORS, xla)
     for entries in ENTRIES:
-        yield from of_heads(f"entries={entries}", head.BATCH, entries, xla)
+        yield from of_heads(f"entries={entries}", neighborhoods.BATCH, entries, xla)
     for channels in CHANNELS:
         yield from of_convolutions(f"channels={channels}", channels, xla)
 
@@ -37,10 +37,10 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
 def of_heads(
     case: str, batch: int, entries: int, xla: bool
 ) -> Iterator[measure.Comparison]:
-    features = tf.random.normal((batch, head.FEATURES))
+    features = tf.random.normal((batch, neighborhoods.FEATURES))
     layers = {
-        "CosineDense": head.built(head.cosine_head()),
-        "Meta-Neighborhoods": head.neighborhood_head(entries),
+        "CosineDense": neighborhoods.built(neighborhoods.cosine_head()),
+        "Meta-Neighborhoods": neighborhoods.neighborhood_head(entries),
     }
     yield from _passes(case, layers, features, xla)
 

@@ -22,11 +22,8 @@ Step = Callable[[], float]
 class Comparison:
     """Ways to do one thing, the plain Keras one first.
 
-    Attributes:
-        case: What is done.
-        steps: Callables by name, the baseline first.
-        calls_per_round: Calls of each in a round; more where one takes a millisecond.
-        most_rounds: Limit on the number of rounds, for slow steps.
+    A round has `calls_per_round` calls of each, more where one takes a millisecond; slow
+    steps have at most `most_rounds`.
     """
 
     case: str

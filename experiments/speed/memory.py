@@ -21,19 +21,14 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-from experiments.speed import dynamic, formulations, head, measure
+from experiments.speed import measure, neighborhoods, similarity
 
 BATCH = 128
 SIZE, CHANNELS = 32, 32
-AUTHORS = {
-    "dynamic DNS, core, the authors'": (formulations.authors_diagonal, (9,)),
-    "dynamic UNS, core, the authors'": (formulations.authors_unconstrained, (9, 9)),
-}
 CASES = (
     "Conv2D",
     *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in ("core", "layer")),
-    *AUTHORS,
-    *head.IN_MEMORY,
+    *neighborhoods.IN_MEMORY,
 )
 
 FLAGS = flags.FLAGS
@@ -53,25 +48,20 @@ def rows(xla: bool) -> Iterator[dict[str, Any]]:
 
 
 def sizes_of(case: str) -> str:
-    if case in head.IN_MEMORY:
-        return head.CASE
+    if case in neighborhoods.IN_MEMORY:
+        return neighborhoods.CASE
     return f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
 
 
 def step_of(case: str, xla: bool) -> Callable[[], float]:
     """The pass to be measured, its inputs and weights made."""
-    if case in head.IN_MEMORY:
-        return head.pass_in_memory(case, xla)
+    if case in neighborhoods.IN_MEMORY:
+        return neighborhoods.pass_in_memory(case, xla)
     inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
-    if case in AUTHORS:
-        function, shape = AUTHORS[case]
-        kernel = tf.random.normal((3, 3, CHANNELS, CHANNELS))
-        parameters = tf.random.normal((BATCH, SIZE, SIZE, *shape))
-        return measure.gradients(function, [inputs, kernel, parameters], xla)
     if case == "Conv2D":
-        layer = keras.layers.Conv2D(CHANNELS, dynamic.KERNEL_SIZE, padding="same")
+        layer = keras.layers.Conv2D(CHANNELS, similarity.KERNEL_SIZE, padding="same")
     else:
-        layer = dynamic.similarity_layers(CHANNELS)[case]
+        layer = similarity.similarity_layers(CHANNELS)[case]
     layer.build(inputs.shape)
     return measure.forward_backward(layer, inputs, xla)
 

@@ -6,7 +6,7 @@ import pathlib
 
 from experiments.common import runs, tables
 
-GROUPS = ("static", "dynamic", "formulations", "head", "model", "few_shot", "costs")
+GROUPS = ("static", "dynamic", "head", "model", "costs")
 MEMORY = "memory"
 
 

@@ -7,21 +7,14 @@ once, and the median of the per-round ratios, do not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 
 class Ratio(NamedTuple):
-    """A candidate's time over the baseline's.
-
-    Attributes:
-        median: Median over the rounds.
-        low: Lower end of its 95 % interval, from resampled rounds.
-        high: Upper end of that interval.
-        rounds: Number of rounds measured.
-    """
+    """A candidate's time over the baseline's: the median, and its 95 % interval."""
 
     median: float
     low: float
@@ -35,36 +28,11 @@ def ratios_to_first(
     warm_up: int = 2,
     calls_per_round: int = 1,
 ) -> dict[str, Ratio]:
-    """Runs callables in interleaved rounds and relates their times to the first.
+    """Relates times of callables, each of which waits for its result, to the first's.
 
-    Args:
-        steps: Callables by name, the baseline first. Each must wait for its result.
-        rounds: int, the number of rounds measured.
-        warm_up: int, the number of rounds before, not measured (tracing, compilation).
-        calls_per_round: int, calls of each callable in a round, timed together.
-
-    Returns:
-        A `Ratio` by name; the first one is 1.
-
-    Example:
-
-    >>> from experiments.speed import timing
-    >>> ratios = timing.ratios_to_first({"one": lambda: sum(range(1000)),
-    ...                                  "ten": lambda: sum(range(10000))})
-    >>> ratios["one"].median, ratios["ten"].median > 2
-    (1.0, True)
+    The rounds are interleaved, and the first ones, which trace and compile, do not count.
     """
-    for _ in range(warm_up):
-        for step in steps.values():
-            step()
-    times = np.empty((rounds, len(steps)))
-    for index in range(rounds):
-        for column, step in enumerate(steps.values()):
-            start = time.perf_counter()
-            for _ in range(calls_per_round):
-                step()
-            times[index, column] = time.perf_counter() - start
-    relative = times / times[:, :1]
+    relative = _relative(list(steps.values()), rounds, warm_up, calls_per_round)
     resampled = np.random.default_rng(0).integers(0, rounds, size=(1000, rounds))
     medians = np.median(relative[resampled], axis=1)
     low, high = np.percentile(medians, [2.5, 97.5], axis=0)
@@ -77,3 +45,31 @@ def ratios_to_first(
         )
         for column, name in enumerate(steps)
     }
+
+
+def step_time_ratio(model: Any, plain: Any, batch: tuple) -> dict[str, float]:
+    """The time of a training step over the plain model's: median and quartiles.
+
+    Rounds of one step each, one after the other, in this process. It trains both.
+    """
+    steps = [lambda each=each: each.train_on_batch(*batch) for each in (plain, model)]
+    ratios = _relative(steps)[:, 1]
+    low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist()
+    return {"median": median, "low": low, "high": high}
+
+
+def _relative(
+    steps: Sequence[Callable[[], Any]],
+    rounds: int = 15,
+    warm_up: int = 2,
+    calls_per_round: int = 1,
+) -> np.ndarray:
+    """Times over the first step's: a line a round."""
+    times = np.empty((warm_up + rounds, len(steps)))
+    for line in times:
+        for column, step in enumerate(steps):
+            start = time.perf_counter()
+            for _ in range(calls_per_round):
+                step()
+            line[column] = time.perf_counter() - start
+    return (times / times[:, :1])[warm_up:]

@@ -66,7 +66,8 @@ def test_rows_of_neural_similarity_differ(number):
         )
         assert model.output_shape == (None, 10)
         # Predictors of different kinds have the same parameters.
-        kind = row.similarity.get("predictor"), row.options.get("sphere")
+        similarity = getattr(row.convolution, "keywords", {})
+        kind = similarity.get("predictor"), row.options.get("sphere")
         found[name] = (parameters(model), *kind)
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
@@ -105,18 +106,14 @@ def test_multiply_adds_of_meta_neighborhoods(narrow):
 @pytest.mark.parametrize("name", few_shot_methods.METHODS)
 def test_rows_of_few_shot_learning(name):
     row, shape = few_shot_methods.METHODS[name], (16, 16, 3)
-    network = None
-    if row.pretrained:
-        network = few_shot_methods.features("cnn4", row.pretrained, shape)
-    policy = row.batch_normalization
-    if row.episodic:
-        learner = few_shot_methods.episodic_learner(
-            name, "tiny", "cnn4", shape, 2, policy, network
-        )
-    else:
-        images = np.zeros((4, *shape), "float32")
-        learner = few_shot_methods.pretrained_learner(name, network, 2, policy, images)
-    assert learner.batch_normalization == policy
+    network = few_shot_methods.features("cnn4", row.pretrained or "plain", shape)
+    options = {"batch_normalization": row.batch_normalization}
+    rate = few_shot_methods.inner_rate(name, "tiny")
+    if rate is not None:
+        options["inner_learning_rate"] = rate
+    images = np.zeros((4, *shape), "uint8")
+    task = few_shot_methods.Task("tiny", 2, images, options)
+    assert row.learner(network, task).batch_normalization == row.batch_normalization
 
 
 # Choices of few-shot learning.
@@ -135,7 +132,6 @@ SETTING = few_shot_training.Setting(
     rates=(1e-2, 1e-3, 1e-4),
     trial_share=0.5,
     validation_episodes=2,
-    batch_normalization=None,
 )
 
 
@@ -145,7 +141,7 @@ class Trained(few_shot_training.Training):
     def __init__(self, folder, **changes):
         images = few_shot_data.FewShotData(**few_shot_parts())
         setting = dataclasses.replace(SETTING, **changes)
-        super().__init__(setting, images, folder / "states", "auto", 0)
+        super().__init__(setting, images, folder / "states")
         self.calls, self.brightest = [], []
 
     def run(self, method, rate, images, seed):
@@ -167,6 +163,3 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert max(run.brightest[:3]) < 180 / 255 < max(run.brightest[3:])
     (record,) = records.runs
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
-
-
-# Section 5.1 of Neural Similarity Learning.

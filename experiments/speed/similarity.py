@@ -1,11 +1,13 @@
-"""Dynamic neural similarity against `Conv2D`, with its predictor and without.
+"""Static and dynamic neural similarity against `Conv2D`.
 
-One rule: "layer" includes the predictor, at every position or once for each block of 2x2;
-"core" reads its output from a weight that holds one value for every example and position.
+Every network is the same but for its convolutions. "layer" includes the predictor, at every
+position or once for each block of 2x2; "core" reads its output from a weight that holds one
+value for every example and position.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ import nsl_keras
 from experiments.speed import measure
 
 BATCH = 32
-KERNEL_SIZE = 3
+KERNEL_SIZE, CLASSES = 3, 10
 #: Height and width, channels and filters.
 SIZES = ((32, 32), (16, 64), (8, 128))
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
@@ -44,8 +46,8 @@ class StoredPrediction(keras.layers.Layer):
         return (*input_shape[:-1], self.outputs)
 
 
-def comparisons(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields the comparisons of this group, one at a time."""
+def dynamic(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of dynamic similarities."""
     for size, channels in SIZES:
         inputs = tf.random.normal((BATCH, size, size, channels))
         layers = {
@@ -88,3 +90,48 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
                 predictor=predictor,
             )
     return layers
+
+
+def static(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of static similarities in training and in inference."""
+    images = tf.random.normal((BATCH, 32, 32, 3))
+    labels = tf.random.uniform((BATCH,), maxval=CLASSES, dtype=tf.int32)
+    networks = {"Conv2D": nsl_keras.backbones.cnn9()} | {
+        f"static {name}": nsl_keras.backbones.cnn9(
+            convolution=functools.partial(
+                nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity
+            )
+        )
+        for name, similarity in SIMILARITIES.items()
+    }
+    yield measure.Comparison(
+        "CNN-9, training step",
+        {
+            name: measure.training_step(model, images, labels, xla)
+            for name, model in networks.items()
+        },
+    )
+    networks |= {
+        f"folded {name}": nsl_keras.convert.fold(networks[f"static {name}"])
+        for name in SIMILARITIES
+    }
+    yield measure.Comparison(
+        "CNN-9, inference",
+        {name: measure.forward(model, images, xla) for name, model in networks.items()},
+        calls_per_round=5,
+    )
+    features = tf.random.normal((BATCH, 32, 32, 32))
+    layers = {"Conv2D": keras.layers.Conv2D(32, 3, padding="same")} | {
+        f"static {name}": nsl_keras.layers.NeuralSimilarityConv2D(
+            32, 3, padding="same", similarity=similarity
+        )
+        for name, similarity in SIMILARITIES.items()
+    }
+    for layer in layers.values():
+        layer.build(features.shape)
+    layers |= {f"folded {name}": layers[f"static {name}"].fold() for name in SIMILARITIES}
+    yield measure.Comparison(
+        "one layer 32x32, 32->32, inference",
+        {name: measure.forward(layer, features, xla) for name, layer in layers.items()},
+        calls_per_round=5,
+    )

@@ -1,4 +1,4 @@
-"""The Meta-Neighborhoods head on given features: dual form, nested tapes, plain head.
+"""The Meta-Neighborhoods head, and whole models, against plain heads.
 
 One rule: what is slow is compared in rounds of its own, so that it does not stretch the
 times of the rest.
@@ -6,8 +6,7 @@ times of the rest.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -27,7 +26,6 @@ SIZES = (100, 1_000, 10_000, 100_000)
 
 DUAL = "Meta-Neighborhoods, dual form"
 TAPES = "Meta-Neighborhoods, vectorized nested tapes"
-MAPPED = "Meta-Neighborhoods, map_fn over nested tapes"
 CASE = f"d={FEATURES}, C={CLASSES}, B={BATCH}"
 #: Heads whose memory is measured: entries, inner steps and chunk size, by name.
 IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | {
@@ -38,12 +36,11 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
 PASSES = {"forward": measure.forward, "forward+backward": measure.forward_backward}
 
 
-def comparisons(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields the comparisons of this group, one at a time."""
+def head(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of the head on given features."""
     features = tf.random.normal((BATCH, FEATURES))
     yield from against_the_plain_head(features, xla)
     yield from against_nested_tapes(features, xla)
-    yield from against_one_example_at_a_time(features, xla)
     yield from along_the_dictionary(features, xla)
 
 
@@ -64,12 +61,12 @@ def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.C
 
 def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
     """Both inner loops of this package, for a cosine head and for a stack of layers."""
-    for title, entries, head in (
+    for title, entries, make_head in (
         ("cosine head", NEIGHBORS, cosine_head),
         (f"3x{STACK_WIDTH} head", STACK_NEIGHBORS, stacked_head),
     ):
-        tapes = neighborhood_head(entries, head(), inner_loop="tape")
-        dual = neighborhood_head(entries, head())
+        tapes = neighborhood_head(entries, make_head(), inner_loop="tape")
+        dual = neighborhood_head(entries, make_head())
         for what, make in PASSES.items():
             # XLA takes what enters a differentiated `vectorized_map` for constants: each
             # draw of dropout is compiled anew, for seconds.
@@ -82,21 +79,6 @@ def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Com
                 },
                 most_rounds=2 if recompiled else None,
             )
-
-
-def against_one_example_at_a_time(
-    features: tf.Tensor, xla: bool
-) -> Iterator[measure.Comparison]:
-    """The authors' way in training: a tape for each example, on the entries kept for it."""
-    dual = neighborhood_head()
-    mapped = OneExampleAtATime(dual)
-    yield measure.Comparison(
-        f"S={NEIGHBORS}, half of them dropped, {CASE}, forward+backward",
-        {
-            MAPPED: measure.gradients(mapped, [features], xla, dual.trainable_variables),
-            DUAL: measure.forward_backward(dual, features, xla),
-        },
-    )
 
 
 def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
@@ -151,41 +133,51 @@ def built(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer
 
 
-@dataclasses.dataclass(frozen=True)
-class OneExampleAtATime:
-    """A cosine head's adaptation in training as the authors write it, with `map_fn`.
-
-    Attributes:
-        layer: The built `MetaNeighborhoodHead` whose variables it uses.
-    """
-
-    layer: keras.layers.Layer
-
-    def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        return tf.map_fn(self.logits_of_one, features)
-
-    def logits_of_one(self, query: tf.Tensor) -> tf.Tensor:
-        dictionary = self.layer.dictionary
-        kept = tf.random.shuffle(tf.range(dictionary.num_neighbors))
-        kept = kept[dictionary.num_dropped :]
-        keys = tf.gather(tf.convert_to_tensor(dictionary.keys), kept)
-        values = tf.gather(dictionary.values, kept)
-        scores = tf.linalg.matvec(unit_rows(keys), unit_rows(query[None])[0])
-        attention = tf.nn.softmax(scores / dictionary.temperature)
-        kernel = tf.convert_to_tensor(self.layer.head.kernel)
-        with tf.GradientTape() as tape:
-            tape.watch(kernel)
-            logits = self.cosines(keys, kernel)
-            losses = tf.reduce_logsumexp(logits, -1) - tf.reduce_sum(values * logits, -1)
-            loss = tf.reduce_sum(attention * losses)
-        (rate,) = self.layer.rate.rates()
-        return self.cosines(query[None], kernel - rate * tape.gradient(loss, kernel))[0]
-
-    def cosines(self, rows: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-        columns = tf.math.l2_normalize(kernel, axis=0)
-        scale = tf.convert_to_tensor(self.layer.head.learned_scale)
-        return scale * tf.matmul(unit_rows(rows), columns)
+#: Backbone, entries, classes and batch size.
+MODELS = (
+    ("convnet4", 5000, 10, 128),
+    ("resnet_v2(29)", 5000, 10, 128),
+    ("resnet_v2(29)", 10000, 100, 16),
+)
+BACKBONES = {
+    "convnet4": nsl_keras.backbones.convnet4,
+    "resnet_v2(29)": lambda: nsl_keras.backbones.resnet_v2(29),
+}
 
 
-def unit_rows(matrix: tf.Tensor) -> tf.Tensor:
-    return tf.math.l2_normalize(matrix, axis=-1)
+def model(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of whole models, which all take the same step."""
+    for title, neighbors, classes, batch in MODELS:
+        images = tf.random.normal((batch, 32, 32, 3))
+        labels = tf.random.uniform((batch,), maxval=classes, dtype=tf.int32)
+        models = plain_and_adapting(BACKBONES[title], neighbors, classes)
+        case = f"{title}, S={neighbors}, C={classes}, B={batch}"
+        yield measure.Comparison(
+            f"{case}, inference",
+            {name: measure.forward(model, images, xla) for name, model in models.items()},
+        )
+        yield measure.Comparison(
+            f"{case}, training step",
+            {
+                name: measure.training_step(model, images, labels, xla)
+                for name, model in models.items()
+            },
+        )
+
+
+def plain_and_adapting(
+    backbone: Callable[[], keras.Model], neighbors: int, classes: int
+) -> dict[str, keras.Model]:
+    """The model with a plain head and the one that adapts it, by name."""
+    features = backbone()
+    logits = nsl_keras.layers.CosineDense(classes)(features.output)
+    adapting = nsl_keras.MetaNeighborhoodModel(
+        backbone(),
+        nsl_keras.layers.CosineDense(classes),
+        nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
+    )
+    adapting.build((None, *features.input_shape[1:]))
+    return {
+        "backbone + CosineDense": keras.Model(features.input, logits),
+        "Meta-Neighborhoods": adapting,
+    }

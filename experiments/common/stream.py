@@ -1,8 +1,8 @@
 """Image sets too large for the memory, ImageNet above all, read with tensorflow-datasets.
 
 Training images are scaled so that the shorter side has 256/224 of the wanted pixels, then
-cropped and mirrored at random; for evaluation the middle is cropped. Needs TensorFlow for
-reading, on either Keras backend.
+cropped and mirrored at random; for evaluation the middle is cropped. What is evaluated are
+the validation images, as in the paper. Needs TensorFlow, on either Keras backend.
 """
 
 from __future__ import annotations
@@ -13,37 +13,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from experiments.common.data import prepared_builder
-
 
 @dataclasses.dataclass(frozen=True)
 class ImageStream:
-    """A prepared data set, a reader of its splits.
-
-    Args:
-        builder: The data set's tfds builder.
-        image_size: Height and width of the images made.
-    """
+    """A prepared data set: its tfds builder, and the pixels of the images made of it."""
 
     builder: Any
     image_size: int
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes."""
         return list(self.builder.info.features["label"].names)
 
     @property
-    def evaluated_split(self) -> str:
-        """What is evaluated: `"validation"` if there is one, else `"test"`.
-
-        ImageNet's results, the paper's included, are those on its validation images.
-        """
-        return "validation" if "validation" in self.builder.info.splits else "test"
-
-    @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of the images made."""
         channels = self.builder.info.features["image"].shape[-1]
         return (self.image_size, self.image_size, channels)
 
@@ -54,21 +37,22 @@ class ImageStream:
         return {
             "train_examples": splits["train"].num_examples,
             "validation_examples": 0,
-            "test_examples": splits[self.evaluated_split].num_examples,
+            "test_examples": splits["validation"].num_examples,
         }
 
-    @property
-    def fingerprint(self) -> None:
-        """Nothing: prepared sets are known by their names."""
-        return None
+    #: Prepared sets are known by their names.
+    fingerprint = None
 
     def training_batches(self, batch_size: int, seed: int) -> Any:
         """An endless iterator of NumPy batches, in random order."""
         import tensorflow as tf
+        import tensorflow_datasets as tfds
 
         # The order is that of a large buffer: of shards and within them.
         data = self.builder.as_dataset(
-            split="train", shuffle_files=True, read_config=_read_config(seed)
+            split="train",
+            shuffle_files=True,
+            read_config=tfds.ReadConfig(shuffle_seed=seed),
         )
         data = data.shuffle(16 * batch_size, seed=seed).repeat()
         counter = tf.data.Dataset.counter()
@@ -84,7 +68,7 @@ class ImageStream:
         """A tf.data set of the evaluated images, in order."""
         import tensorflow as tf
 
-        data = self.builder.as_dataset(split=self.evaluated_split)
+        data = self.builder.as_dataset(split="validation")
         data = data.map(self._example, num_parallel_calls=tf.data.AUTOTUNE)
         return data.batch(batch_size).prefetch(tf.data.AUTOTUNE)
 
@@ -108,21 +92,6 @@ class ImageStream:
         return tf.clip_by_value(image, 0.0, 1.0), example["label"]
 
 
-def _read_config(seed: int) -> Any:
-    import tensorflow_datasets as tfds
-
-    return tfds.ReadConfig(shuffle_seed=seed)
-
-
-def load(dataset: str, data_dir: str | None, image_size: int) -> ImageStream:
-    """Opens a prepared copy of any labelled image set of tensorflow-datasets.
-
-    Raises:
-        ValueError: If there is no prepared copy in the folder.
-    """
-    return ImageStream(prepared_builder(dataset, data_dir), image_size)
-
-
 class StreamedBatches(keras.utils.PyDataset):
     """Random batches of a stream, for `recipe.fit`.
 
@@ -135,17 +104,14 @@ class StreamedBatches(keras.utils.PyDataset):
         self.stream, self.batch_size = stream, batch_size
         self.chunk, self.seed = chunk, seed
         self.epoch = 0
-        self._next_step: int | None = None
 
     def __len__(self) -> int:
         return self.chunk
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        step = self.epoch * self.chunk + index
-        if index == 0 or step != self._next_step:
-            generator = np.random.default_rng([self.seed, step])
+        if index == 0:
+            generator = np.random.default_rng([self.seed, self.epoch * self.chunk])
             self._batches = self.stream.training_batches(
                 self.batch_size, int(generator.integers(2**31))
             )
-        self._next_step = step + 1
         return next(self._batches)

@@ -1,0 +1,54 @@
+"""Flags of the commands that train the papers' networks, and what they all begin with."""
+
+from __future__ import annotations
+
+import keras
+from absl import flags, logging
+
+from experiments.common import strategies
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.")
+flags.DEFINE_string(
+    "data_dir", None, "Folder of images of the set, or of tfds' prepared copies."
+)
+flags.DEFINE_string(
+    "data_file",
+    None,
+    "Images from an .npz file, or a folder of them; --dataset names them.",
+)
+flags.DEFINE_string(
+    "write_data_file",
+    None,
+    "Write the images to such a file, or a folder of files of some 60 MiB, and stop.",
+)
+flags.DEFINE_integer(
+    "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
+)
+flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what suits.")
+flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
+
+
+def prepare() -> None:
+    """What comes before anything else of a command."""
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+    strategies.strategy()
+
+
+def on_cpu() -> bool:
+    """Whether there is no accelerator."""
+    return all(name.startswith("cpu") for name in keras.distribution.list_devices())
+
+
+def jit_compile() -> bool | str:
+    """What the flag says; by default no XLA for TensorFlow on CPUs, where it is slower."""
+    if FLAGS.jit_compile is not None:
+        return FLAGS.jit_compile
+    return False if on_cpu() and keras.backend.backend() == "tensorflow" else "auto"
+
+
+def changes(*names: str) -> dict:
+    """The flags among `names` that were given, as changes of a recipe."""
+    return {
+        name: getattr(FLAGS, name) for name in names if getattr(FLAGS, name) is not None
+    }

@@ -1,1 +1,0 @@
-"""Trainings that are killed, and must end as if nothing had happened."""
