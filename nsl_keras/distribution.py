@@ -49,10 +49,10 @@ class DistributedModel(ReplicatedSteps):
         model: The model. To load a saved model without this package, save this one.
 
     Input shape:
-        That of the model.
+        Same as the model.
 
     Output shape:
-        That of the model.
+        Same as the model.
 
     Raises:
         ValueError: If `model` is no Keras model, or overrides one of those methods; in
@@ -138,7 +138,7 @@ def distribute(model: keras.Model) -> keras.Model:
         steps are right already.
 
     Raises:
-        ValueError: As `DistributedModel`.
+        ValueError: See `DistributedModel`.
 
     Example:
 

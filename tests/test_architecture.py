@@ -1,4 +1,4 @@
-"""The house: which room may import which, and no private API anywhere."""
+"""Which folder may import which, and no private API anywhere."""
 
 import ast
 import graphlib
@@ -8,8 +8,8 @@ import re
 PACKAGE = pathlib.Path(__file__).parents[1] / "nsl_keras"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-#: Floors from the ground up. A module imports only from floors below its own.
-FLOORS = {
+#: Levels from the ground up. A module imports only from levels below its own.
+LEVELS = {
     "version": 0,
     "validation": 0,
     "backend": 1,
@@ -35,7 +35,7 @@ FLOORS = {
 }
 
 
-def room_of(path):
+def folder_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -52,20 +52,20 @@ def imports_of(path):
 def test_imports_run_down():
     offenders = []
     for path in MODULES:
-        room = room_of(path)
+        folder = folder_of(path)
         for name in imports_of(path):
             if not name.startswith("nsl_keras."):
                 continue
             other = name.split(".")[1]
-            if other == room:
+            if other == folder:
                 continue
-            if FLOORS[other] >= FLOORS[room]:
+            if LEVELS[other] >= LEVELS[folder]:
                 offenders.append(f"{path} imports {name}")
     assert not offenders
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    """Within a room too, and nothing hidden from a running program."""
+    """Within a folder too, and nothing hidden from a running program."""
     names = {}
     for path in MODULES:
         assert "TYPE_CHECKING" not in path.read_text(), path
@@ -81,19 +81,19 @@ def test_no_module_imports_itself_by_way_of_others():
     graphlib.TopologicalSorter(imported).prepare()
 
 
-def test_backends_stay_in_their_room():
+def test_backends_stay_in_their_folder():
     offenders = [
         f"{path} imports {name}"
         for path in MODULES
-        if room_of(path) not in ("backend", "export")
+        if folder_of(path) not in ("backend", "export")
         for name in imports_of(path)
         if name.split(".")[0] in ("tensorflow", "jax", "jaxlib", "torch")
     ]
     assert not offenders
 
 
-def test_every_room_has_a_floor():
-    assert {room_of(path) for path in MODULES} == set(FLOORS)
+def test_every_folder_has_a_level():
+    assert {folder_of(path) for path in MODULES} == set(LEVELS)
 
 
 def test_public_api_only():

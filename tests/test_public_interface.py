@@ -96,10 +96,11 @@ def parameters_of(thing):
 
 
 def bases(thing):
-    """The classes and functions that a docstring names: "Those of `X` and of `Y`"."""
+    """The classes and functions that a docstring names: "Same as `X` and `Y`, plus"."""
     public = {name.rpartition(".")[2]: each for name, each in PUBLIC.items()}
     for names in re.findall(
-        r"Those of ((?:`[\w.]+`(?: and of )?)+)", inspect.getdoc(thing) or ""
+        r"(?:Args:\n +Same as|kwargs: Arguments of) ((?:`[\w.]+`(?: and )?)+)",
+        inspect.getdoc(thing) or "",
     ):
         for name in re.findall(r"[\w.]+(?=`)", names):
             *module, last = name.split(".")

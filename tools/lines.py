@@ -1,4 +1,4 @@
-"""Prints the size of a folder by room and file: `python -m tools.lines [folder]`.
+"""Prints the size of a folder by folder and file: `python -m tools.lines [folder]`.
 
 Lines of logic are neither docstrings nor comments nor blank.
 """
@@ -33,15 +33,15 @@ def _lines(nodes) -> set[int]:
 
 
 def main(folder: pathlib.Path) -> None:
-    """Prints the files, then the rooms, then the sum."""
+    """Prints the files, then the folders, then the sum."""
     files = {path.relative_to(folder): count(path) for path in sorted(folder.rglob("*.py"))}
-    rooms: dict[str, Counter[str]] = {}
+    folders: dict[str, Counter[str]] = {}
     for path, sizes in files.items():
-        room = f"{path.parts[0]}/" if len(path.parts) > 1 else "./"
-        rooms[room] = rooms.get(room, Counter()) + sizes
-    total = sum(rooms.values(), Counter())
+        folder_name = f"{path.parts[0]}/" if len(path.parts) > 1 else "./"
+        folders[folder_name] = folders.get(folder_name, Counter()) + sizes
+    total = sum(folders.values(), Counter())
     print(f"{folder!s:44}", *(f"{name:>10}" for name in COLUMNS))
-    for name, sizes in [*files.items(), *rooms.items(), ("total", total)]:
+    for name, sizes in [*files.items(), *folders.items(), ("total", total)]:
         print(f"{name!s:44}", *(f"{sizes[column]:>10,}" for column in COLUMNS))
 
 

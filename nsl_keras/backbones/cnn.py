@@ -109,7 +109,7 @@ def cnn9(
       classifier after the stages. It has 1,008,800 parameters.
 
     Args:
-        Those of `convnet4`, and:
+        Same as `convnet4`, plus:
         input_shape: tuple of 3 ints, at least 8x8 pixels.
         classes: int, or `None` for features: the flattened maps of the last stage with
             `"code"`, the 256 units with `"paper"`.
@@ -120,7 +120,7 @@ def cnn9(
             or 51, 102 and 204 (`"paper"`; 2,551,746).
         filters: `None` for the widths above, or an int or 3 ints, the filters of the
             stages.
-        batch_normalization: As in `convnet4`; the default has momentum 0.99, the authors'
+        batch_normalization: See `convnet4`; the default has momentum 0.99, the authors'
             layer 0.999.
 
     Returns:
@@ -190,7 +190,7 @@ def cnn10(
     with 64 hidden filters, at the nine 3x3 convolutions only.
 
     Args:
-        Those of `cnn9`, except `variant`, and:
+        Same as `cnn9` without `variant`, plus:
         input_shape: tuple of 3 ints, at least 32x32 pixels.
         classes: int, or `None` for the 512 features.
         convolution: Makes the 3x3 convolutions.
@@ -202,7 +202,7 @@ def cnn10(
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
-        ValueError: As `cnn9`.
+        ValueError: See `cnn9`.
 
     Example:
 
@@ -245,7 +245,7 @@ def cnn4(
     84x84 pixels and 5 classes. The authors have not released code for it.
 
     Args:
-        Those of `cnn9`, except `variant`, and:
+        Same as `cnn9` without `variant`, plus:
         input_shape: tuple of 3 ints, at least 16x16 pixels.
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
         convolution: Makes all convolutions.
@@ -257,7 +257,7 @@ def cnn4(
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
     Raises:
-        ValueError: As `cnn9`.
+        ValueError: See `cnn9`.
 
     Example:
 

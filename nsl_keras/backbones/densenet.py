@@ -41,7 +41,7 @@ def densenet_bc(
     only: `add_film(model, lambda layer: re.search("bottleneck.*_norm", layer.name))`.
 
     Args:
-        Those of `convnet4`, except `filters`, and:
+        Same as `convnet4` without `filters`, plus:
         depth: int of the form `6n + 4`. 40 is the depth that the paper names (132
             features, 174,792 trainable parameters); 76 is the network of the authors' code
             and of the paper's results (258 features, 484,140 parameters).

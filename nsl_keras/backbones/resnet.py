@@ -37,7 +37,7 @@ def resnet_v2(
     block's `_layer_1_input`.
 
     Args:
-        Those of `densenet_bc`, except `growth`, `dropout` and `seed`, and:
+        Same as `densenet_bc` without `growth`, `dropout` and `seed`, plus:
         depth: int of the form `9n + 2`: 29 and 56 in the paper.
         input_shape: tuple of 3, of any size.
 
@@ -113,14 +113,14 @@ def resnet18(
     parameters.
 
     Args:
-        Those of `cnn9`, except `variant` and `plus`, and:
+        Same as `cnn9` without `variant` and `plus`, plus:
         input_shape: tuple of 3, of any size.
         classes: int, or `None` for the features.
         convolution: Makes the 3x3 convolutions and the 7x7 one. A shared predictor has one
             kernel size: return a `keras.layers.Conv2D` for kernel size 7.
         filters: int or 4 ints, the filters of the stages; the first is also that
             of the 7x7 convolution.
-        batch_normalization: As in `convnet4`.
+        batch_normalization: See `convnet4`.
 
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features
@@ -163,7 +163,7 @@ def resnet50(
     network without the biases of its convolutions.
 
     Args:
-        Those of `resnet18`, and:
+        Same as `resnet18`, plus:
         filters: int or 4 ints, the filters of the stages' 3x3 convolutions.
 
     Returns:
@@ -171,7 +171,7 @@ def resnet50(
         of shape `(batch, 4 * filters[-1])`.
 
     Raises:
-        ValueError: As `resnet18`.
+        ValueError: See `resnet18`.
 
     Example:
 
@@ -181,7 +181,7 @@ def resnet50(
     (None, 128)
 
     Reference:
-        As `resnet18`.
+        See `resnet18`.
     """
     layers = Units(convolution, batch_normalization, kernel_regularizer)
     return _resnet_v1(

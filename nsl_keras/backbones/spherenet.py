@@ -44,7 +44,7 @@ def self_attention_spherenet(
     The four combinations of `attention` and `sphere` are the networks of Table 8.
 
     Args:
-        Those of `cnn9`, except `variant`, `plus` and `kernel_regularizer`, and:
+        Same as `cnn9` without `variant`, `plus` and `kernel_regularizer`, plus:
         classes: int, or `None` for the features.
         filters: int or 3 ints, the filters of the stages; the last is also the number of
             features.

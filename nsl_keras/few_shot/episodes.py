@@ -145,7 +145,7 @@ class EpisodeSampler:
             **options: Further arguments of the class.
 
         Raises:
-            ValueError: As the class, and for examples of another form.
+            ValueError: See the class; also for examples of another form.
 
         Example:
 

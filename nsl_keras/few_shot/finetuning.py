@@ -89,7 +89,7 @@ class Finetuner(Adapting):
             `"classifier"`, the strategies of the paper.
         steps: int, the number of steps, which are updates of the variables.
         rule: `DampenedMomentum`, the rule of a step; `None` for the paper's.
-        batch_normalization: As for `MAML`. Batch norms of Keras are converted in the copy.
+        batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
         new_classifier: bool, whether a new last layer of `ways` outputs, like the model's
             and not frozen, replaces the trained one.
         seed: int of at least 0.
@@ -483,17 +483,17 @@ def finetune(
     once.
 
     Args:
-        model: As of `Finetuner`.
+        model: See `Finetuner`.
         episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
-        variables: As of `Finetuner`.
+        variables: See `Finetuner`.
         **kwargs: Other arguments of `Finetuner`.
 
     Returns:
         NumPy array of shape `(episodes, queries, ways)`.
 
     Raises:
-        ValueError: As `Finetuner`.
-        NonFiniteLossError: As `Finetuner`.
+        ValueError: See `Finetuner`.
+        NonFiniteLossError: See `Finetuner`.
 
     Example:
 

@@ -70,7 +70,7 @@ class MAML(EpisodicLearner):
         first_order: bool, whether training treats the inner gradients as constants.
         extra_steps: int of at least 0, the number of further steps, on `extra_variables`
             alone, in training.
-        extra_variables: As `inner_variables`, for the further steps.
+        extra_variables: Same as `inner_variables`, for the further steps.
         test_inner_steps: int or `None`, the number of inner steps outside training;
             `None` for `inner_steps`.
         test_extra_steps: int or `None`, the number of further steps outside training;

@@ -33,18 +33,18 @@ class MatchingNet(MetricLearner):
         h_k        = u_k + f'(query)
 
     Args:
-        Those of `ProtoNet`, except `metric`, and:
+        Same as `ProtoNet` without `metric`, plus:
         reading_steps: int, the number of readings of full context embeddings; `None` for
             the backbone's features.
 
     Input shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Output shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`.
+        ValueError: See `ProtoNet`.
 
     Example:
 

@@ -46,7 +46,7 @@ class NeighborhoodLearner(MetricLearner):
     derivatives included. Compile as `ProtoNet`.
 
     Args:
-        Those of `ProtoNet`, except `learn_temperature`, and:
+        Same as `ProtoNet` without `learn_temperature`, plus:
         head: `"cosine"` or `"dense"`.
         metric: Metric of the attention, `"cosine"` by default.
         temperature: float above 0, the attention's temperature; not trained.
@@ -60,13 +60,13 @@ class NeighborhoodLearner(MetricLearner):
         scale: float above 0, the start value of the cosine head's scale.
 
     Input shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Output shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`.
+        ValueError: See `ProtoNet`.
 
     Example:
 

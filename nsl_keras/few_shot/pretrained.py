@@ -80,17 +80,17 @@ class NearestNeighbor(PretrainedLearner):
     runs in inference mode.
 
     Args:
-        Those of `ProtoNet`, except `temperature` and `learn_temperature`, and:
+        Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
         metric: `"cosine"` by default.
 
     Input shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Output shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`.
+        ValueError: See `ProtoNet`.
 
     Example:
 
@@ -141,19 +141,19 @@ class NearestCentroid(PretrainedLearner):
     strong baseline of recent comparisons. The backbone always runs in inference mode.
 
     Args:
-        Those of `ProtoNet`, except `temperature` and `learn_temperature`, and:
+        Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
         metric: `"cosine"` by default.
         normalize: bool, whether features are divided by their length before the mean is
             taken.
 
     Input shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Output shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`.
+        ValueError: See `ProtoNet`.
 
     Example:
 

@@ -81,24 +81,24 @@ class RelationNet(MetricLearner):
     compete in a softmax instead. The predicted class is the largest logit either way.
 
     Args:
-        Those of `ProtoNet`, except `metric`, `temperature` and `learn_temperature`, and:
+        Same as `ProtoNet` without `metric`, `temperature` and `learn_temperature`, plus:
         backbone: Keras model from images to feature maps, of shape `(batch, height,
             width, channels)` (in the order of `keras.config.image_data_format()`).
         relation: Keras model from joined feature maps, of twice the channels, to one
             number; `None` for `relation_module` of that shape.
-        batch_normalization: As for `ProtoNet`. The relation module's batch norms see pairs
+        batch_normalization: See `ProtoNet`. The relation module's batch norms see pairs
             of an image and a class: with `"moving"` the pairs of all queries of the step
             in training; with `"support"` the pairs of the support images with the classes
             of their episode; with `"transductive"` the episode's query pairs.
 
     Input shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Output shape:
-        That of `ProtoNet`.
+        Same as `ProtoNet`.
 
     Raises:
-        ValueError: As `ProtoNet`; and at build, for a backbone whose output is no feature
+        ValueError: See `ProtoNet`; and at build, for a backbone whose output is no feature
             map, maps too small for the default relation module, and a relation module
             whose output is not one number.
 

@@ -26,7 +26,7 @@ class CosineDense(keras.layers.Layer):
         kernel_initializer: Initializer of the kernel, of shape `(features, units)`.
         kernel_regularizer: Regularizer of the kernel.
         kernel_constraint: Constraint on the kernel.
-        **kwargs: Those of `keras.layers.Layer`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         `(..., features)`.

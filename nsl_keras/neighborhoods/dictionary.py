@@ -61,7 +61,7 @@ class NeighborDictionary(keras.layers.Layer):
         task: `"classification"` or `"regression"`. `None` takes it from the head; without
             a head it is `"classification"`.
         seed: int or `None`, the seed of dropout.
-        **kwargs: Those of `keras.layers.Layer`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Queries.

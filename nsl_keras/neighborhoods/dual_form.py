@@ -15,6 +15,7 @@ that fit the cache.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -155,11 +156,8 @@ class DualForm(InnerLoop):
             if stage.scale is None and self.learning_rate.form != "elementwise":
                 outputs = _attend(weights, trace, attention, rates, outputs)
             else:
-                count = len(stage.variables)
                 sums = sum_over_chunks(
-                    lambda _, chunk, count=count: _weighted_sums(
-                        _Trace(*chunk[:2]), chunk[2]
-                    )[:count],
+                    functools.partial(_sums_of_chunk, len(stage.variables)),
                     [],
                     [*trace, attention],
                     axes=(0, 0, 1),
@@ -289,6 +287,11 @@ def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
         shape = (-1, weighted.shape[1], trace.inputs.shape[-1])
         products = ops.reshape(products, shape)
     return [products, ops.sum(weighted, axis=-1)]
+
+
+def _sums_of_chunk(count: int, _: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+    """Returns the first `count` of `_weighted_sums` for a chunk of trace and attention."""
+    return _weighted_sums(_Trace(*chunk[:2]), chunk[2])[:count]
 
 
 def _updated(

@@ -44,7 +44,7 @@ class InstanceFiLM(keras.layers.Layer):
         number of spatial axes.
 
     Output shape:
-        That of the input.
+        Same as the input.
 
     Raises:
         ValueError: If `dictionary_size` or `sharpness` is not positive, or the number
@@ -121,10 +121,11 @@ class InstanceFiLM(keras.layers.Layer):
         weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
         per_channel = [-1, *(1 for _ in inputs.shape[1:])]
         per_channel[channel_axis] = inputs.shape[channel_axis]
+        # MN Eq. (4): iFiLM. The paper adds nothing to the scales.
         scale = ops.reshape(ops.matmul(weights, self.scales) + self.residual, per_channel)
         shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
         scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
-        return scale * inputs + shift  # MN Eq. (4): iFiLM
+        return scale * inputs + shift
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

@@ -69,7 +69,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             `CosineDense` and `Sequential` stacks of them; `"tape"`: a vectorized nested
             gradient tape, for any head; `"auto"`: dual where the head allows it. The two
             agree to rounding; `active_inner_loop` is the one in use.
-        **kwargs: Those of `keras.layers.Layer`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Features.

@@ -191,7 +191,7 @@ class NestedTape(InnerLoop):
         weights = [ops.convert_to_tensor(variable) for variable in self.variables]
         for _ in range(self.steps):
             gradients, _nothing = gradients_of(inner_loss, weights)
-            # MN Algorithm 1, line 7, of a nested tape: MN Eq. (3), and Eq. (1) if the
+            # MN Algorithm 1, line 7, of a nested tape: MN Eq. (3), and MN Eq. (1) if the
             # keys and queries are inputs.
             weights = [
                 weight - rate * gradient

@@ -107,8 +107,8 @@ class Euclidean(KeyMetric):
     -25.0
 
     Reference:
-        As `Cosine`. The paper's "negative Euclidean distance" has no square; a square makes
-        the attention a Gaussian kernel.
+        See `Cosine`. The paper's "negative Euclidean distance" has no square; with one, the
+        attention is a Gaussian kernel.
     """
 
     def __init__(self, squared: bool = True) -> None:

@@ -72,7 +72,7 @@ class MetaNeighborhoodModel(CheckedModel):
     Keras's AdamW.
 
     Args:
-        Those of `MetaNeighborhoodHead`, and:
+        Same as `MetaNeighborhoodHead`, plus:
         backbone: Keras layer or model from inputs to features of shape `(batch,
             features)`, or `None` if the inputs are the features. The paper omits the last
             ReLU, so that keys and features are alike.
@@ -86,14 +86,14 @@ class MetaNeighborhoodModel(CheckedModel):
         neighborhood: The `MetaNeighborhoodHead`, which holds head, dictionary and rates.
 
     Input shape:
-        That of the backbone; `(batch, features)` without one.
+        Same as the backbone; `(batch, features)` without one.
 
     Output shape:
         `(batch, classes)`, logits: compile with a loss that has `from_logits=True`. In
         regression `(batch, outputs)`.
 
     Raises:
-        ValueError: As `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
+        ValueError: See `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
             probabilities; at `fit` and `evaluate`, for arrays that are not finite, and
             labels or targets that do not fit.
         NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise:
@@ -276,14 +276,14 @@ class MetaNeighborhoodModel(CheckedModel):
             batch_size: int, the number of examples computed at once.
             steps: int or `None`, the number of batches to read from a data set; needed if
                 it is infinite.
-            verbose: As in `keras.Model.predict`.
+            verbose: See `keras.Model.predict`.
 
         Returns:
             NumPy array of shape `(num_neighbors,)`, the number of the example that became
             each entry: `drawn[model.neighbors(x).indices]` are examples.
 
         Raises:
-            ValueError: As `NeighborDictionary.initialize_from`; for inputs that are not
+            ValueError: See `NeighborDictionary.initialize_from`; for inputs that are not
                 finite; and if there are no targets.
 
         Example:
@@ -336,10 +336,10 @@ class MetaNeighborhoodModel(CheckedModel):
             k: int, the number of entries; at most `num_neighbors`.
             by: `"effect"`: the entries whose `output_changes` are largest, in absolute
                 value summed over the outputs; `"attention"`: those of largest weight.
-            batch_size: As in `initialize_from`; an example takes several times the memory
+            batch_size: See `initialize_from`; an example takes several times the memory
                 of a prediction.
-            steps: As in `initialize_from`.
-            verbose: As in `keras.Model.predict`.
+            steps: See `initialize_from`.
+            verbose: See `keras.Model.predict`.
 
         Returns:
             `Neighbors(indices, weights, values, output_changes)` of NumPy arrays: entry

@@ -58,8 +58,8 @@ def add_similarity(
         model: A built functional or Sequential model. A derived class is kept if it is
             constructed as Keras's own. Of a `MetaNeighborhoodModel` the backbone is
             converted.
-        similarity: As for `nsl_keras.layers.NeuralSimilarityConv2D`.
-        predictor: As for `nsl_keras.layers.NeuralSimilarityConv2D`. A
+        similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`.
+        predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels with the same
             number of taps; other recipes make a network for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that

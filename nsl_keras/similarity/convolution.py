@@ -124,7 +124,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     folded, and costs more than a convolution.
 
     Args:
-        Those of `keras.layers.Conv2D`, and:
+        Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
             `nsl_keras.similarities.Similarity`.
@@ -200,7 +200,7 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     causal too.
 
     Args:
-        **kwargs: Those of `keras.layers.Conv1D` and of `NeuralSimilarityConv2D`.
+        **kwargs: Arguments of `keras.layers.Conv1D` and `NeuralSimilarityConv2D`.
 
     Input shape:
         `(batch, steps, channels)` with `data_format="channels_last"`,
@@ -210,7 +210,7 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
         `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityConv2D`.
+        ValueError: See `NeuralSimilarityConv2D`.
 
     Example:
 
@@ -239,7 +239,7 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     unconstrained `M` has 729 entries at every position.
 
     Args:
-        **kwargs: Those of `keras.layers.Conv3D` and of `NeuralSimilarityConv2D`.
+        **kwargs: Arguments of `keras.layers.Conv3D` and `NeuralSimilarityConv2D`.
 
     Input shape:
         `(batch, depth, height, width, channels)` with `data_format="channels_last"`,
@@ -250,7 +250,7 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
         `(batch, filters, new_depth, new_height, new_width)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityConv2D`.
+        ValueError: See `NeuralSimilarityConv2D`.
 
     Example:
 
@@ -280,7 +280,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
     Args:
-        **kwargs: Those of `keras.layers.DepthwiseConv2D` and of `NeuralSimilarityConv2D`.
+        **kwargs: Arguments of `keras.layers.DepthwiseConv2D` and `NeuralSimilarityConv2D`.
             All channels share the similarity, so `"full"` is refused.
 
     Input shape:
@@ -292,7 +292,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
         `(batch, channels * depth_multiplier, new_height, new_width)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityConv2D`, and for a similarity that would mix the
+        ValueError: See `NeuralSimilarityConv2D`, and for a similarity that would mix the
             channels.
 
     Example:

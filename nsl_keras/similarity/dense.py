@@ -28,7 +28,7 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     `M(x)` are those of the identity plus the output of a small network that sees `x`.
 
     Args:
-        Those of `keras.layers.Dense` and of `NeuralSimilarityConv2D`, and:
+        Same as `keras.layers.Dense` and `NeuralSimilarityConv2D`, plus:
         block_size: int that divides `n`, or `None` for one block of all features. The
             features of a block take the place of taps; the similarity `"full"` is refused.
 
@@ -43,7 +43,7 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
         `(batch, ..., units)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityConv2D`; if `block_size` does not divide the number
+        ValueError: See `NeuralSimilarityConv2D`; if `block_size` does not divide the number
             of features, at build.
 
     Example:

@@ -54,7 +54,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             `False` for plain convolutions, with which training is less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
-        **kwargs: Those of `keras.layers.Layer`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -182,6 +182,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         inputs = ops.cast(inputs, self.compute_dtype)  # Including integers.
         features = ops.moveaxis(inputs, self.channel_axis, -1)
+        # NSL Eq. (8): M_G X, which the next convolution multiplies with its kernel.
         return ops.moveaxis(self._compare(features), -1, self.channel_axis)
 
     def _compare(self, inputs: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the vectors that the kernels meet.
 
     Args:
-        Those of `keras.layers.GRUCell`, and, explained at `NeuralSimilarityDense`:
+        Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
         similarity: Similarity of `W`, or `None` for none.
         recurrent_similarity: Similarity of `R`, `None` for none, `"same"` as `similarity`.
         block_size: int that divides the input's features, or `None`.
@@ -245,7 +245,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityDense`; if both similarities are `None`, or for a
+        ValueError: See `NeuralSimilarityDense`; if both similarities are `None`, or for a
             predictor with batch norms.
 
     Example:
@@ -321,10 +321,10 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     `M_h` start at the identity.
 
     Args:
-        **kwargs: Those of `keras.layers.SimpleRNNCell` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.SimpleRNNCell` and `NeuralSimilarityGRUCell`.
 
     Call arguments:
-        As `NeuralSimilarityGRUCell`.
+        See `NeuralSimilarityGRUCell`.
 
     Input shape:
         `(batch, features)`, one time step.
@@ -333,7 +333,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityGRUCell`.
+        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 
@@ -375,7 +375,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     `M_h` start at the identity.
 
     Args:
-        **kwargs: Those of `keras.layers.LSTMCell` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.LSTMCell` and `NeuralSimilarityGRUCell`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -389,7 +389,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityGRUCell`.
+        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 

@@ -164,7 +164,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
     The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal.
 
     Args:
-        Those of `keras.layers.Conv2D`, and:
+        Same as `keras.layers.Conv2D`, plus:
         use_bias: bool, whether to add a bias, here `False` by default.
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
             counts in the norm of a patch as zeros, and each group has its own norm.
@@ -216,7 +216,7 @@ class SphereDense(Sphere, keras.layers.Dense):
     and `normalize` and `g` as in `SphereConv2D`.
 
     Args:
-        **kwargs: Those of `keras.layers.Dense` and of `SphereConv2D`.
+        **kwargs: Arguments of `keras.layers.Dense` and `SphereConv2D`.
 
     Input shape:
         `(..., features)`.
@@ -225,7 +225,7 @@ class SphereDense(Sphere, keras.layers.Dense):
         `(..., units)`.
 
     Raises:
-        ValueError: As `SphereConv2D`; if the number of features is unknown, at build.
+        ValueError: See `SphereConv2D`; if the number of features is unknown, at build.
 
     Example:
 

@@ -89,17 +89,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Few-shot learners that normalize by episode need this layer.
 
     Args:
-        Those of `keras.layers.BatchNormalization`, and:
+        Same as `keras.layers.BatchNormalization`, plus:
         momentum_warmup: bool; `False` for Keras's moving statistics.
 
     Call arguments:
-        Those of `keras.layers.BatchNormalization`.
+        Same as `keras.layers.BatchNormalization`.
 
     Input shape:
         Any, with a known size of `axis`.
 
     Output shape:
-        That of the input.
+        Same as the input.
 
     Raises:
         ValueError: If `momentum` is not in [0, 1), or for `renorm=True`.

@@ -38,7 +38,7 @@ def plot_adaptation(
     says "no effect" if no logit changes by 0.01, or no output of a regression by 1 %.
 
     Args:
-        Those of `plot_learned_neighbors`, and:
+        Same as `plot_learned_neighbors`, plus:
         model: A built `MetaNeighborhoodModel`. For a regression the outputs are drawn.
         example: One input, without batch axis; a list or dict of several. The first that
             is an image is drawn.

@@ -36,7 +36,7 @@ def plot_feature_map(
     vectors are first scaled to unit length.
 
     Args:
-        Those of `plot_learned_neighbors`, and:
+        Same as `plot_learned_neighbors`, plus:
         x: Inputs, in the paper training examples: an array, several inputs, or a finite
             data set.
         y: Their labels, as for `fit`; `None` if a data set has them.
@@ -156,7 +156,7 @@ def plot_prototype_cosines(
     example. Changes of at most 1e-6 are rounding and count as none.
 
     Args:
-        Those of `plot_feature_map`, and:
+        Same as `plot_feature_map`, plus:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
             `CosineDense` or `Dense` layer.
 

@@ -36,7 +36,7 @@ def plot_subcategories(
     neighbours nor its metric.
 
     Args:
-        Those of `plot_learned_neighbors`, and:
+        Same as `plot_learned_neighbors`, plus:
         model: A built `MetaNeighborhoodModel`, or for comparison any Keras model from
             images to features of shape `(batch, features)`.
         labels: Fine labels of `images`: class numbers of shape `(n,)`; `None` if a data set

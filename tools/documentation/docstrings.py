@@ -22,8 +22,8 @@ class Docstrings(griffe.Extension):
 def rewritten(text: str) -> str:
     """Returns a docstring with what mkdocstrings would not understand in Markdown."""
     text = re.sub(
-        r"^Args:\n +Those of `keras\.layers\.(\w+)`, and:\n",
-        r"Takes the arguments of `keras.layers.\1`, and:\n\nArgs:\n",
+        r"^Args:\n +Same as `keras\.layers\.(\w+)`, plus:\n",
+        r"Takes the arguments of `keras.layers.\1`, plus:\n\nArgs:\n",
         text,
         flags=re.M,
     )
