@@ -72,7 +72,7 @@ class BilinearForm(keras.layers.Layer):
                 f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
                 f"predictor. Received: predictor={self.predictor!r}"
             )
-        for name in ("initializer", "regularizer", "constraint"):
+        for name in ("initializer", "constraint"):
             value = getattr(self, f"similarity_{name}")
             is_identity = isinstance(value, keras.initializers.Identity) and value.gain == 1
             if value is not None and not is_identity:
@@ -130,7 +130,7 @@ class BilinearForm(keras.layers.Layer):
                 name="similarity",
                 shape=start.shape,
                 initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
-                regularizer=self.similarity_regularizer,
+                regularizer=self.similarity_regularizer and self._penalty,
                 constraint=self.similarity_constraint,
                 autocast=False,
             )
@@ -150,6 +150,12 @@ class BilinearForm(keras.layers.Layer):
                 dtype=self.dtype_policy,
             )
             self._build_network(context, input_shape)
+
+    def _penalty(self, parameters: Any) -> Tensor:
+        """Returns the penalty on the `M` that parameters give."""
+        parameters = ops.convert_to_tensor(parameters)
+        matrix = self.similarity.matrix(parameters, self._matrix_size)
+        return self.similarity_regularizer(matrix)
 
     def _start(self) -> np.ndarray:
         """Returns the parameters of the initial `M`."""
@@ -183,6 +189,7 @@ class BilinearForm(keras.layers.Layer):
         inputs: Tensor,
         training: bool | None = None,
         positions: Sequence[Any] = (),
+        penalized: bool = True,
     ) -> Tensor:
         """Returns the parameters of `M`, predicted from inputs if it is dynamic.
 
@@ -190,6 +197,7 @@ class BilinearForm(keras.layers.Layer):
             inputs: Vectors `(..., features)`, or the inputs of a convolution.
             training: bool, for batch norms of the predictor.
             positions: The number of output positions of a convolution along each axis.
+            penalized: bool, whether to add the mean penalty on predicted `M` to the losses.
 
         Returns:
             The parameters of a static `M`; of a predicted one, parameters for each vector
@@ -212,6 +220,10 @@ class BilinearForm(keras.layers.Layer):
         residual = ops.reshape(prediction, (*leading, *self._identity.shape))
         identity = ops.cast(self._identity, wide)
         parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x)
+        if penalized and self.similarity_regularizer is not None:
+            each = ops.reshape(parameters, (-1, *self._identity.shape))
+            count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
+            self.add_loss(self._penalty(each) / ops.cast(count, wide))
         parameters = ops.cast(parameters, self.compute_dtype)
         block = getattr(self.predictor, "downsampling", 1)
         if block > 1 and len(prediction.shape) > 2:

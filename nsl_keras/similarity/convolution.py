@@ -131,8 +131,10 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
             the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the static similarity's parameters. It pulls
-            the parameters toward zero, not toward the identity; `"l1"` makes them sparse.
+        similarity_regularizer: Regularizer of the matrix `M` itself. Keras's own pull it
+            toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the identity.
+            With a predictor the penalty is the mean over the batch and the positions: the
+            regularizer must return the sum over the matrices `(n, T, T)`, as these do.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms, or

@@ -115,7 +115,9 @@ class NeuralSimilarity(FloatKernel):
         inputs = ops.cast(inputs, self.compute_dtype)
         shape = list(self.compute_output_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
-        parameters = self.bilinear_form.parameters(inputs, positions=shape[1:])
+        parameters = self.bilinear_form.parameters(
+            inputs, positions=shape[1:], penalized=False
+        )
         return self.similarity.matrix(parameters, self.bilinear_form.taps)
 
     @property

@@ -81,14 +81,22 @@ class SimilarityCell(keras.layers.Layer):
 
     def _form(self, prefix: str) -> Any:
         similarity = getattr(self, f"{prefix}similarity")
+        predictor = getattr(self, f"{prefix}predictor")
         if similarity is None:
             return None
+        # A cell runs in a loop, which no loss of a step can leave.
+        if predictor is not None and self.similarity_regularizer is not None:
+            raise ValueError(
+                "`similarity_regularizer` of a recurrent cell applies to a static "
+                "similarity and must be left out with a predictor. "
+                f"Received: similarity_regularizer={self.similarity_regularizer}"
+            )
         return BilinearForm(
             similarity,
             self.similarity_initializer,
             self.similarity_regularizer,
             self.similarity_constraint,
-            getattr(self, f"{prefix}predictor"),
+            predictor,
             block_size=getattr(self, f"{prefix}block_size"),
             dtype=self.dtype_policy,
             name=f"{prefix}similarity",
@@ -228,7 +236,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         block_size: int that divides the input's features, or `None`.
         recurrent_block_size: int that divides `units`, `None`, or `"same"`.
         similarity_initializer: Initializer of the static blocks.
-        similarity_regularizer: Regularizer of the static similarities' parameters.
+        similarity_regularizer: Regularizer of the static blocks.
         similarity_constraint: Constraint on the static similarities' parameters.
         predictor: Predictor of `M_x`, without batch norms; `None` for a static one.
         recurrent_predictor: Predictor of `M_h`, `None`, or `"same"` as `predictor`.

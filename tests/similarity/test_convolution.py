@@ -453,8 +453,8 @@ def test_fold_and_layer_are_independent_in_training():
         ),
         ({"predictor": np.ones(3)}, r"`predictor` must be None, .*predictor=array"),
         (
-            {"similarity_regularizer": "l1", "predictor": "sphere"},
-            r"`similarity_regularizer` .* must be left out with a predictor.*L1",
+            {"similarity_constraint": "non_neg", "predictor": "sphere"},
+            r"`similarity_constraint` .* must be left out with a predictor.*NonNeg",
         ),
         (
             {"similarity_initializer": "glorot_uniform", "predictor": "sphere"},
