@@ -94,6 +94,11 @@ CONVOLUTIONS = [
         unknown_sizes=False,
     ),
     spatial(
+        "conv2d_static_product",
+        convolution(similarity=similarities.Product(3), padding="same"),
+        3,
+    ),
+    spatial(
         "conv2d_dynamic_sphere_diagonal",
         convolution(predictor="sphere", strides=2, padding="same"),
         *(8, 6),

@@ -47,6 +47,7 @@ SIMILARITIES = {
     "sparse_of_1": similarities.Sparse(1),
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
+    "product": similarities.Product(3),
 }
 DYNAMIC_SIMILARITIES = [name for name, each in SIMILARITIES.items() if not each.static_only]
 
@@ -181,6 +182,10 @@ def to_matrix(similarity, parameters):
             for column in range(row + 1):
                 factor[..., row, column] = parameters[..., next(entries)]
         return factor @ np.swapaxes(factor, -1, -2)
+    if kind == "Product":
+        return functools.reduce(
+            np.matmul, [to_matrix(similarity.kind, p) for p in parameters]
+        )
     assert kind == "Sparse"
     largest = np.argsort(-np.abs(parameters), axis=None)
     kept = largest[: similarity.nonzeros or len(parameters)]
@@ -191,6 +196,8 @@ def to_matrix(similarity, parameters):
 
 def identity_parameters(similarity, taps):
     """The parameters of the identity, without the package."""
+    if type(similarity).__name__ == "Product":
+        return np.stack([identity_parameters(similarity.kind, taps)] * similarity.factors)
     if type(similarity).__name__ == "Diagonal":
         return np.ones(taps)
     if type(similarity).__name__ == "PositiveSemidefinite":

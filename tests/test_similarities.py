@@ -334,3 +334,37 @@ def test_a_custom_matrix_over_channels():
     assert_close(layer.fold()(images), layer(images), 1e-5)
     with pytest.raises(ValueError, match="static and takes no predictor"):
         NeuralSimilarityConv2D(4, 3, similarity=PerChannel(), predictor="sphere")
+
+
+# Product.
+
+
+def test_product_of_any_kind(tmp_path):
+    """From the identity or a given matrix, through a file and a fold, `M` of any kind."""
+    images = random(2, 5, 5, 3)
+    for kind in ("diagonal", "symmetric", similarities.Sparse(4), "full"):
+        layer = NeuralSimilarityConv2D(
+            *(4, 2),
+            similarity=similarities.Product(4, kind),
+            similarity_initializer=keras.initializers.Identity(0.5),
+        )
+        model = keras.Sequential([keras.Input((5, 5, 3)), layer])
+        size = len(layer.similarity_matrix)
+        assert_close(layer.similarity_matrix, 0.5 * np.eye(size), 1e-6)
+        randomize(model)
+        expected = to_matrix(layer.similarity, layer.bilinear_form.similarity_parameters)
+        assert_close(layer.similarity_matrix, expected, 1e-5)
+        assert_close(layer.fold()(images), layer(images), 1e-5)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert_equal(loaded(images), model(images))
+        assert loaded.layers[0].similarity.factors == 4
+
+
+def test_errors_of_products():
+    with pytest.raises(ValueError, match="`factors` must be a positive integer"):
+        similarities.Product(0)
+    with pytest.raises(ValueError, match=r"`similarity` must be one of .*'deep'"):
+        similarities.Product(2, "deep")
+    with pytest.raises(ValueError, match="static and takes no predictor"):
+        NeuralSimilarityConv2D(4, 3, similarity="product", predictor="sphere")

@@ -126,8 +126,8 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Args:
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or a
-            `nsl_keras.similarities.Similarity`.
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, `"product"`, or
+            a `nsl_keras.similarities.Similarity`.
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
             the Cholesky factor, ...).
