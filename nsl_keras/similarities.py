@@ -29,7 +29,8 @@ class Similarity(abc.ABC):
     * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
       with any axes in front.
 
-    A dynamic layer adds the output of its predictor to the parameters of the identity.
+    A dynamic layer adds the output of its predictor to the parameters of the identity,
+    unless the predictor has `residual=False`.
     Override `equivalent_kernel`, `compare_windows` and `compare_rows`, which follow from
     `matrix`, if there is a faster way. To save models, register the class with
     `keras.saving.register_keras_serializable`, and return the arguments of its constructor
@@ -146,7 +147,7 @@ class Unconstrained(Similarity):
     """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
 
     Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
-    code does; the paper's Appendix A uses `P(x)` alone.
+    code does; the paper's Appendix A uses `P(x)` alone, a predictor with `residual=False`.
 
     Example:
 

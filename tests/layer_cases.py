@@ -114,6 +114,16 @@ CONVOLUTIONS = [
         *(8, 6),
     ),
     spatial(
+        "conv2d_dynamic_without_identity",
+        convolution(
+            similarity="unconstrained",
+            predictor=predictors.SimilarityPredictor(
+                "full_sphere", residual=False, batch_normalization=False
+            ),
+        ),
+        6,
+    ),
+    spatial(
         "conv2d_dynamic_in_blocks",
         with_predictor(
             partial(predictors.SimilarityPredictor, downsampling=3),

@@ -142,7 +142,7 @@ class BilinearForm(keras.layers.Layer):
             self._identity = start
             context = predictors.LayerContext(
                 channels=input_shape[self._channel_axis],
-                outputs=start.size,
+                identity=start,
                 width=width,
                 is_diagonal=isinstance(self.similarity, similarities.Diagonal),
                 geometry=geometry,
@@ -217,9 +217,10 @@ class BilinearForm(keras.layers.Layer):
             if len(leading) == 1:  # The predictor is pooled.
                 leading = (leading[0], *[1] * len(positions))
         wide = keras.backend.result_type(prediction.dtype, "float32")
-        residual = ops.reshape(prediction, (*leading, *self._identity.shape))
-        identity = ops.cast(self._identity, wide)
-        parameters = ops.cast(residual, wide) + identity  # NSL Eq. (3): M(x)
+        parameters = ops.reshape(prediction, (*leading, *self._identity.shape))
+        parameters = ops.cast(parameters, wide)  # NSL Eq. (3): M(x)
+        if getattr(self.predictor, "residual", True):
+            parameters = parameters + ops.cast(self._identity, wide)
         if penalized and self.similarity_regularizer is not None:
             each = ops.reshape(parameters, (-1, *self._identity.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.

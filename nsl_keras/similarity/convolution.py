@@ -186,7 +186,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); kernel shape, Section
         3.5, Eqs. (4) and (5), whose `R` is `M` here. `W^T M x` is the order of the paper
         and of the authors' code. As in that code, and unlike the paper's Appendix A, the
-        unconstrained dynamic similarity adds the identity.
+        unconstrained dynamic similarity adds the identity, unless `residual=False`.
     """
 
     plain = keras.layers.Conv2D

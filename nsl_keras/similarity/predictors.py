@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import keras
-from keras import ops
+import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
     SphereConv2D,
@@ -47,7 +46,7 @@ class LayerContext:
 
     Attributes:
         channels: Number of channels or features of the layer's input.
-        outputs: Number of parameters of `M`.
+        identity: The parameters of the identity.
         width: Number of outputs of the plain layer at a position.
         is_diagonal: Whether `M` is diagonal.
         geometry: `kernel_size`, `strides`, `padding`, `dilation_rate` and `data_format` of
@@ -57,12 +56,17 @@ class LayerContext:
     """
 
     channels: int
-    outputs: int
+    identity: np.ndarray
     width: int
     is_diagonal: bool
     geometry: Any
     kernel_regularizer: Any
     dtype: Any
+
+    @property
+    def outputs(self) -> int:
+        """The number of parameters of `M`."""
+        return self.identity.size
 
     @property
     def rank(self) -> int:
@@ -141,6 +145,11 @@ class SimilarityPredictor:
             arguments of `nsl_keras.layers.BatchNormalization`, for the batch norms of
             `None`. The momentum is 0.9 unless the dictionary has another: an average over
             many steps lags behind weights that change fast.
+        residual: bool. `True`, as in the authors' code: the network returns the difference
+            from the parameters of the identity. `False`, as in the paper's Appendix A:
+            it returns the parameters themselves. From `start="identity"` the shift of the
+            last batch norm, or a bias after the last layer, then starts at the identity;
+            from `"published"` nothing does, so that `M` starts near zero.
         start: `"identity"`: `M` is the identity until the first training step, so that the
             layer is the plain one. The scale of the last batch norm starts at zero; without
             batch norm, the last kernel, or, if it compares by angle, a factor for each
@@ -178,6 +187,7 @@ class SimilarityPredictor:
     downsampling: int = 1
     pooled: bool = False
     batch_normalization: bool | dict[str, Any] | None = None
+    residual: bool = True
     start: str = "identity"
     kernel_regularizer: Any = None
 
@@ -192,6 +202,7 @@ class SimilarityPredictor:
                 "`batch_normalization` must be None, True, False or a dictionary. "
                 f"Received: batch_normalization={self.batch_normalization!r}"
             )
+        validation.boolean(self.residual, "residual")
         validation.one_of(self.start, STARTS, "start")
 
     def network(self, context: LayerContext) -> keras.Sequential:
@@ -267,8 +278,8 @@ class SimilarityPredictor:
     ) -> Layers:
         """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
 
-        Takes the arguments of `hidden`. With `start="identity"` the prediction is
-        zero until the first training step.
+        Takes the arguments of `hidden`. With `start="identity"` the prediction gives the
+        identity until the first training step.
         """
         geometry = dict(context.geometry or {})
         if geometry:
@@ -278,18 +289,21 @@ class SimilarityPredictor:
                 "padding": "causal" if causal else "same",
                 "data_format": geometry["data_format"],
             }
-        gamma = "ones" if self.start == "published" else "zeros"
-        scales = self._batch_norms(context, "output", gamma, batch_normalized)
+        published = self.start == "published"
+        start = None if published or self.residual else context.identity.reshape(-1)
+        scales = self._batch_norms(
+            context, "output", "ones" if published else "zeros", batch_normalized, start
+        )
         initializer = small_normal(0.001)
-        if self.start == "identity" and not scales:
+        if not published and not scales:
             if normalize in ("both", "kernel"):
                 # A cosine with a kernel of zeros would be large after the first step.
-                axis = context.channel_axis
-                scales = [Scale(axis, dtype=context.dtype, name="output_scale")]
+                scales = [_scale(context, start)]
             else:
                 initializer = keras.initializers.Zeros()
         layer = self._layer(
-            context, "output", context.outputs, geometry, normalize, initializer
+            *(context, "output", context.outputs, geometry, normalize, initializer),
+            bias=None if scales else start,
         )
         return [layer, *scales]
 
@@ -301,13 +315,15 @@ class SimilarityPredictor:
         geometry: dict[str, Any],
         normalize: str | None,
         initializer: keras.initializers.Initializer,
+        bias: np.ndarray | None = None,
     ) -> keras.layers.Layer:
         plain, sphere, _ = LAYERS[context.rank]
         make = plain if normalize is None else partial(sphere, normalize=normalize)
         return make(
             width,
             **geometry,
-            use_bias=False,
+            use_bias=bias is not None,
+            bias_initializer=_constant(bias),
             kernel_initializer=initializer,
             kernel_regularizer=self.kernel_regularizer or context.kernel_regularizer,
             dtype=context.dtype,
@@ -315,7 +331,12 @@ class SimilarityPredictor:
         )
 
     def _batch_norms(
-        self, context: LayerContext, after: str, gamma: str, by_default: bool
+        self,
+        context: LayerContext,
+        after: str,
+        gamma: str,
+        by_default: bool,
+        beta: np.ndarray | None = None,
     ) -> Layers:
         wanted = self.batch_normalization
         options = wanted if isinstance(wanted, dict) else {}
@@ -323,7 +344,7 @@ class SimilarityPredictor:
             return []
         return [
             BatchNormalization(
-                **{"momentum": 0.9, **options},
+                **{"momentum": 0.9, "beta_initializer": _constant(beta), **options},
                 axis=context.channel_axis,
                 gamma_initializer=gamma,
                 dtype=context.dtype,
@@ -394,29 +415,25 @@ def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:
     return SimilarityPredictor(kind, **settings)
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
-class Scale(keras.layers.Layer):
-    """Private: multiplies every channel by a weight that starts at zero."""
+def _constant(values: np.ndarray | None) -> Any:
+    """Returns an initializer with these values, or with zeros."""
+    return "zeros" if values is None else keras.initializers.Constant(values)
 
-    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.axis = axis
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        shape: list[int | None] = [1] * len(input_shape)
-        shape[self.axis] = input_shape[self.axis]
-        self.scale = self.add_weight(name="scale", shape=shape, initializer="zeros")
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return inputs * ops.cast(self.scale, inputs.dtype)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
-        return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "axis": self.axis}
+def _scale(context: LayerContext, shift: np.ndarray | None) -> keras.layers.Layer:
+    """Returns a layer with a factor for each channel, from zero, and a shift if given."""
+    first = context.channel_axis == 1
+    if first and shift is not None:
+        shift = shift.reshape(-1, *[1] * context.rank)
+    return keras.layers.EinsumDense(
+        "ac...,c->ac..." if first else "...c,c->...c",
+        context.outputs,
+        bias_axes=None if shift is None else "c",
+        kernel_initializer="zeros",
+        bias_initializer=_constant(shift),
+        dtype=context.dtype,
+        name="output_scale",
+    )
 
 
 def small_normal(scale: float) -> keras.initializers.Initializer:

@@ -94,6 +94,11 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         """The side of the blocks of positions that share one `M`."""
         return self.predictor.downsampling
 
+    @property
+    def residual(self) -> bool:
+        """Whether the predictions are differences from the identity."""
+        return self.predictor.residual
+
     def network(self, context: predictors.LayerContext) -> keras.Sequential:
         """Returns the adaptation of a layer, followed by the shared network."""
         if context.geometry is None:

@@ -234,6 +234,7 @@ def difference_from_plain(layer, inputs, training):
     return float(ops.max(ops.abs(outputs - plain(inputs))))
 
 
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize(
     ("kind", "similarity", "batch_normalization"),
     [
@@ -245,9 +246,11 @@ def difference_from_plain(layer, inputs, training):
     ],
 )
 def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
-    kind, similarity, batch_normalization
+    kind, similarity, batch_normalization, residual
 ):
-    recipe = SimilarityPredictor(kind, batch_normalization=batch_normalization)
+    recipe = SimilarityPredictor(
+        kind, batch_normalization=batch_normalization, residual=residual
+    )
     inputs = images_after_relu(5, 5, 6)
     options = {"similarity": similarity, "predictor": recipe}
     for layer in (
@@ -278,12 +281,43 @@ def test_a_scale_of_zeros_follows_angles_without_batch_norm(data_format):
     network = network_of(recipe, shape=images.shape, data_format=data_format)
     assert not as_numpy(network(images)).any()
     scale = network.get_layer("output_scale")
-    scale.scale.assign(np.reshape(1.0 + np.arange(9), scale.scale.shape))
+    scale.kernel.assign(1.0 + np.arange(9))
     x = images
     for layer in network.layers[:-1]:
         x = layer(x)
-    assert_close(network(images), as_numpy(x) * as_numpy(scale.scale), 1e-6)
-    assert type(scale).from_config(scale.get_config()).axis == scale.axis
+    factors = as_numpy(scale.kernel)
+    if data_format == "channels_first":
+        factors = factors[:, None, None]
+    assert_close(network(images), as_numpy(x) * factors, 1e-6)
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
+def test_predictions_without_the_identity(kind, data_format):
+    """`M(x)` is the output itself, which starts at the identity, or near zero."""
+    images = images_after_relu()
+    images = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+    options = {"residual": False, "width": 4, "batch_normalization": False}
+    for start, expected in (("identity", np.eye(9)), ("published", np.zeros((9, 9)))):
+        recipe = SimilarityPredictor(kind, start=start, **options)
+        for predictor in (recipe, SharedSimilarityPredictor(recipe, 3)):
+            layer = NeuralSimilarityConv2D(
+                *(6, 3),
+                similarity="unconstrained",
+                predictor=predictor,
+                data_format=data_format,
+            )
+            layer.build(images.shape)
+            matrices = as_numpy(layer.predicted_matrices(images))
+            if start == "published" and kind == "full_sphere":
+                expected = matrices  # Its cosines are as large as with the identity.
+            np.testing.assert_allclose(matrices, expected + 0 * matrices, atol=1e-2)
+            randomize(layer)
+            prediction = as_numpy(layer.bilinear_form.network(images))
+            if data_format == "channels_first":
+                prediction = np.moveaxis(prediction, 1, -1)
+            found = as_numpy(layer.predicted_matrices(images))
+            assert_close(found, prediction.reshape(found.shape), 1e-6)
 
 
 def test_initializers():
