@@ -117,11 +117,9 @@ CONVOLUTIONS = [
         "conv2d_dynamic_without_identity",
         convolution(
             similarity="unconstrained",
-            predictor=predictors.SimilarityPredictor(
-                "full_sphere", residual=False, batch_normalization=False
-            ),
+            predictor=predictors.SimilarityPredictor(residual=False),
         ),
-        6,
+        5,
     ),
     spatial(
         "conv2d_dynamic_in_blocks",
