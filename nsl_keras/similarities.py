@@ -352,8 +352,8 @@ class Product(Similarity):
     >>> deep = nsl_keras.similarities.Product(3)
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=deep)
     >>> layer.build((None, 8, 8, 2))
-    >>> layer.bilinear_form.similarity_parameters.shape, layer.similarity_matrix.shape[0]
-    ((3, 9, 9), 9)
+    >>> tuple(layer.weights[-1].shape), tuple(layer.similarity_matrix.shape)
+    ((3, 9, 9), (9, 9))
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 5.1, on deep matrix

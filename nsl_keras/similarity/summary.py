@@ -70,14 +70,19 @@ class ModelSummary(LayerSummary):
         rows = [list(_TITLES)]
         for each in (*self.layers, self):
             rows.append([_text(getattr(each, field)) for field in fields])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        lines.insert(1, "-" * max(map(len, lines)))
+        lines = table(rows)
         if self.not_counted:
             lines.append(f"Multiply-adds not counted: {', '.join(self.not_counted)}")
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Returns the lines of a table, with a rule under the first row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
 def _text(value: str | int | None) -> str:
