@@ -47,7 +47,7 @@ SIMILARITIES = {
     "sparse_of_1": similarities.Sparse(1),
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
-    "product": similarities.Product(3),
+    "product": similarities.Product(2),
 }
 DYNAMIC_SIMILARITIES = [name for name, each in SIMILARITIES.items() if not each.static_only]
 

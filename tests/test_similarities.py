@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from finite_differences import check_gradients
 from golden_files import DTYPES, gradients
 from keras import ops
 from similarity_layers import (
@@ -359,6 +360,17 @@ def test_product_of_any_kind(tmp_path):
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         assert_equal(loaded(images), model(images))
         assert loaded.layers[0].similarity.factors == 4
+
+
+@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
+@pytest.mark.parametrize("kind", ["unconstrained", "positive_semidefinite"])
+def test_gradients_of_products_against_finite_differences(kind):
+    layer = NeuralSimilarityConv2D(
+        3, 2, similarity=similarities.Product(3, kind), dtype="float64"
+    )
+    layer.build((2, 4, 4, 2))
+    randomize(layer)
+    check_gradients(layer, random(2, 4, 4, 2, dtype="float64"), "float64", 1e-5, 1e-7)
 
 
 def test_errors_of_products():

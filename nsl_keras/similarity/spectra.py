@@ -140,7 +140,7 @@ def _as_matrix(layer: Any, kernel: Any) -> Any:
 
 
 def _singular_values(matrix: Any) -> np.ndarray:
-    values = np.asarray(ops.convert_to_numpy(ops.cast(matrix, "float64")))
+    values = np.asarray(ops.convert_to_numpy(matrix)).astype("float64")
     if not np.isfinite(values).all():
         return np.full(min(values.shape), np.nan)
     return np.linalg.svd(values, compute_uv=False)
