@@ -347,7 +347,7 @@ def check_exported_episodes(case, folder):
     others, _ = data.episodes(batch=3, shots=4, queries=5, shape=IMAGE)
     for support, labels, queries in (inputs, others):
         given = support, labels.astype("int32"), queries
-        found = loaded.serve(*map(tf.constant, given)).numpy()
+        found = loaded.serve(tuple(map(tf.constant, given))).numpy()
         np.testing.assert_allclose(found, as_numpy(learner(given)), rtol=1e-4, atol=1e-4)
 
 

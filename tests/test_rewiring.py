@@ -208,7 +208,7 @@ def test_the_class_is_kept_or_a_warning_names_it(kind):
     for convert in (
         nsl_keras.convert.add_similarity,
         nsl_keras.convert.fold,
-        nsl_keras.few_shot.convert_batch_norms,
+        nsl_keras.convert.convert_batch_norms,
     ):
         if kind is ScaledTask:
             with pytest.warns(UserWarning, match="'ScaledTask' adds"):
