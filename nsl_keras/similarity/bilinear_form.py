@@ -15,6 +15,9 @@ from nsl_keras.backend import Tensor, outside_traces
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 
+#: An entry in the file of a layer with a similarity.
+_MARK = "has_similarity"
+
 
 class BilinearForm(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
@@ -311,6 +314,21 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
         return parameters  # A slice of everything would cost a copy in the gradient.
     shape[1 : len(positions) + 1] = positions
     return ops.slice(parameters, (0,) * len(shape), shape)
+
+
+class WithSimilarity(keras.layers.Layer):
+    """Private mixin: a layer whose weights the plain layer refuses to load.
+
+    A plain layer ignores the weights of a `BilinearForm`, and would load the rest.
+    """
+
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        store[_MARK] = np.ones(1)  # Keras counts the entries.
+
+    def load_own_variables(self, store: Any) -> None:
+        own = set(store.keys()) - {_MARK}
+        super().load_own_variables({key: store[key] for key in own})
 
 
 def product(layer: Any, inputs: Tensor, training: bool | None) -> Tensor:

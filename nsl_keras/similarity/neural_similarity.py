@@ -27,7 +27,7 @@ ARGUMENTS = (
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
-class NeuralSimilarity(FloatKernel):
+class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
     A subclass names the Keras layer as `plain`, and computes the product with a predicted

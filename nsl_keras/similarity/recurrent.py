@@ -16,7 +16,7 @@ from keras import ops
 from nsl_keras import rewiring, similarities, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
-from nsl_keras.similarity.bilinear_form import BilinearForm
+from nsl_keras.similarity.bilinear_form import BilinearForm, WithSimilarity
 
 #: The arguments that a cell adds to Keras's.
 _ARGUMENTS = (
@@ -34,7 +34,7 @@ _ARGUMENTS = (
 SAME = "same"
 
 
-class SimilarityCell(keras.layers.Layer):
+class SimilarityCell(WithSimilarity):
     """Private mixin, in front of one of Keras's recurrent cells."""
 
     plain: type[keras.layers.Layer]
@@ -219,8 +219,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     feature `i = block * block_size + t`; without a block size `M = M_s`.
 
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
-    kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights: Keras's cell loads a
-    file of this cell without `M_x` and `M_h`, and without an error.
+    kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
 
     *Dynamic*: the parameters of `M_x(x_t)` and `M_h(h_{t-1})` are those of the identity
     plus the output of a small network that sees, at every step, `x_t` or `h_{t-1}`. An

@@ -265,6 +265,39 @@ def test_fold(name, form):
         assert_close(outputs(plain), outputs(cell), 1e-5)
 
 
+# Files.
+
+
+@pytest.mark.parametrize(
+    ("make", "make_plain", "shape"),
+    [
+        (
+            lambda: keras.layers.RNN(made("gru", similarity="symmetric")),
+            lambda: keras.layers.RNN(keras.layers.GRUCell(UNITS)),
+            SEQUENCES.shape[1:],
+        ),
+        (
+            lambda: keras.layers.TimeDistributed(layers.NeuralSimilarityConv2D(4, 3)),
+            lambda: keras.layers.TimeDistributed(keras.layers.Conv2D(4, 3)),
+            (2, 6, 5, 3),
+        ),
+    ],
+    ids=["cell", "convolution"],
+)
+def test_plain_layers_refuse_the_weights(make, make_plain, shape, tmp_path):
+    model, again, plain = (
+        keras.Sequential([keras.Input(shape), each()]) for each in (make, make, make_plain)
+    )
+    perturb(model)
+    path = tmp_path / "similarity.weights.h5"
+    model.save_weights(path)
+    again.load_weights(path)
+    inputs = np.ones((2, *shape), "float32")
+    assert_equal(again(inputs), model(inputs))
+    with pytest.raises(ValueError, match=r"expected . variables, but received"):
+        plain.load_weights(path)
+
+
 # Errors.
 
 
