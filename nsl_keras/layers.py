@@ -13,8 +13,11 @@ from nsl_keras.similarity.convolution import (
 from nsl_keras.similarity.dense import NeuralSimilarityDense
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.recurrent import (
+    NeuralSimilarityGRU,
     NeuralSimilarityGRUCell,
+    NeuralSimilarityLSTM,
     NeuralSimilarityLSTMCell,
+    NeuralSimilaritySimpleRNN,
     NeuralSimilaritySimpleRNNCell,
 )
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
@@ -32,8 +35,11 @@ __all__ = [
     "NeuralSimilarityConv3D",
     "NeuralSimilarityDense",
     "NeuralSimilarityDepthwiseConv2D",
+    "NeuralSimilarityGRU",
     "NeuralSimilarityGRUCell",
+    "NeuralSimilarityLSTM",
     "NeuralSimilarityLSTMCell",
+    "NeuralSimilaritySimpleRNN",
     "NeuralSimilaritySimpleRNNCell",
     "SphereConv2D",
     "SphereDense",

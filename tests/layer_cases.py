@@ -308,6 +308,18 @@ VECTORS_AND_SEQUENCES = [
         (4, 6),
         5,
     ),
+    LayerCase(
+        "gru_layer_static",
+        partial(layers.NeuralSimilarityGRU, 5, similarity="unconstrained", use_bias=False),
+        (4, 6),
+        4,
+    ),
+    LayerCase(
+        "lstm_layer_dynamic_sphere",
+        partial(layers.NeuralSimilarityLSTM, 5, predictor="sphere", return_sequences=True),
+        (4, 6),
+        7,
+    ),
 ]
 
 EUCLIDEAN = {"metric": "euclidean", "temperature": 5.0}

@@ -11,7 +11,7 @@ from keras import ops
 from nsl_keras import rewiring
 from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-from nsl_keras.similarity.recurrent import SimilarityCell, cells_of
+from nsl_keras.similarity.recurrent import SimilarityCell, SimilarityRecurrent, cells_of
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -21,8 +21,8 @@ def fold(model: keras.Model) -> keras.Model:
     """Returns a plain Keras model with the outputs of a model with static similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells become
-    Keras's own cells, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
+    the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
+    become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
     `keras.layers.Dense`. Graph, names and `trainable` flags stay, and the model costs as
     much as the plain network.
@@ -74,12 +74,13 @@ def fold(model: keras.Model) -> keras.Model:
 
 def is_foldable(layer: Layer) -> bool:
     """Whether `fold` accepts a layer: it is plain, or has a plain equivalent."""
-    parts = [layer, *rewiring.sublayers(layer)]
-    if not any(map(_is_ours, parts)):
+    ours = [part for part in (layer, *rewiring.sublayers(layer)) if _is_ours(part)]
+    if not ours:
         return True
     # Derived classes may compute something else.
-    is_exact = type(layer).__module__.startswith("nsl_keras.") and hasattr(layer, "fold")
-    return (is_exact or bool(cells_of(layer))) and not _is_dynamic(layer)
+    are_exact = all(type(part).__module__.startswith("nsl_keras.") for part in ours)
+    has_fold = layer in ours and hasattr(layer, "fold")
+    return are_exact and (has_fold or bool(cells_of(layer))) and not _is_dynamic(layer)
 
 
 def _is_ours(layer: Layer) -> bool:
@@ -102,6 +103,8 @@ def _folded(layer: Any) -> list[Layer] | None:
 
 def _folded_recurrent(layer: Any) -> Layer:
     """Returns a recurrent layer with plain cells in place of those with a similarity."""
+    if isinstance(layer, SimilarityRecurrent):  # One direction of a `Bidirectional`.
+        return layer.fold()
     if isinstance(layer, keras.layers.Bidirectional):
         forward, backward = map(
             _folded_recurrent, (layer.forward_layer, layer.backward_layer)
@@ -115,7 +118,7 @@ def _folded_recurrent(layer: Any) -> Layer:
             dtype=layer.dtype_policy,
             trainable=layer.trainable,
         )
-    elif not cells_of(layer):  # One direction of a `Bidirectional`.
+    elif not cells_of(layer):  # A plain direction.
         sources = [layer]
         folded = type(layer).from_config(layer.get_config())
     else:

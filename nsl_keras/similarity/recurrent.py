@@ -1,4 +1,4 @@
-"""Recurrent cells with a neural similarity: `W^T M x` and `R^T M h`.
+"""Recurrent cells and layers with a neural similarity: `W^T M x` and `R^T M h`.
 
 The cells are Keras's, and `M` is applied to the vector that a kernel meets; all gates share
 the `M` of their kernel. Applied to vectors, rather than to a kernel at every step, `M`
@@ -7,6 +7,7 @@ costs less and leaves no copy of a kernel per step for the backward pass.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -420,6 +421,168 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         x = compared(self.input_form, inputs, training)
         h = compared(self.state_form, state, training)
         return super().call(x, [h, carry], training=training)
+
+
+class SimilarityRecurrent(keras.layers.RNN):
+    """Private: Keras's recurrent layer around one of the cells above."""
+
+    cell_type: type[SimilarityCell]
+    plain: type[keras.layers.RNN]
+
+    def __init__(self, units: int, activation: Any = "tanh", **kwargs: Any) -> None:
+        of_keras = inspect.signature(self.cell_type.plain.__init__).parameters
+        names = {*_ARGUMENTS, *of_keras} & set(kwargs)
+        of_cell = {name: kwargs.pop(name) for name in names}
+        both = {name: kwargs[name] for name in ("dtype", "trainable") if name in kwargs}
+        cell = self.cell_type(units, activation, **of_cell, **both, name="cell")
+        super().__init__(cell, **kwargs)
+        self.input_spec = keras.InputSpec(ndim=3)
+
+    def fold(self) -> keras.layers.RNN:
+        """Returns a new plain Keras layer that computes the same.
+
+        This layer does not change, and the two share no weights.
+
+        Raises:
+            ValueError: If one of the similarities is predicted, or the layer is not built.
+        """
+        validation.built(self, "fold")
+        cell = self.cell.fold()
+        config = {**cell.get_config(), **super().get_config()}
+        del config["cell"]
+        plain = self.plain.from_config(config)
+        plain.build_from_config(self.get_build_config())
+        plain.set_weights(cell.get_weights())
+        return plain
+
+    def get_config(self) -> dict[str, Any]:
+        config = {**self.cell.get_config(), **super().get_config()}
+        del config["cell"]
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SimilarityRecurrent:
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityGRU(SimilarityRecurrent):
+    """Gated recurrent layer with a bilinear similarity.
+
+    `keras.layers.RNN` around a `NeuralSimilarityGRUCell`, where you find the formula. A
+    static layer folds into `keras.layers.GRU`.
+
+    Args:
+        **kwargs: Those of `keras.layers.GRU` and of `NeuralSimilarityGRUCell`, without
+            `use_cudnn`.
+
+    Call arguments:
+        As `keras.layers.GRU`.
+
+    Input shape:
+        `(batch, steps, features)`.
+
+    Output shape:
+        `(batch, units)`, or `(batch, steps, units)` with `return_sequences=True`; with
+        `return_state=True` followed by the states.
+
+    Raises:
+        ValueError: As `NeuralSimilarityGRUCell`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityGRU(8, return_sequences=True)
+    >>> both = keras.layers.Bidirectional(layer)
+    >>> tuple(both(keras.ops.ones((2, 5, 4))).shape)
+    (2, 5, 16)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
+        `NeuralSimilarityGRUCell`.
+    """
+
+    cell_type = NeuralSimilarityGRUCell
+    plain = keras.layers.GRU
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityLSTM(SimilarityRecurrent):
+    """Long short-term memory layer with a bilinear similarity.
+
+    `keras.layers.RNN` around a `NeuralSimilarityLSTMCell`, where you find the formula. A
+    static layer folds into `keras.layers.LSTM`.
+
+    Args:
+        **kwargs: Those of `keras.layers.LSTM` and of `NeuralSimilarityGRUCell`.
+
+    Call arguments:
+        As `keras.layers.LSTM`.
+
+    Input shape:
+        As `NeuralSimilarityGRU`.
+
+    Output shape:
+        As `NeuralSimilarityGRU`.
+
+    Raises:
+        ValueError: As `NeuralSimilarityGRUCell`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityLSTM(8, similarity="symmetric")
+    >>> tuple(layer(keras.ops.ones((2, 5, 4))).shape), type(layer.fold()).__name__
+    ((2, 8), 'LSTM')
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
+        `NeuralSimilarityGRUCell`.
+    """
+
+    cell_type = NeuralSimilarityLSTMCell
+    plain = keras.layers.LSTM
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
+    """Simple recurrent layer with a bilinear similarity.
+
+    `keras.layers.RNN` around a `NeuralSimilaritySimpleRNNCell`, where you find the formula.
+    A static layer folds into `keras.layers.SimpleRNN`.
+
+    Args:
+        **kwargs: Those of `keras.layers.SimpleRNN` and of `NeuralSimilarityGRUCell`.
+
+    Call arguments:
+        As `keras.layers.SimpleRNN`.
+
+    Input shape:
+        As `NeuralSimilarityGRU`.
+
+    Output shape:
+        As `NeuralSimilarityGRU`.
+
+    Raises:
+        ValueError: As `NeuralSimilarityGRUCell`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilaritySimpleRNN(8, predictor="sphere")
+    >>> tuple(layer(keras.ops.ones((2, 5, 4))).shape)
+    (2, 8)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
+        `NeuralSimilarityGRUCell`.
+    """
+
+    cell_type = NeuralSimilaritySimpleRNNCell
+    plain = keras.layers.SimpleRNN
 
 
 def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:

@@ -115,8 +115,13 @@ SEQUENCES = RNG.normal(size=(2, 2, 4)).astype("float32")
         keras.layers.RNN(
             layers.NeuralSimilaritySimpleRNNCell(4, activation=keras.layers.PReLU())
         ),
+        layers.NeuralSimilarityGRU(4, similarity="unconstrained", return_sequences=True),
+        keras.layers.Bidirectional(
+            layers.NeuralSimilarityLSTM(4),
+            backward_layer=keras.layers.GRU(4, go_backwards=True),
+        ),
     ],
-    ids=["both ways", "stack", "one way", "activation"],
+    ids=["both ways", "stack", "one way", "activation", "layer", "layer one way"],
 )
 def test_recurrent_cells(layer, tmp_path):
     model = stack(layer, shape=SEQUENCES.shape[1:])
@@ -142,6 +147,11 @@ class Own(layers.NeuralSimilarityConv2D):
         return 2 * super().call(inputs, training=training)
 
 
+class OwnCell(layers.NeuralSimilarityGRUCell):
+    def call(self, inputs, states, training=False):
+        return super().call(2 * inputs, states, training=training)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "received"),
     [
@@ -152,8 +162,10 @@ class Own(layers.NeuralSimilarityConv2D):
             (3, 4),
             "dynamic RNN",
         ),
+        (layers.NeuralSimilarityGRU(3, predictor="sphere"), (3, 4), "dynamic Neu"),
         (layers.SphereConv2D(4, 3), (8, 9, 3), "SphereConv2D"),
         (Own(4, 3), (8, 9, 3), "Own"),
+        (keras.layers.RNN(OwnCell(3)), (3, 4), "RNN"),
         (Block(layers.CosineDense(3)), (4,), "Block"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",

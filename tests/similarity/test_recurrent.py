@@ -100,7 +100,7 @@ def test_starts_as_the_plain_cell(name):
 
 
 def test_bidirectional():
-    both = keras.layers.Bidirectional(keras.layers.RNN(made("lstm", predictor="cnn")))
+    both = keras.layers.Bidirectional(layers.NeuralSimilarityLSTM(UNITS, predictor="cnn"))
     both.build(SEQUENCES.shape)
     perturb(both)
     cells = both.forward_layer.cell, both.backward_layer.cell
@@ -263,6 +263,60 @@ def test_fold(name, form):
     changed.similarity_parameters.assign(1.1 * changed.similarity_parameters)
     with pytest.raises(AssertionError):
         assert_close(outputs(plain), outputs(cell), 1e-5)
+
+
+# Layers.
+
+LAYERS = {
+    "simple_rnn": (layers.NeuralSimilaritySimpleRNN, keras.layers.SimpleRNN, {}),
+    "gru": (layers.NeuralSimilarityGRU, keras.layers.GRU, {"reset_after": False}),
+    "lstm": (layers.NeuralSimilarityLSTM, keras.layers.LSTM, {"unit_forget_bias": False}),
+}
+OF_THE_LAYER = {
+    "return_sequences": True,
+    "return_state": True,
+    "go_backwards": True,
+    "zero_output_for_mask": True,
+}
+ANY_OPTIONS = {
+    "activation": keras.layers.PReLU(dtype=DTYPES[0]),
+    "recurrent_dropout": 0.3,
+    "seed": 1,
+    "activity_regularizer": "l2",
+    "name": "named",
+    "dtype": DTYPES[0],
+    **OF_THE_LAYER,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_fold_into_keras_layers(name):
+    kind, plain, variant = LAYERS[name]
+    layer = kind(UNITS, similarity="unconstrained", block_size=2, **variant, **ANY_OPTIONS)
+    inputs, mask = sequences(DTYPES[0]), ops.convert_to_tensor(MASK)
+    layer(inputs, mask=mask)
+    perturb(layer, scale=0.4)
+    around = keras.layers.RNN(layer.cell, dtype=DTYPES[0], **OF_THE_LAYER)
+    expected = layer(inputs, mask=mask)
+    folded = layer.fold()
+    assert type(folded) is plain
+    assert folded.name == "named"
+    for other in (folded, around):
+        for one, two in zip(other(inputs, mask=mask), expected, strict=True):
+            assert_close(one, two, 10 * TOLERANCES[DTYPES[0]])
+    for key, value in plain(UNITS, **variant, **ANY_OPTIONS).get_config().items():
+        assert folded.get_config()[key] == value or key == "use_cudnn"
+
+
+def test_errors_of_layers():
+    with pytest.raises(ValueError, match="use_cudnn"):
+        layers.NeuralSimilarityGRU(UNITS, use_cudnn=True)
+    with pytest.raises(ValueError, match="`fold` needs a built layer"):
+        layers.NeuralSimilarityGRU(UNITS).fold()
+    dynamic = layers.NeuralSimilarityGRU(UNITS, predictor="cnn")
+    dynamic(sequences())
+    with pytest.raises(ValueError, match="`fold` needs a static similarity"):
+        dynamic.fold()
 
 
 # Files.
