@@ -21,6 +21,7 @@ from nsl_keras.similarity.recurrent import (
     NeuralSimilaritySimpleRNNCell,
 )
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
+from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 from nsl_keras.training.normalization import BatchNormalization
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "NeighborDictionary",
     "NeuralSimilarityConv1D",
     "NeuralSimilarityConv2D",
+    "NeuralSimilarityConv2DTranspose",
     "NeuralSimilarityConv3D",
     "NeuralSimilarityDense",
     "NeuralSimilarityDepthwiseConv2D",

@@ -88,6 +88,25 @@ CONVOLUTIONS = [
         4,
     ),
     spatial(
+        "conv2d_transpose_static_unconstrained",
+        partial(
+            layers.NeuralSimilarityConv2DTranspose,
+            *(6, 4, 2, "same"),
+            output_padding=1,
+            similarity="unconstrained",
+        ),
+        3,
+    ),
+    spatial(
+        "conv2d_transpose_dynamic_sphere",
+        partial(
+            layers.NeuralSimilarityConv2DTranspose,
+            *(6, (2, 3), 2),
+            predictor="sphere",
+        ),
+        *(8, 6),
+    ),
+    spatial(
         "conv2d_static_full",
         convolution(similarity="full", groups=2, padding="same"),
         3,

@@ -19,6 +19,7 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
 )
+from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -27,6 +28,7 @@ Layer: TypeAlias = keras.layers.Layer
 _CONVERTIBLE: dict[type[Layer], Any] = {
     keras.layers.Conv1D: NeuralSimilarityConv1D,
     keras.layers.Conv2D: NeuralSimilarityConv2D,
+    keras.layers.Conv2DTranspose: NeuralSimilarityConv2DTranspose,
     keras.layers.Conv3D: NeuralSimilarityConv3D,
     keras.layers.DepthwiseConv2D: NeuralSimilarityDepthwiseConv2D,
     # Only the depthwise part is converted.
@@ -48,11 +50,12 @@ def add_similarity(
     The new model has the weights of `model` and, before training, its outputs: every `M`
     starts at the identity. `model` itself does not change, and the two share no weights.
 
-    `Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv2D` and the depthwise part of
-    `SeparableConv2D` are converted, also in nested models and inside `TimeDistributed`;
-    derived classes and all other layers are copied. Names, dtype policies, regularizers and
-    shared layers stay. A `SeparableConv2D` becomes two layers: the depthwise part, whose
-    name ends in `_depthwise`, and a 1x1 convolution of the original name.
+    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D` and the depthwise
+    part of `SeparableConv2D` are converted, also in nested models and inside
+    `TimeDistributed`; derived classes and all other layers are copied. Names, dtype
+    policies, regularizers and shared layers stay. A `SeparableConv2D` becomes two layers:
+    the depthwise part, whose name ends in `_depthwise`, and a 1x1 convolution of the
+    original name.
 
     Args:
         model: A built functional or Sequential model. A derived class is kept if it is

@@ -141,7 +141,8 @@ def _shifted(layer: Any) -> list[Layer] | None:
     A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
     """
     convolves = isinstance(layer, NeuralSimilarity) and hasattr(layer, "kernel_size")
-    if not convolves or not layer.similarity.shared_by_channels:
+    is_transposed = hasattr(layer, "output_padding")
+    if not convolves or is_transposed or not layer.similarity.shared_by_channels:
         return None
     matrix = ops.convert_to_numpy(layer.similarity_matrix)
     strided_same = layer.padding == "same" and max(layer.strides) > 1

@@ -81,9 +81,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         width = self.compute_output_shape(input_shape)[self.channel_axis]
-        geometry = None
-        if hasattr(self, "kernel_size"):
-            geometry = {name: getattr(self, name) for name in _GEOMETRY}
+        geometry = self.predicting_geometry() if hasattr(self, "kernel_size") else None
         kernel, depthwise = self.kernel, isinstance(self, keras.layers.DepthwiseConv2D)
         self.bilinear_form.build(
             tuple(input_shape), kernel.shape, kernel.regularizer, width, geometry, depthwise
@@ -92,8 +90,18 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
         if not self._kernel_trainable:
             self._apply_kernel_trainable()
 
+    def predicting_geometry(self) -> dict[str, Any]:
+        """Returns the geometry of a convolution, as its predictor network needs it."""
+        return {name: getattr(self, name) for name in _GEOMETRY}
+
+    def predicting_shape(self, input_shape: Any) -> Any:
+        """Returns a shape with the positions at which a dynamic layer predicts `M`."""
+        return self.compute_output_shape(input_shape)
+
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
-        """Returns the `M(x)` that a dynamic layer predicts at each position of its output.
+        """Returns the `M(x)` that a dynamic layer predicts at each position.
+
+        The positions are those of the output; of a transposed convolution, of the input.
 
         Args:
             inputs: Batch of the layer's inputs.
@@ -113,7 +121,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
             )
         validation.built(self, "predicted_matrices")
         inputs = ops.cast(inputs, self.compute_dtype)
-        shape = list(self.compute_output_shape(tuple(inputs.shape)))
+        shape = list(self.predicting_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         parameters = self.bilinear_form.parameters(
             inputs, positions=shape[1:], penalized=False

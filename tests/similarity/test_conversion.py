@@ -234,7 +234,6 @@ def test_layers_that_are_left_alone(plain):
 
     model = stack(
         Own(4, 3, name="own"),
-        keras.layers.Conv2DTranspose(4, 3, name="transposed"),
         keras.layers.Conv2D(4, 3, groups=2, name="groups"),
         keras.layers.Conv2D(4, 3, name="plain"),
     )

@@ -60,6 +60,14 @@ def recipe(**options):
             64 * 9 * 4,
             64 * (SPHERE + 9 * 4),
         ),
+        (  # At each position of its input, on patches of 6 filters.
+            layers.NeuralSimilarityConv2DTranspose(
+                6, 3, 2, similarity="unconstrained", **NARROW
+            ),
+            (8, 8, 4),
+            PLAIN,
+            64 * (9 * 4 * 5 + 9 * 5 * 81 + 81 * 6),
+        ),
         (
             layers.NeuralSimilarityDense(6, similarity="unconstrained", block_size=4),
             (5, 12),
@@ -162,7 +170,7 @@ def test_totals_are_those_of_the_plain_network():
     result = summary(add_similarity(plain, "unconstrained", learn_shape=True))
     assert result.multiply_adds == expected.multiply_adds == expected.plain_multiply_adds
     assert result.parameters - result.similarity_parameters == expected.parameters
-    assert result.similarity_parameters == (81 + 9) + (9 + 3)
+    assert result.similarity_parameters == (81 + 9) + (9 + 3) + (16 + 4)
     folded = summary(fold(add_similarity(plain)))
     assert (folded.multiply_adds, folded.parameters, folded.layers) == (
         expected.multiply_adds,

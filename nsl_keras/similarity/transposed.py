@@ -1,0 +1,104 @@
+"""The transposed convolution with a neural similarity, the adjoint of the convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras.backend import Tensor
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTranspose):
+    """2D transposed convolution with a learned or predicted bilinear similarity.
+
+    The adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a patch `W x_p`,
+    transformed by `M^T`, to the output. For a kernel of `T` taps `t, u` (row-major),
+    channels `c`, filters `o`, at output position `q`,
+
+        y[q, o] = sum_{p, u} sum_t M[t, u] sum_c W[t, o, c] x[p, c] + b[o]
+
+    over all `p` and `u` with `q = p * stride + u * dilation - padding`. With default
+    initializers the static layer equals `keras.layers.Conv2DTranspose`.
+
+    *Static*: `M` is a weight, and `fold()` returns the plain `Conv2DTranspose` with the
+    kernel `M^T W`.
+
+    *Dynamic*: `M(x)` is predicted at every input position. The predictor's layers have
+    the kernel size and dilation of the layer, stride 1 and padding `"same"`.
+
+    Args:
+        **kwargs: Those of `keras.layers.Conv2DTranspose` and of `NeuralSimilarityConv2D`.
+            The matrix of `"full"` runs over the taps of all filters.
+
+    Input shape:
+        `(batch, height, width, channels)` with `data_format="channels_last"`,
+        `(batch, channels, height, width)` with `"channels_first"`.
+
+    Output shape:
+        `(batch, new_height, new_width, filters)` or
+        `(batch, filters, new_height, new_width)`.
+
+    Raises:
+        ValueError: As `NeuralSimilarityConv2D`.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2DTranspose(
+    ...     4, 3, strides=2, padding="same", predictor="sphere")
+    >>> tuple(layer(keras.ops.ones((2, 8, 8, 3))).shape)
+    (2, 16, 16, 4)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
+        paper has no transposed convolution; Section 8 names semantic segmentation, whose
+        decoders use it, as an application.
+    """
+
+    plain = keras.layers.Conv2DTranspose
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return self._transposed(inputs, kernel, self.data_format)
+
+    def _transposed(self, inputs: Tensor, kernel: Tensor, data_format: str) -> Tensor:
+        return ops.conv_transpose(
+            inputs,
+            kernel,
+            strides=self.strides,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            data_format=data_format,
+            dilation_rate=self.dilation_rate,
+        )
+
+    def dynamic_product(
+        self, inputs: Tensor, kernel: Tensor, training: bool | None
+    ) -> Tensor:
+        taps, (filters, channels) = self.bilinear_form.taps, kernel.shape[-2:]
+        rows = ops.moveaxis(inputs, self.channel_axis, -1)
+        batch, *sizes, _ = ops.shape(rows)
+        parameters = self.bilinear_form.parameters(inputs, training, sizes)
+        kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
+        patches = ops.matmul(
+            ops.reshape(rows, (-1, channels)), ops.reshape(kernel, (channels, -1))
+        )
+        patches = ops.reshape(patches, (batch, *sizes, filters, taps))
+        patches = ops.matmul(patches, self.similarity.matrix(parameters, taps))  # M^T W x
+        # A kernel that copies each tap to its place adds the patches, filter by filter.
+        patches = ops.reshape(ops.moveaxis(patches, -2, 1), (-1, *sizes, taps))
+        places = ops.eye(taps, dtype=patches.dtype)
+        places = ops.reshape(places, (*self.kernel_size, 1, taps))
+        outputs = self._transposed(patches, places, "channels_last")
+        outputs = ops.reshape(outputs, (batch, filters, *ops.shape(outputs)[1:-1]))
+        return ops.moveaxis(outputs, 1, self.channel_axis)
+
+    def predicting_geometry(self) -> dict[str, Any]:
+        return {**super().predicting_geometry(), "strides": (1, 1), "padding": "same"}
+
+    def predicting_shape(self, input_shape: Any) -> Any:
+        return input_shape

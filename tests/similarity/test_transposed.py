@@ -1,0 +1,161 @@
+"""The transposed convolution with a neural similarity, against loops and Keras's own."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from conversion_harness import RNG, check_conversion, stack
+from finite_differences import check_gradients
+from golden_files import DTYPES
+from helpers import IS_TENSORFLOW
+from keras import ops
+from similarity_layers import TOLERANCES, assert_close, channels_last, randomize
+
+from nsl_keras import layers, predictors, similarities
+from nsl_keras.convert import fold
+
+# More filters than any width, as in `similarity_layers`.
+CHANNELS, FILTERS = 3, 13
+INPUTS = np.random.default_rng(5).normal(size=(2, 4, 3, CHANNELS))
+# Kernel size, strides, padding, and other arguments.
+GEOMETRIES = [
+    (3, 1, "valid", {}),
+    ((2, 3), 1, "same", {}),
+    (3, 2, "same", {}),
+    (4, 2, "same", {"output_padding": 1}),
+    (4, 2, "valid", {}),
+    ((3, 2), 2, "valid", {"output_padding": 1}),
+    ((1, 2), 3, "valid", {}),
+]
+if not IS_TENSORFLOW:  # TensorFlow cannot dilate them on a CPU.
+    GEOMETRIES += [
+        (2, 1, "same", {"dilation_rate": 2}),
+        ((3, 2), 1, "valid", {"dilation_rate": (1, 2)}),
+    ]
+each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+# TensorFlow's convolutions on a CPU take channels first in float32 alone.
+FORMATS = [
+    {"data_format": "channels_last", "dtype": DTYPES[0]},
+    {"data_format": "channels_first", "dtype": "float32"},
+]
+each_format = pytest.mark.parametrize("options", FORMATS, ids=str)
+
+
+def inputs_of(layer):
+    axis = 1 if layer.data_format == "channels_first" else -1
+    return ops.convert_to_tensor(np.moveaxis(INPUTS, -1, axis), layer.dtype)
+
+
+def built(geometry=GEOMETRIES[2], **options):
+    """A layer with random weights."""
+    size, strides, padding, more = geometry
+    layer = layers.NeuralSimilarityConv2DTranspose(
+        FILTERS, size, strides, padding, **more, **{"dtype": DTYPES[0], **options}
+    )
+    layer.build(inputs_of(layer).shape)
+    randomize(layer)
+    return layer
+
+
+def looped(layer, matrices, sizes):
+    """The outputs by the formula, with an `M` for each example and input position."""
+    kernel = ops.convert_to_numpy(layer.kernel).reshape(-1, FILTERS, CHANNELS)
+    outputs = np.zeros((len(INPUTS), *sizes, FILTERS))
+    before = []
+    for axis, size in enumerate(sizes):
+        reach = (layer.kernel_size[axis] - 1) * layer.dilation_rate[axis] + 1
+        written = (INPUTS.shape[1 + axis] - 1) * layer.strides[axis] + reach
+        # As a convolution of the outputs pads them.
+        before.append(max(written - size, 0) // 2 if layer.padding == "same" else 0)
+    for example, *place in itertools.product(*map(range, INPUTS.shape[:-1])):
+        matrix = matrices[(example, *place)]
+        for u, tap in enumerate(np.ndindex(*layer.kernel_size)):
+            q = [
+                place[a] * layer.strides[a] + tap[a] * layer.dilation_rate[a] - before[a]
+                for a in range(2)
+            ]
+            if all(0 <= q[a] < sizes[a] for a in range(2)):
+                for t in range(len(kernel)):
+                    patch = kernel[t] @ INPUTS[(example, *place)]
+                    outputs[(example, *q)] += matrix[t, u] * patch
+    return outputs + ops.convert_to_numpy(layer.bias)
+
+
+@each_geometry
+@each_format
+def test_dynamic_equals_the_loop(geometry, options):
+    layer = built(geometry, similarity="unconstrained", predictor="cnn", **options)
+    inputs = inputs_of(layer)
+    matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs))
+    assert matrices.shape[:-2] == INPUTS.shape[:-1]
+    received = channels_last(layer(inputs), layer.data_format)
+    expected = looped(layer, matrices, received.shape[1:-1])
+    assert_close(received, expected, 10 * TOLERANCES[options["dtype"]])
+
+
+STATIC = [
+    {"similarity": "diagonal", "learn_shape": True},
+    {"similarity": "positive_semidefinite"},
+]
+RECIPES = [{"downsampling": 2}, {"pooled": True}]
+
+
+@pytest.mark.parametrize("options", [*STATIC, *RECIPES], ids=str)
+def test_other_similarities_equal_the_loop(options):
+    if "similarity" in options:
+        layer = built(**options)
+        matrices = ops.convert_to_numpy(layer.similarity_matrix)
+        if layer.learn_shape:
+            matrices = np.diag(ops.convert_to_numpy(layer.learned_shape)) @ matrices
+    else:
+        layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))
+        matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs_of(layer)))
+    matrices = np.broadcast_to(matrices, (*INPUTS.shape[:-1], *matrices.shape[-2:]))
+    received = ops.convert_to_numpy(layer(inputs_of(layer)))
+    expected = looped(layer, matrices, received.shape[1:-1])
+    assert_close(received, expected, 10 * TOLERANCES[DTYPES[0]])
+
+
+@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
+@pytest.mark.parametrize("predictor", [None, "cnn"])
+@pytest.mark.parametrize("geometry", [GEOMETRIES[2], GEOMETRIES[0]], ids=str)
+def test_gradients(geometry, predictor):
+    layer = built(geometry, similarity="unconstrained", predictor=predictor)
+    check_gradients(layer, inputs_of(layer), "float64", 1e-5, 1e-7)
+
+
+@each_geometry
+@each_format
+def test_fold(geometry, options):
+    layer = built(geometry, similarity="unconstrained", **options)
+    plain = layer.fold()
+    assert type(plain) is keras.layers.Conv2DTranspose
+    outputs = layer(inputs_of(layer))
+    assert_close(plain(inputs_of(layer)), outputs, TOLERANCES[options["dtype"]])
+    matrix = ops.convert_to_numpy(layer.similarity_matrix)
+    matrices = np.broadcast_to(matrix, (*INPUTS.shape[:-1], *matrix.shape))
+    outputs = channels_last(outputs, layer.data_format)
+    expected = looped(layer, matrices, outputs.shape[1:-1])
+    assert_close(outputs, expected, 10 * TOLERANCES[options["dtype"]])
+
+
+@pytest.mark.parametrize("similarity", ["full", similarities.Sparse(1)], ids=str)
+def test_fold_of_other_similarities(similarity):
+    layer = built(similarity=similarity)
+    model = keras.Sequential([keras.Input(INPUTS.shape[1:], dtype=DTYPES[0]), layer])
+    folded = fold(model)
+    assert [type(each) for each in folded.layers] == [keras.layers.Conv2DTranspose]
+    assert_close(folded(inputs_of(layer)), layer(inputs_of(layer)), TOLERANCES[DTYPES[0]])
+
+
+@pytest.mark.parametrize("predictor", [None, "sphere"])
+def test_conversion(predictor):
+    plain = stack(
+        keras.layers.Conv2D(4, 3, 2, name="encoder"),
+        keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1, name="decoder"),
+        keras.layers.Conv2DTranspose(4, 1, name="one_tap"),
+    )
+    images = RNG.normal(size=(2, 8, 9, 3)).astype("float32")
+    options = {"similarity": "unconstrained", "predictor": predictor}
+    check_conversion(plain, images, ["encoder", "decoder"], **options)
