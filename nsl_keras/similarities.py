@@ -67,16 +67,21 @@ class Similarity(abc.ABC):
         """Returns `M`, of shape `(..., size, size)`."""
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
-        """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(taps, c, o)`."""
-        taps, channels, filters = kernel.shape
+        """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(..., taps, c, o)`.
+
+        The parameters of several `M` have the same axes in front.
+        """
+        *leading, taps, channels, filters = kernel.shape
         if self.shared_by_channels:
             matrix = self.matrix(parameters, taps)
             # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
-            return ops.einsum("tu,tco->uco", matrix, kernel)
-        matrix = self.matrix(parameters, channels * taps)
-        by_channel = ops.reshape(ops.swapaxes(kernel, 0, 1), (channels * taps, filters))
-        equivalent = ops.matmul(ops.transpose(matrix), by_channel)  # NSL Eq. (1)
-        return ops.swapaxes(ops.reshape(equivalent, (channels, taps, filters)), 0, 1)
+            return ops.einsum("...tu,...tco->...uco", matrix, kernel)
+        size = channels * taps
+        transposed = ops.swapaxes(self.matrix(parameters, size), -1, -2)
+        by_channel = ops.reshape(ops.swapaxes(kernel, -3, -2), (*leading, size, filters))
+        equivalent = ops.matmul(transposed, by_channel)  # NSL Eq. (1)
+        equivalent = ops.reshape(equivalent, (*leading, channels, taps, filters))
+        return ops.swapaxes(equivalent, -3, -2)
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(x) x` at every output position, tap after tap on the last axis.
@@ -131,7 +136,7 @@ class Diagonal(Similarity):
         return parameters[..., None] * ops.eye(size, dtype=parameters.dtype)
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
-        return parameters[:, None, None] * kernel  # NSL Eq. (2) with a diagonal `M`
+        return parameters[..., None, None] * kernel  # NSL Eq. (2) with a diagonal `M`
 
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         # One product per tap: nothing has to be gathered in one large tensor.
@@ -294,11 +299,12 @@ class Sparse(Similarity):
         from_middle = np.abs(np.arange(size) - (size - 1) / 2)
         distances = from_middle[:, None] + from_middle[None, :]
         order = np.argsort(distances.reshape(-1), kind="stable").astype("int32")
-        magnitudes = ops.reshape(ops.abs(ops.stop_gradient(parameters)), (-1,))
+        magnitudes = ops.abs(ops.stop_gradient(parameters))
+        magnitudes = ops.reshape(magnitudes, (*parameters.shape[:-2], size**2))
         # The sort is stable, so that equal entries rank by their place in `order`.
-        ranks = ops.argsort(ops.argsort(-ops.take(magnitudes, order)))
-        kept = ops.take(ranks, np.argsort(order)) < (self.nonzeros or size)
-        mask = ops.reshape(ops.cast(kept, parameters.dtype), (size, size))
+        ranks = ops.argsort(ops.argsort(-ops.take(magnitudes, order, axis=-1)))
+        kept = ops.take(ranks, np.argsort(order), axis=-1) < (self.nonzeros or size)
+        mask = ops.reshape(ops.cast(kept, parameters.dtype), parameters.shape)
         frozen = ops.stop_gradient(parameters)
         return mask * frozen + (parameters - frozen)
 

@@ -88,6 +88,11 @@ CONVOLUTIONS = [
         4,
     ),
     spatial(
+        "conv2d_static_for_each_filter",
+        convolution(similarity="symmetric", shared_by="filter", padding="same"),
+        3,
+    ),
+    spatial(
         "conv2d_transpose_static_unconstrained",
         partial(
             layers.NeuralSimilarityConv2DTranspose,

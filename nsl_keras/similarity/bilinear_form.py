@@ -18,6 +18,9 @@ from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 #: An entry in the file of a layer with a similarity.
 _MARK = "has_similarity"
 
+#: Values of `shared_by` beside the number of channels.
+SHARED_BY = ("layer", "filter")
+
 
 class BilinearForm(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
@@ -49,6 +52,7 @@ class BilinearForm(keras.layers.Layer):
         predictor: Any = None,
         learn_shape: bool = False,
         shape_threshold: float = 0.5,
+        shared_by: str | int = "layer",
         block_size: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -60,6 +64,10 @@ class BilinearForm(keras.layers.Layer):
         self.predictor = predictors.get(predictor)
         self.learn_shape = validation.boolean(learn_shape, "learn_shape")
         self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
+        if isinstance(shared_by, str):
+            self.shared_by: Any = validation.one_of(shared_by, SHARED_BY, "shared_by")
+        else:
+            self.shared_by = validation.positive_integer(shared_by, "shared_by")
         self.block_size = validation.optional(
             validation.positive_integer, block_size, "block_size"
         )
@@ -74,6 +82,11 @@ class BilinearForm(keras.layers.Layer):
             raise ValueError(
                 f"`similarity` {type(self.similarity).__name__!r} is static and takes no "
                 f"predictor. Received: predictor={self.predictor!r}"
+            )
+        if self.shared_by != "layer":
+            raise ValueError(
+                "`shared_by` must be 'layer' with a predictor, which would predict every "
+                f"other `M` at every position. Received: shared_by={self.shared_by!r}"
             )
         for name in ("initializer", "constraint"):
             value = getattr(self, f"similarity_{name}")
@@ -91,7 +104,7 @@ class BilinearForm(keras.layers.Layer):
         kernel_regularizer: Any,
         width: int,
         geometry: dict[str, Any] | None = None,
-        depthwise: bool = False,
+        filter_axes: tuple[int, ...] = (-1,),
     ) -> None:
         """Builds the `M` of a kernel.
 
@@ -101,7 +114,8 @@ class BilinearForm(keras.layers.Layer):
             kernel_regularizer: Regularizer of the kernel.
             width: The number of outputs of the plain layer at a position.
             geometry: Of a convolution, as in `predictors.LayerContext`.
-            depthwise: bool, whether a convolution is depthwise.
+            filter_axes: The axes of the kernel that number its filters; -2 and -1 of a
+                depthwise convolution, -2 of a transposed one.
         """
         self._on_vectors = geometry is None
         self._channel_axis = -1
@@ -121,12 +135,14 @@ class BilinearForm(keras.layers.Layer):
                 self._channel_axis = 1
         self.taps = math.prod(self.kernel_size)
         shared = self.similarity.shared_by_channels
-        if not shared and (depthwise or geometry is None):
+        if not shared and (len(filter_axes) > 1 or geometry is None):
             raise ValueError(
                 "`similarity` must be shared by all channels, outside of full "
                 f"convolutions. Received: similarity={type(self.similarity).__name__!r}"
             )
-        self._matrix_size = self.taps if shared else self.taps * self.channels
+        self._set_counts([self.channels, kernel_shape[-1]], filter_axes)
+        channels = self.channels // self._counts[0]
+        self._matrix_size = self.taps if shared else self.taps * channels
         start = self._start()
         if self.predictor is None:
             self.similarity_parameters = self.add_weight(
@@ -160,15 +176,33 @@ class BilinearForm(keras.layers.Layer):
         matrix = self.similarity.matrix(parameters, self._matrix_size)
         return self.similarity_regularizer(matrix)
 
+    def _set_counts(self, sizes: list[int], filter_axes: tuple[int, ...]) -> None:
+        """Sets the number of `M` along the last two axes of the kernel."""
+        self._counts = [1, 1]
+        if self.shared_by == "filter":
+            for axis in filter_axes:
+                self._counts[axis] = sizes[axis]
+        elif self.shared_by != "layer":
+            axis = -1 if filter_axes == (-2,) else -2
+            if sizes[axis] % self.shared_by:
+                raise ValueError(
+                    "`shared_by` must divide the number of channels that a filter reads. "
+                    f"Received: shared_by={self.shared_by}, {sizes[axis]} channels"
+                )
+            self._counts[axis] = sizes[axis] // self.shared_by
+        #: The axis that numbers them, if any.
+        self._leading = () if self.shared_by == "layer" else (math.prod(self._counts),)
+
     def _start(self) -> np.ndarray:
-        """Returns the parameters of the initial `M`."""
+        """Returns the parameters of each initial `M`."""
         size = (self._matrix_size, self._matrix_size)
         # In half precision an eigenvalue may round below zero.
         wide = keras.backend.result_type(self.variable_dtype, "float32")
         with outside_traces():  # Some similarities look at the values.
             matrix = ops.convert_to_numpy(self.similarity_initializer(size, dtype=wide))
             parameters = self.similarity.parameters_from(matrix)
-            return np.asarray(ops.convert_to_numpy(parameters))
+            parameters = np.asarray(ops.convert_to_numpy(parameters))
+        return np.broadcast_to(parameters, (*self._leading, *parameters.shape))
 
     def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
@@ -249,14 +283,18 @@ class BilinearForm(keras.layers.Layer):
             kernel = self.with_shape(kernel)
         if self._on_vectors:
             by_block = ops.reshape(kernel, (-1, self.taps, width))
-            by_tap = ops.swapaxes(by_block, 0, 1)
-        else:
-            by_tap = ops.reshape(kernel, (self.taps, -1, width))
+            kernel = ops.swapaxes(by_block, 0, 1)
+        # An axis for the blocks of channels, and one for those of filters.
+        first, second = self._counts
+        split = (first, self.channels // first, second, width // second)
+        kernel = ops.transpose(ops.reshape(kernel, (self.taps, *split)), (1, 3, 0, 2, 4))
+        blocks = kernel.shape
+        kernel = ops.reshape(kernel, (*self._leading, *blocks[2:]))
         parameters = ops.convert_to_tensor(self.similarity_parameters)
-        equivalent = self.similarity.equivalent_kernel(parameters, by_tap)
-        if self._on_vectors:
-            equivalent = ops.swapaxes(equivalent, 0, 1)
-        return ops.reshape(equivalent, shape)
+        equivalent = self.similarity.equivalent_kernel(parameters, kernel)
+        # In the order of the kernel: taps first, on vectors blocks of features first.
+        order = (0, 3, 2, 1, 4) if self._on_vectors else (2, 0, 3, 1, 4)
+        return ops.reshape(ops.transpose(ops.reshape(equivalent, blocks), order), shape)
 
     def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
         """Returns `M v` for vectors `(..., features)`, in the compute dtype.
@@ -274,7 +312,7 @@ class BilinearForm(keras.layers.Layer):
 
     @property
     def similarity_matrix(self) -> Tensor:
-        """The static `M`."""
+        """The static `M`; several with an axis in front."""
         self.require_static("similarity_matrix")
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         return self.similarity.matrix(parameters, self._matrix_size)

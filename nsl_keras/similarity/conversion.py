@@ -221,4 +221,4 @@ def _starts_at_identity(layer: Any) -> bool:
         recipe = getattr(layer.predictor, "predictor", layer.predictor)  # Shared or not.
         return getattr(recipe, "start", None) == "identity"
     matrix = ops.convert_to_numpy(layer.similarity_matrix)
-    return np.allclose(matrix, np.eye(len(matrix)), atol=1e-6)
+    return np.allclose(matrix, np.eye(matrix.shape[-1]), atol=1e-6)

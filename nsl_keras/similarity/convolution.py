@@ -145,6 +145,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             place of `M`, with a Boolean diagonal `D`, `learned_shape`.
         shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
             exceeds this threshold.
+        shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
+            an int, so many neighbouring channels of those that a filter reads. Static
+            layers only: a predictor would predict every `M` at every position.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
 
     Call arguments:
@@ -162,8 +165,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Raises:
         ValueError: For arguments outside the ranges above, for `groups` above 1, static
             similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for a predictor with another number of outputs, LoRA and
-            quantized policies, at build; for anything that `keras.layers.Conv2D` refuses.
+            at construction; for a predictor with another number of outputs, a `shared_by`
+            that does not divide the channels, LoRA and quantized policies, at build; for
+            anything that `keras.layers.Conv2D` refuses.
 
     Example:
 
@@ -183,10 +187,11 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
-        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); kernel shape, Section
-        3.5, Eqs. (4) and (5), whose `R` is `M` here. `W^T M x` is the order of the paper
-        and of the authors' code. As in that code, and unlike the paper's Appendix A, the
-        unconstrained dynamic similarity adds the identity, unless `residual=False`.
+        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); one `M` a layer, Section
+        4; kernel shape, Section 3.5, Eqs. (4) and (5), whose `R` is `M` here. `W^T M x`
+        is the order of the paper and of the authors' code. As in that code, and unlike
+        the paper's Appendix A, the unconstrained dynamic similarity adds the identity,
+        unless `residual=False`.
     """
 
     plain = keras.layers.Conv2D
@@ -314,6 +319,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     """
 
     plain = keras.layers.DepthwiseConv2D
+    filter_axes = (-2, -1)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.depthwise_conv(

@@ -141,14 +141,14 @@ def _shifted(layer: Any) -> list[Layer] | None:
     A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
     """
     convolves = isinstance(layer, NeuralSimilarity) and hasattr(layer, "kernel_size")
-    is_transposed = hasattr(layer, "output_padding")
-    if not convolves or is_transposed or not layer.similarity.shared_by_channels:
+    if not convolves or hasattr(layer, "output_padding"):  # Dense or transposed.
         return None
     matrix = ops.convert_to_numpy(layer.similarity_matrix)
     strided_same = layer.padding == "same" and max(layer.strides) > 1
     # `Cropping1D` takes only channels-last sequences.
     cannot_crop = layer.rank == 1 and layer.data_format == "channels_first"
-    if np.count_nonzero(matrix) != 1 or strided_same or cannot_crop:
+    is_shared = matrix.shape == (layer.bilinear_form.taps,) * 2
+    if not is_shared or np.count_nonzero(matrix) != 1 or strided_same or cannot_crop:
         return None
     tap = np.unravel_index(np.flatnonzero(matrix.any(axis=0))[0], layer.kernel_size)
     dilation = np.array(layer.dilation_rate)

@@ -22,6 +22,7 @@ ARGUMENTS = (
     "predictor",
     "learn_shape",
     "shape_threshold",
+    "shared_by",
 )
 #: The attributes of a convolution that its predictor network needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
@@ -35,6 +36,8 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     """
 
     plain: type[keras.layers.Layer]
+    #: The axes of the kernel that number its filters.
+    filter_axes: tuple[int, ...] = (-1,)
     dynamic_product: Any
     product = bilinear_form.product
     # Read-only: the `BilinearForm` holds the values.
@@ -45,6 +48,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     predictor = property(attrgetter("bilinear_form.predictor"))
     learn_shape = property(attrgetter("bilinear_form.learn_shape"))
     shape_threshold = property(attrgetter("bilinear_form.shape_threshold"))
+    shared_by = property(attrgetter("bilinear_form.shared_by"))
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
         predictor: Any = None,
         learn_shape: bool = False,
         shape_threshold: float = 0.5,
+        shared_by: str | int = "layer",
         kernel_trainable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -69,6 +74,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
             predictor,
             learn_shape,
             shape_threshold,
+            shared_by,
             dtype=self.dtype_policy,
             name="bilinear_form",
         )
@@ -82,9 +88,13 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
         super().build(input_shape)
         width = self.compute_output_shape(input_shape)[self.channel_axis]
         geometry = self.predicting_geometry() if hasattr(self, "kernel_size") else None
-        kernel, depthwise = self.kernel, isinstance(self, keras.layers.DepthwiseConv2D)
         self.bilinear_form.build(
-            tuple(input_shape), kernel.shape, kernel.regularizer, width, geometry, depthwise
+            tuple(input_shape),
+            self.kernel.shape,
+            self.kernel.regularizer,
+            width,
+            geometry,
+            self.filter_axes,
         )
         rewiring.pass_on_frozen(self)
         if not self._kernel_trainable:
@@ -131,6 +141,9 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     @property
     def similarity_matrix(self) -> Tensor:
         """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
+
+        If `shared_by` is not `"layer"`, an axis in front numbers blocks of channels, or
+        filters.
 
         Raises:
             ValueError: If the layer is dynamic, or not built yet.

@@ -61,6 +61,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     """
 
     plain = keras.layers.Conv2DTranspose
+    filter_axes = (-2,)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return self._transposed(inputs, kernel, self.data_format)

@@ -96,14 +96,15 @@ def _panels_of(part: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Returns captions, numbers, and their differences to the identity."""
     panels = []
     if part.predictor is None:
-        matrix = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
-        if isinstance(part.similarity, Diagonal):
-            mask = _on_taps(matrix.diagonal(), part)
-            panels.append(("mask of the taps", mask, mask - 1))
-        else:
-            panels.append(
-                ("M[t, u]: t down, u right", matrix, matrix - np.eye(len(matrix)))
-            )
+        matrices = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
+        for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
+            if isinstance(part.similarity, Diagonal):
+                mask = _on_taps(matrix.diagonal(), part)
+                panels.append(("mask of the taps", mask, mask - 1))
+            else:
+                panels.append(
+                    ("M[t, u]: t down, u right", matrix, matrix - np.eye(len(matrix)))
+                )
     if part.learn_shape:
         shape = _on_taps(ops.convert_to_numpy(part.learned_shape), part)
         panels.append(("taps that are kept", shape, shape - 1))

@@ -1,0 +1,165 @@
+"""Several `M` in a layer: one for each filter, or for each block of channels."""
+
+import keras
+import numpy as np
+import pytest
+from finite_differences import check_gradients
+from golden_files import DTYPES
+from keras import ops
+from similarity_layers import (
+    SIMILARITIES,
+    TOLERANCES,
+    assert_close,
+    assert_equal,
+    randomize,
+    to_matrix,
+)
+
+from nsl_keras import layers
+from nsl_keras.convert import add_similarity, fold
+from nsl_keras.visualize import plot_similarities
+
+INPUTS = np.random.default_rng(5).normal(size=(2, 5, 5, 4))
+DENSE = {"block_size": 2, "similarity": "unconstrained"}
+#: Layers, and the number of `M` for each `shared_by`.
+LAYERS = {
+    "conv2d": (lambda **o: layers.NeuralSimilarityConv2D(6, (2, 3), **o), 6, 4),
+    "groups": (lambda **o: layers.NeuralSimilarityConv2D(6, 2, groups=2, **o), 6, 2),
+    "depthwise": (
+        lambda **o: layers.NeuralSimilarityDepthwiseConv2D(2, depth_multiplier=3, **o),
+        12,
+        4,
+    ),
+    "transpose": (lambda **o: layers.NeuralSimilarityConv2DTranspose(6, 2, **o), 6, 4),
+    "dense": (lambda **o: layers.NeuralSimilarityDense(6, **{**DENSE, **o}), 6, 2),
+}
+
+
+def built(name, **options):
+    """A layer with random weights."""
+    layer = LAYERS[name][0](dtype=DTYPES[0], **options)
+    layer.build(INPUTS.shape)
+    randomize(layer)
+    return layer
+
+
+def inputs():
+    return ops.convert_to_tensor(INPUTS, DTYPES[0])
+
+
+def looped(name, layer, matrices):
+    """`M^T W`, number by number."""
+    shape, taps = layer.kernel.shape, matrices.shape[-1]
+    kernel = ops.convert_to_numpy(layer.kernel)
+    kernel = (
+        kernel.reshape(-1, taps, shape[-1]).swapaxes(0, 1)
+        if name == "dense"
+        else kernel.reshape(taps, *shape[-2:])
+    )
+    result = np.zeros(kernel.shape)
+    for first, second in np.ndindex(kernel.shape[1:]):
+        channel, filter_ = (second, first) if name == "transpose" else (first, second)
+        if layer.shared_by == "filter":
+            number = filter_ + (3 * channel if name == "depthwise" else 0)
+        else:
+            number = channel // layer.shared_by
+        result[:, first, second] = matrices[number].T @ kernel[:, first, second]
+    return (result.swapaxes(0, 1) if name == "dense" else result).reshape(shape)
+
+
+@pytest.mark.parametrize("shared_by", ["filter", 1, 2])
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_the_loop_and_folds(name, shared_by):
+    layer = built(name, shared_by=shared_by, similarity="unconstrained")
+    _, filters, channels = LAYERS[name]
+    count = filters if shared_by == "filter" else channels // shared_by
+    matrices = ops.convert_to_numpy(layer.similarity_matrix)
+    assert matrices.shape[:1] == (count,)
+    expected = looped(name, layer, matrices)
+    assert_close(layer.equivalent_kernel, expected, TOLERANCES[DTYPES[0]])
+    assert_close(layer.fold()(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
+    again = type(layer).from_config(layer.get_config())
+    again.build(INPUTS.shape)
+    again.set_weights(layer.get_weights())
+    assert_equal(again(inputs()), layer(inputs()))
+
+
+@pytest.mark.parametrize(
+    "similarity", [name for name, each in SIMILARITIES.items() if each.shared_by_channels]
+)
+def test_every_similarity(similarity):
+    similarity = SIMILARITIES[similarity]
+    layer = built("conv2d", shared_by=2, similarity=similarity)
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
+    matrices = np.stack([to_matrix(similarity, each) for each in parameters])
+    assert_close(layer.similarity_matrix, matrices, TOLERANCES[DTYPES[0]])
+    expected = looped("conv2d", layer, matrices)
+    assert_close(layer.equivalent_kernel, expected, TOLERANCES[DTYPES[0]])
+
+
+@pytest.mark.parametrize("name", ["conv2d", "groups", "transpose"])
+def test_one_block_equals_the_layer(name):
+    for similarity in ("full", "unconstrained"):
+        options = {"similarity": similarity, "learn_shape": True}
+        one = built(name, **options)
+        other = built(name, shared_by=LAYERS[name][2], **options)
+        if similarity == "full" and name == "transpose":
+            continue  # Its `M` is that of all filters.
+        for old, new in zip(one.weights, other.weights, strict=True):
+            new.assign(ops.reshape(old, new.shape))
+        assert_equal(other(inputs()), one(inputs()))
+
+
+def test_full_matrices_of_blocks():
+    layer = built("conv2d", similarity="full", shared_by=2)
+    assert layer.similarity_matrix.shape == (2, 12, 12)
+    whole = built("conv2d", similarity="full")
+    whole.kernel.assign(layer.kernel)
+    matrix = np.zeros((24, 24))
+    for number, block in enumerate(ops.convert_to_numpy(layer.similarity_matrix)):
+        place = slice(12 * number, 12 * number + 12)
+        matrix[place, place] = block
+    whole.bilinear_form.similarity_parameters.assign(matrix)
+    assert_close(layer.equivalent_kernel, whole.equivalent_kernel, TOLERANCES[DTYPES[0]])
+
+
+@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
+@pytest.mark.parametrize("shared_by", ["filter", 2])
+@pytest.mark.parametrize("similarity", ["diagonal", "positive_semidefinite"])
+def test_gradients(similarity, shared_by):
+    layer = built("conv2d", shared_by=shared_by, similarity=similarity)
+    check_gradients(layer, inputs(), "float64", 1e-5, 1e-7)
+
+
+def test_conversion():
+    plain = keras.Sequential(
+        [
+            keras.Input((9, 9, 3)),
+            keras.layers.Conv2D(4, 3, groups=1),
+            keras.layers.DepthwiseConv2D(3),
+            keras.layers.Conv2DTranspose(2, 3),
+        ]
+    )
+    images = np.random.default_rng(1).normal(size=(2, 9, 9, 3)).astype("float32")
+    model = add_similarity(plain, "sparse", shared_by="filter")
+    assert_close(model(images), plain(images), 1e-6)
+    randomize(model)
+    folded = fold(model)
+    assert not any("NeuralSimilarity" in type(each).__name__ for each in folded.layers)
+    assert_close(folded(images), model(images), 1e-5)
+    figure = plot_similarities(model)
+    assert sum(bool(axes.get_title()) for axes in figure.axes) == 4 + 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shared_by": "channel"}, "`shared_by` must be one of 'layer', 'filter'"),
+        ({"shared_by": 0}, "`shared_by` must be a positive integer"),
+        ({"shared_by": 3}, "`shared_by` must divide .*=3, 4 channels"),
+        ({"shared_by": 2, "predictor": "cnn"}, "`shared_by` must be 'layer' with a pred"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        built("conv2d", **options)
