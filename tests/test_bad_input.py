@@ -20,6 +20,7 @@ LARGEST = [
         for make in (
             functools.partial(layers.NeuralSimilarityConv1D, 4),
             functools.partial(layers.NeuralSimilarityConv2D, 4),
+            functools.partial(layers.NeuralSimilarityConv2DTranspose, 4),
             layers.NeuralSimilarityDepthwiseConv2D,
             functools.partial(layers.SphereConv2D, 4),
         )

@@ -108,7 +108,7 @@ def learner(kind, **arguments):
 
 
 SIMILARITY = """similarity similarity_initializer similarity_regularizer learn_shape
-    similarity_constraint shape_threshold kernel_trainable predictor"""
+    similarity_constraint shape_threshold kernel_trainable predictor shared_by"""
 #: Keras refuses the rest of its own arguments.
 GEOMETRY = "kernel_size strides dilation_rate"
 CONVOLUTION = f"{SIMILARITY} {GEOMETRY} groups"
@@ -120,6 +120,7 @@ FUZZED = {
     "conv2d": CONVOLUTION,
     "conv3d": CONVOLUTION,
     "depthwise": f"{SIMILARITY} {GEOMETRY}",
+    "transpose": f"{SIMILARITY} {GEOMETRY} output_padding",
     "dense": f"{SIMILARITY} block_size",
     "gru": "similarity predictor learn_shape block_size",
     "sphere_conv2d": f"normalize response {GEOMETRY} groups",
@@ -149,6 +150,10 @@ LAYERS = {
     "conv2d": (partial(layers.NeuralSimilarityConv2D, 3, kernel_size=3), IMAGES),
     "conv3d": (partial(layers.NeuralSimilarityConv3D, 3, kernel_size=2), BOXES),
     "depthwise": (partial(layers.NeuralSimilarityDepthwiseConv2D, kernel_size=3), IMAGES),
+    "transpose": (
+        partial(layers.NeuralSimilarityConv2DTranspose, 3, kernel_size=3),
+        IMAGES,
+    ),
     "dense": (partial(layers.NeuralSimilarityDense, 3), VECTORS),
     "gru": (recurrent, SEQUENCES),
     "sphere_conv2d": (partial(layers.SphereConv2D, 3, kernel_size=3), IMAGES),

@@ -146,8 +146,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
             exceeds this threshold.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, so many neighbouring channels of those that a filter reads. Static
-            layers only: a predictor would predict every `M` at every position.
+            an int, so many neighbouring channels of those that a filter reads. All `M`
+            start at the same matrix. Static layers only: a predictor would predict every
+            `M` at every position.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
 
     Call arguments:

@@ -8,10 +8,10 @@ costs less and leaves no copy of a kernel per step for the backward pass.
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, similarities, validation
@@ -145,15 +145,6 @@ class SimilarityCell(WithSimilarity):
             plain.bias.assign(ops.convert_to_numpy(self.bias.value))
         rewiring.copy_activations(self, plain)
         return plain
-
-    def save_own_variables(self, store: Any) -> None:
-        super().save_own_variables(store)
-        # Keras's cell, which would load the kernels without their `M`, refuses one more.
-        store["has_similarity"] = np.ones(())
-
-    def load_own_variables(self, store: Any) -> None:
-        names = set(store.keys()) - {"has_similarity"}
-        super().load_own_variables({name: store[name] for name in names})
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object
@@ -428,6 +419,9 @@ class SimilarityRecurrent(keras.layers.RNN):
 
     cell_type: type[SimilarityCell]
     plain: type[keras.layers.RNN]
+    units = property(attrgetter("cell.units"))
+    activation = property(attrgetter("cell.activation"))
+    recurrent_activation = property(attrgetter("cell.recurrent_activation"))
 
     def __init__(self, units: int, activation: Any = "tanh", **kwargs: Any) -> None:
         of_keras = inspect.signature(self.cell_type.plain.__init__).parameters
@@ -450,6 +444,7 @@ class SimilarityRecurrent(keras.layers.RNN):
         cell = self.cell.fold()
         config = {**cell.get_config(), **super().get_config()}
         del config["cell"]
+        config = rewiring.with_functions(self, config)
         plain = self.plain.from_config(config)
         plain.build_from_config(self.get_build_config())
         plain.set_weights(cell.get_weights())

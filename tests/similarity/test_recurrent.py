@@ -16,7 +16,8 @@ from similarity_layers import (
     values,
 )
 
-from nsl_keras import layers
+from nsl_keras import layers, rewiring
+from nsl_keras.convert import fold
 
 BATCH, STEPS, FEATURES, UNITS = 5, 4, 6, 4
 SEQUENCES = np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES))
@@ -308,6 +309,18 @@ def test_layers_fold_into_keras_layers(name):
         assert folded.get_config()[key] == value or key == "use_cudnn"
 
 
+def test_layers_pass_functions_on():
+    def not_registered(x):
+        return ops.tanh(x)
+
+    layer = layers.NeuralSimilarityLSTM(UNITS, recurrent_activation=not_registered)
+    model = keras.Sequential([keras.Input((STEPS, FEATURES)), layer])
+    perturb(model)
+    assert_close(fold(model)(sequences()), model(sequences()), 1e-5)
+    copy = rewiring.rebuild(model, lambda _: None)
+    assert_equal(copy(sequences()), model(sequences()))
+
+
 def test_errors_of_layers():
     with pytest.raises(ValueError, match="use_cudnn"):
         layers.NeuralSimilarityGRU(UNITS, use_cudnn=True)
@@ -317,39 +330,6 @@ def test_errors_of_layers():
     dynamic(sequences())
     with pytest.raises(ValueError, match="`fold` needs a static similarity"):
         dynamic.fold()
-
-
-# Files.
-
-
-@pytest.mark.parametrize(
-    ("make", "make_plain", "shape"),
-    [
-        (
-            lambda: keras.layers.RNN(made("gru", similarity="symmetric")),
-            lambda: keras.layers.RNN(keras.layers.GRUCell(UNITS)),
-            SEQUENCES.shape[1:],
-        ),
-        (
-            lambda: keras.layers.TimeDistributed(layers.NeuralSimilarityConv2D(4, 3)),
-            lambda: keras.layers.TimeDistributed(keras.layers.Conv2D(4, 3)),
-            (2, 6, 5, 3),
-        ),
-    ],
-    ids=["cell", "convolution"],
-)
-def test_plain_layers_refuse_the_weights(make, make_plain, shape, tmp_path):
-    model, again, plain = (
-        keras.Sequential([keras.Input(shape), each()]) for each in (make, make, make_plain)
-    )
-    perturb(model)
-    path = tmp_path / "similarity.weights.h5"
-    model.save_weights(path)
-    again.load_weights(path)
-    inputs = np.ones((2, *shape), "float32")
-    assert_equal(again(inputs), model(inputs))
-    with pytest.raises(ValueError, match=r"expected . variables, but received"):
-        plain.load_weights(path)
 
 
 # Errors.
