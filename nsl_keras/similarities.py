@@ -379,7 +379,8 @@ class Product(Similarity):
         return np.stack([self.kind.parameters_from(start) for start in starts])
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
-        each = ops.unstack(parameters, self.factors)
+        axes = len(self.kind.parameters_from(np.eye(size)).shape)
+        each = ops.unstack(parameters, self.factors, axis=-1 - axes)
         return functools.reduce(ops.matmul, [self.kind.matrix(x, size) for x in each])
 
     def get_config(self) -> dict[str, Any]:

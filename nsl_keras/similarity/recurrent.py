@@ -468,11 +468,11 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
     static layer folds into `keras.layers.GRU`.
 
     Args:
-        **kwargs: Those of `keras.layers.GRU` and of `NeuralSimilarityGRUCell`, without
+        **kwargs: Arguments of `keras.layers.GRU` and `NeuralSimilarityGRUCell`, without
             `use_cudnn`.
 
     Call arguments:
-        As `keras.layers.GRU`.
+        See `keras.layers.GRU`.
 
     Input shape:
         `(batch, steps, features)`.
@@ -482,7 +482,7 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
         `return_state=True` followed by the states.
 
     Raises:
-        ValueError: As `NeuralSimilarityGRUCell`.
+        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 
@@ -510,19 +510,19 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
     static layer folds into `keras.layers.LSTM`.
 
     Args:
-        **kwargs: Those of `keras.layers.LSTM` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRUCell`.
 
     Call arguments:
-        As `keras.layers.LSTM`.
+        See `keras.layers.LSTM`.
 
     Input shape:
-        As `NeuralSimilarityGRU`.
+        See `NeuralSimilarityGRU`.
 
     Output shape:
-        As `NeuralSimilarityGRU`.
+        See `NeuralSimilarityGRU`.
 
     Raises:
-        ValueError: As `NeuralSimilarityGRUCell`.
+        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 
@@ -549,19 +549,19 @@ class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
     A static layer folds into `keras.layers.SimpleRNN`.
 
     Args:
-        **kwargs: Those of `keras.layers.SimpleRNN` and of `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.SimpleRNN` and `NeuralSimilarityGRUCell`.
 
     Call arguments:
-        As `keras.layers.SimpleRNN`.
+        See `keras.layers.SimpleRNN`.
 
     Input shape:
-        As `NeuralSimilarityGRU`.
+        See `NeuralSimilarityGRU`.
 
     Output shape:
-        As `NeuralSimilarityGRU`.
+        See `NeuralSimilarityGRU`.
 
     Raises:
-        ValueError: As `NeuralSimilarityGRUCell`.
+        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,8 +143,9 @@ def _as_matrix(layer: Any, kernel: Any) -> Any:
 def _singular_values(matrix: Any) -> np.ndarray:
     values = np.asarray(ops.convert_to_numpy(matrix)).astype("float64")
     if not np.isfinite(values).all():
-        return np.full(min(values.shape), np.nan)
-    return np.linalg.svd(values, compute_uv=False)
+        return np.full(min(values.shape[-2:]) * math.prod(values.shape[:-2]), np.nan)
+    found = np.linalg.svd(values, compute_uv=False)
+    return np.sort(found, axis=None)[::-1]  # Of all `M`, where a layer has several.
 
 
 class SimilaritySpectra(keras.callbacks.Callback):

@@ -31,7 +31,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     the kernel size and dilation of the layer, stride 1 and padding `"same"`.
 
     Args:
-        **kwargs: Those of `keras.layers.Conv2DTranspose` and of `NeuralSimilarityConv2D`.
+        **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.
             The matrix of `"full"` runs over the taps of all filters.
 
     Input shape:
@@ -43,7 +43,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: As `NeuralSimilarityConv2D`.
+        ValueError: See `NeuralSimilarityConv2D`.
 
     Example:
 
