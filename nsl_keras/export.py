@@ -168,7 +168,8 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
         names = sorted(found)
     elif isinstance(model, EpisodicLearner):
         names = list(_INPUTS_OF_EPISODES)
-        specs[1].dtype = "int32"
+        if model.classifies:
+            specs[1].dtype = "int32"
         if keras.backend.backend() == "tensorflow":
             for spec in specs:  # Any number of images.
                 spec.shape = (None, None, *spec.shape[2:])
@@ -195,14 +196,14 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
     for spec in specs:
         shape = (_DRAWN, *spec.shape[1:])
         if isinstance(model, EpisodicLearner):
-            shape = (_DRAWN, shape[1] or 2 * model.ways, *shape[2:])
+            shape = (_DRAWN, shape[1] or 2 * (model.ways or 1), *shape[2:])
         if None in shape or spec.dtype == "string":
             raise ValueError(
                 "`examples` must be given for inputs of unknown sizes, or of strings. "
                 f"Received: input {spec.name!r} of shape {spec.shape} and dtype "
                 f"{spec.dtype}"
             )
-        if isinstance(model, EpisodicLearner) and spec.name == "support_labels":
+        if getattr(model, "ways", None) and spec.name == "support_labels":
             drawn.append(np.broadcast_to(np.arange(shape[1]) % model.ways, shape))
         elif keras.backend.is_float_dtype(spec.dtype):
             drawn.append(random.normal(size=shape))

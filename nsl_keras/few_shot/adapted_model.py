@@ -1,4 +1,4 @@
-"""`adapt`: from a few labelled images to an ordinary Keras model of their classes."""
+"""`adapt`: from a few labelled examples to an ordinary Keras model."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ class Adapting:
     batch_normalization: str
     #: Whether the number of classes is that of a network's outputs.
     ways_are_fixed = True
+    #: Whether labels are classes, and not the targets of a regression.
+    classifies = True
 
     @property
     def effective_batch_normalization(self) -> str | None:
@@ -63,34 +65,35 @@ class Adapting:
     def adapt(
         self, x: Any, y: Any = None, class_names: Sequence[str] | None = None
     ) -> keras.Model:
-        """Returns a Keras model that classifies single images into new classes.
+        """Returns a Keras model that classifies single examples into new classes.
 
         It gives the probabilities that the learner gives for the support set `x` and any
         queries: the softmax of its outputs, which are logits. Under squared distances these
-        lack a term that is equal for all classes; else they are the learner's.
+        lack a term that is equal for all classes; else they are the learner's. From a
+        `MAML` with an `inner_loss` it is the adapted network.
 
         The model shares no weights with the learner. It is used, saved and exported as
         every Keras model; import nsl_keras before you load its `.keras` file. Batch norms
         that normalize by the support set keep its statistics.
 
         Args:
-            x: Array of the support images, of shape `(images, ...)`, in the range that the
-                learner was trained on; or a data set of batches `(images, labels)`, for
-                example of `keras.utils.image_dataset_from_directory`.
+            x: Array of the support examples, of shape `(examples, ...)`, in the range that
+                the learner was trained on; or a data set of batches `(examples, labels)`,
+                for example of `keras.utils.image_dataset_from_directory`.
             y: Array of labels, from 0 to one less than the number of classes, or names;
-                `None` if `x` is a data set.
+                with an `inner_loss` targets; `None` if `x` is a data set.
             class_names: Names of the classes, in the order of their numbers. `None` takes
                 them from the data set, or from `y` in alphabetical order, if it has names.
 
         Returns:
             A built model, not compiled, with the attribute `class_names`. From a
             `NeighborhoodLearner` it is a `MetaNeighborhoodModel`, whose `neighbors` are
-            support images.
+            support examples.
 
         Raises:
-            ValueError: For images that are not finite; for other labels or names, or other
-                than `ways` classes where the learner's network has so many outputs; and for
-                `batch_normalization="transductive"`.
+            ValueError: For examples or targets that are not finite; for other labels or
+                names, or other than `ways` classes where the learner's network has so many
+                outputs; and for `batch_normalization="transductive"`.
 
         Example:
 
@@ -106,15 +109,19 @@ class Adapting:
         """
         if class_names is None:
             class_names = getattr(x, "class_names", None)
-        images, labels, names = _support_set(*gather(x, y), class_names)
+        images, labels = gather(x, y)
+        validation.finite(images, "x")
+        names = ways = None
+        if self.classifies:
+            labels, names = _labels_and_names(images, labels, class_names)
+            ways = int(labels.max()) + 1
         self._build_for(images.shape[1:])
         if self.effective_batch_normalization == "transductive":
             raise ValueError(
                 '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
-                "model classifies each image alone, without statistics of other queries. "
+                "model takes each example alone, without statistics of other queries. "
                 f"Received: batch_normalization={self.batch_normalization!r}"
             )
-        ways = int(labels.max()) + 1
         if self.ways_are_fixed and ways != self.ways:
             raise ValueError(
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "
@@ -125,19 +132,18 @@ class Adapting:
         model.class_names = names
         return model
 
-    def _build_for(self, image_shape: tuple[int | None, ...]) -> None:
-        """Builds the learner for images of a shape."""
+    def _build_for(self, shape: tuple[int | None, ...]) -> None:
+        """Builds the learner for examples of a shape."""
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
-        """Returns the model for a support set, or its layers."""
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
+        """Returns the model for a support set, or its layers; targets have no `ways`."""
         raise NotImplementedError
 
 
-def _support_set(
+def _labels_and_names(
     images: Any, labels: Any, class_names: Sequence[str] | None
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
-    """Returns images, labels from 0 on, and the names of the classes."""
-    validation.finite(images, "x")
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Returns labels from 0 on, and the names of the classes."""
     given = np.asarray(labels)
     labels = given[:, 0] if given.shape[1:] == (1,) else given
     names = None if class_names is None else tuple(map(str, class_names))
@@ -149,13 +155,13 @@ def _support_set(
     ways = len(found if names is None else names)
     if ways < 2 or not np.array_equal(found, np.arange(ways)):
         raise ValueError(
-            "`y` must hold a label for each image: the numbers from 0 on of two or more "
+            "`y` must hold a label for each example: the numbers from 0 on of two or more "
             "classes, or their names, each at least once, and `class_names` a name for "
             f"each class. Received: x of shape {images.shape}, y of shape {given.shape} "
             f"with the labels {np.unique(given.astype(str)).tolist()}, "
             f"class_names={class_names!r}"
         )
-    return images, labels.astype("int32"), names
+    return labels.astype("int32"), names
 
 
 def adapted_copy(

@@ -84,7 +84,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     >>> some.shape, labels.tolist()
     ((3, 8, 8, 3), [8, 9, 8])
     """
-    images, labels = checked_images(images, labels)
+    images, labels = checked_examples(images, labels)
     classes = np.unique(as_classes(classes, "classes"))
     absent = classes[~np.isin(classes, labels)]
     if len(absent):
@@ -153,10 +153,11 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     Reference:
         Santoro et al., Meta-Learning with Memory-Augmented Neural Networks (2016).
     """
-    images, labels = checked_images(images, labels)
-    if images.shape[1] != images.shape[2]:
+    images, labels = checked_examples(images, labels)
+    if images.ndim != 4 or images.shape[1] != images.shape[2]:
         raise ValueError(
-            f"`images` must be square to be rotated. Received: images.shape={images.shape}"
+            "`images` must be square images, of shape (n, size, size, channels), to be "
+            f"rotated. Received: images.shape={images.shape}"
         )
     classes, numbers = np.unique(labels, return_inverse=True)
     turns = range(4)
@@ -166,18 +167,18 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def checked_images(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and their classes as arrays, uncopied where they are arrays already.
+def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns examples and their classes as arrays, uncopied where they are arrays already.
 
     Raises:
-        ValueError: If the images are not of rank 4, not finite or no numbers, or
-            differ in number from the labels.
+        ValueError: If there are none, if they are not finite or no numbers, or differ in
+            number from the labels.
     """
     images = np.asarray(images)
-    if images.ndim != 4 or 0 in images.shape:
+    if images.ndim == 0 or 0 in images.shape:
         raise ValueError(
-            "`images` must have shape (n, height, width, channels), none of them 0. "
-            f"Received: images.shape={images.shape}"
+            "`images` must have shape (n, ...), for example (n, height, width, channels), "
+            f"no size of them 0. Received: images.shape={images.shape}"
         )
     if images.dtype.kind not in "iuf":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Few-shot tasks drawn from labelled images: ways, shots and queries."""
+"""Few-shot tasks drawn from labelled examples: ways, shots and queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.classes import checked_images, listed
+from nsl_keras.few_shot.classes import checked_examples, listed
 
 #: Inputs and targets of `fit`.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -20,14 +20,13 @@ Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 class Episode(NamedTuple):
     """One few-shot task, or a batch of them with one more leading axis on each array.
 
-    Images and labels are ordered by class. Every episode numbers its classes from 0.
+    Examples and labels are ordered by class. Every episode numbers its classes from 0.
 
     Attributes:
-        support_images: float32 array `(ways * shots, height, width, channels)`, to adapt
+        support_images: Array `(ways * shots, ...)` of images or other examples, to adapt
             to.
         support_labels: int32 array `(ways * shots,)` of classes 0 to `ways - 1`.
-        query_images: float32 array `(ways * queries, height, width, channels)`, to
-            evaluate the adapted model on.
+        query_images: Array `(ways * queries, ...)`, to evaluate the adapted model on.
         query_labels: int32 array `(ways * queries,)`.
 
     Example:
@@ -48,31 +47,33 @@ class Episode(NamedTuple):
 
 
 class EpisodeSampler:
-    """Draws episodes: some classes, with support and query images of each class.
+    """Draws episodes: some classes, with support and query examples of each class.
 
     An episode has `ways` different classes, drawn with equal chances, and `shots +
-    queries` different images of each. Episode `i` depends on `seed` and `i` alone, so that
-    several methods can be compared on the same episodes, in any order and on either
+    queries` different examples of each. Episode `i` depends on `seed` and `i` alone, so
+    that several methods can be compared on the same episodes, in any order and on either
     backend. The papers test on 600 episodes of 15 queries per class.
 
-    The images stay in memory as they are given; uint8 takes a quarter of float32's memory.
-    Episodes hold them in float32, multiplied by `scale`.
+    The examples stay in memory as they are given; uint8 takes a quarter of float32's
+    memory. Episodes hold them in float32, multiplied by `scale`.
 
     Args:
-        images: Array of numbers, of shape `(n, height, width, channels)`.
-        labels: Array of shape `(n,)` or `(n, 1)`: the class of each image, a number or a
-            name. Episodes are drawn from all images: pass one part of the classes only
-            (see `split_classes`, `select_classes` and `disjoint`).
+        images: Array of numbers, of shape `(n, ...)`: images, vectors, signals or token
+            numbers.
+        labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
+            a name. Episodes are drawn from all examples: pass one part of the classes
+            only (see `split_classes`, `select_classes` and `disjoint`).
         ways: int, the number of classes in an episode.
-        shots: int, the number of support images per class.
-        queries: int, the number of query images per class.
+        shots: int, the number of support examples per class.
+        queries: int, the number of query examples per class.
         seed: int, at least 0.
-        scale: float above 0. Like Keras, nothing here scales bytes by itself: pass
+        scale: float above 0; or `None` for episodes of the examples as they are, which
+            token numbers need. Like Keras, nothing here scales bytes by itself: pass
             `1 / 255` if the network takes images in [0, 1].
 
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
-            images than `shots + queries`; if the images are not finite, or differ in
+            examples than `shots + queries`; if the examples are not finite, or differ in
             number from the labels.
 
     Example:
@@ -98,14 +99,14 @@ class EpisodeSampler:
         shots: int = 1,
         queries: int = 15,
         seed: int = 0,
-        scale: float = 1.0,
+        scale: float | None = 1.0,
     ) -> None:
-        self.images, self.labels = checked_images(images, labels)
+        self.images, self.labels = checked_examples(images, labels)
         self.ways = validation.positive_integer(ways, "ways")
         self.shots = validation.positive_integer(shots, "shots")
         self.queries = validation.positive_integer(queries, "queries")
         self.seed = validation.non_negative_integer(seed, "seed")
-        self.scale = validation.positive_number(scale, "scale")
+        self.scale = validation.optional(validation.positive_number, scale, "scale")
         self.classes, numbers, counts = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )
@@ -118,7 +119,7 @@ class EpisodeSampler:
         if few.any():
             raise ValueError(
                 f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} images. Received: {listed(self.classes[few])} with "
+                f"{self.queries} examples. Received: {listed(self.classes[few])} with "
                 f"{counts[few].min()} at the fewest"
             )
         order = np.argsort(numbers, kind="stable")
@@ -194,7 +195,7 @@ class EpisodeSampler:
         )
 
     def _draw(self, index: int) -> np.ndarray:
-        """Returns the numbers of an episode's images, `(ways, shots + queries)`."""
+        """Returns the numbers of an episode's examples, `(ways, shots + queries)`."""
         generator = np.random.default_rng((self.seed, index))
         classes = generator.choice(len(self.classes), self.ways, replace=False)
         pools = [self._images_of[each] for each in classes]
@@ -202,13 +203,16 @@ class EpisodeSampler:
         return np.stack([generator.choice(pool, size, replace=False) for pool in pools])
 
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
+        labels = np.tile(labels, (len(drawn), 1))
+        if self.scale is None:
+            return self.images[drawn], labels
         images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
         scale = np.float32(self.scale)
         # One episode at a time: a copy of all images would take longer than the product.
         for episode, numbers in zip(images, drawn, strict=True):
             np.multiply(self.images[numbers], scale, out=episode, casting="same_kind")
-        labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
-        return images, np.tile(labels, (len(drawn), 1))
+        return images, labels
 
     def batches(
         self,

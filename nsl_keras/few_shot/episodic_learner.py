@@ -36,6 +36,8 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     #: int, the number of classes of an episode; `None` before the model is built.
     ways: Any = None
+    #: The shape of a support label; `None` before a regression is built.
+    label_shape: Any = ()
 
     def __init__(self, batch_normalization: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -48,18 +50,22 @@ class EpisodicLearner(Adapting, CheckedModel):
         )
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
-        episode_shapes(_shapes(inputs))
-        support_images, support_labels, query_images = map(ops.convert_to_tensor, inputs)
-        membership = ops.one_hot(ops.cast(support_labels, "int32"), self.ways)
-        logits = self.logits(support_images, membership, query_images, bool(training))
-        # Valid: every label is a class, every class has a label, all images are finite.
-        valid = ops.all(ops.any(membership > 0, axis=2), axis=1)
-        valid &= ops.all(ops.any(membership > 0, axis=1), axis=1)
-        for images in (support_images, query_images):
-            if keras.backend.is_float_dtype(images.dtype):
-                axes = tuple(range(1, len(images.shape)))
-                valid &= ops.all(ops.isfinite(images), axis=axes)
-        return ops.where(valid[:, None, None], logits, float("nan"))
+        episode_shapes(_shapes(inputs), self.label_shape)
+        support, labels, queries = map(ops.convert_to_tensor, inputs)
+        if self.classifies:
+            labels = ops.one_hot(ops.cast(labels, "int32"), self.ways)
+        outputs = self.logits(support, labels, queries, bool(training))
+        # Valid: every label is a class, every class has a label, all numbers are finite.
+        valid = ops.ones(ops.shape(labels)[:1], "bool")
+        if self.classifies:
+            valid &= ops.all(ops.any(labels > 0, axis=2), axis=1)
+            valid &= ops.all(ops.any(labels > 0, axis=1), axis=1)
+        for each in (support, labels, queries):
+            if keras.backend.is_float_dtype(each.dtype):
+                axes = tuple(range(1, len(each.shape)))
+                valid &= ops.all(ops.isfinite(each), axis=axes)
+        valid = ops.reshape(valid, (-1, *(1 for _ in outputs.shape[1:])))
+        return ops.where(valid, outputs, float("nan"))
 
     def logits(
         self,
@@ -68,19 +74,20 @@ class EpisodicLearner(Adapting, CheckedModel):
         query_images: Tensor,
         training: bool,
     ) -> Tensor:
-        """Returns logits of shape `(batch, queries, ways)`.
+        """Returns logits of shape `(batch, queries, ways)`, or outputs of a regression.
 
         Args:
-            support_images: Tensor of shape `(batch, support images, ...)`.
-            membership: One-hot labels, of shape `(batch, support images, ways)`.
+            support_images: Tensor of shape `(batch, support examples, ...)`.
+            membership: One-hot labels, of shape `(batch, support examples, ways)`, or
+                targets.
             query_images: Tensor of shape `(batch, queries, ...)`.
             training: bool, whether this is a training step.
         """
         raise NotImplementedError
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        batch, queries = episode_shapes(input_shape)[2][:2]
-        return (batch, queries, self.ways)
+        batch, queries = episode_shapes(input_shape, self.label_shape)[2][:2]
+        return (batch, queries, *((self.ways,) if self.classifies else self.label_shape))
 
     def get_config(self) -> dict[str, Any]:
         # Every argument except `self` and `kwargs` is an attribute.
@@ -106,7 +113,8 @@ class EpisodicLearner(Adapting, CheckedModel):
 
         Args:
             optimizer: Optimizer, or its name.
-            loss: Loss of the logits: one that takes logits, not probabilities.
+            loss: Loss of the logits: one that takes logits, not probabilities, but in a
+                regression.
             *args: Further arguments of `keras.Model.compile`, in its order.
             auto_scale_loss: bool, whether the loss is scaled where layers compute in
                 float16.
@@ -115,7 +123,8 @@ class EpisodicLearner(Adapting, CheckedModel):
         Raises:
             ValueError: If the loss takes probabilities (`from_logits=False`).
         """
-        loss_of_logits(loss)
+        if self.classifies:
+            loss_of_logits(loss)
         optimizer = keras.optimizers.get(optimizer)
         half = any(each.compute_dtype == "float16" for each in rewiring.sublayers(self))
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -133,11 +142,16 @@ class EpisodicLearner(Adapting, CheckedModel):
             x = x[0][0]
         if not is_in_memory(x):
             return
-        episode_shapes(_shapes(x))
+        episode_shapes(_shapes(x), self.label_shape)
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
         self._build_for(np.shape(images)[2:])
+        if not self.classifies:
+            validation.finite(labels, "support_labels")
+            if y is not None:
+                validation.finite(y, "y")
+            return
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)
             if not np.array_equal(found, np.arange(self.ways)):
@@ -149,9 +163,9 @@ class EpisodicLearner(Adapting, CheckedModel):
         if y is not None:
             self._check_targets(ops.convert_to_numpy(y))
 
-    def _build_for(self, image_shape: tuple[int | None, ...]) -> None:
+    def _build_for(self, shape: tuple[int | None, ...]) -> None:
         if not self.built:
-            images = (None, None, *image_shape)
+            images = (None, None, *shape)
             with variable_scope(self):
                 self.build((images, (None, None), images))
 
@@ -172,6 +186,12 @@ class EpisodicLearner(Adapting, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
+        if not self.classifies and not _fits(np.shape(y), np.shape(y_pred)):
+            # Keras would broadcast them.
+            raise ValueError(
+                f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
+                f"Received: y.shape={tuple(np.shape(y))}"
+            )
         if sample_weight is not None:
             # Keras would broadcast weights of episodes along the queries.
             sample_weight = ops.reshape(sample_weight, (ops.shape(y_pred)[0], -1))
@@ -185,25 +205,36 @@ def _shapes(inputs: Any) -> Any:
     return tuple(np.shape(inputs))
 
 
+def _fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Whether two shapes are equal as far as they are known."""
+    return len(one) == len(other) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True)
+    )
+
+
 def episode_shapes(
-    input_shape: Sequence[Sequence[int | None]],
+    input_shape: Sequence[Sequence[int | None]], label_shape: tuple[int, ...] | None = None
 ) -> tuple[tuple[int | None, ...], ...]:
-    """Returns the shapes of an episode's inputs as tuples, checked against each other."""
+    """Returns the shapes of an episode's inputs as tuples, checked against each other.
+
+    Labels may have any shape for `label_shape=None`.
+    """
     if len(input_shape) == 3 and all(
         isinstance(each, (tuple, list)) for each in input_shape
     ):
         support, labels, query = shapes = tuple(map(tuple, input_shape))
-        pairs = [*zip(labels, support, strict=False), (support[:1], query[:1])]
         if (
-            min(len(support), len(query)) >= 3
-            and len(labels) == 2
+            min(map(len, shapes)) >= 2
+            and _fits(labels[:2], support[:2])
+            and _fits(support[:1], query[:1])
             and support[2:] == query[2:]
-            and all(None in pair or pair[0] == pair[1] for pair in pairs)
+            and label_shape in (None, labels[2:])
         ):
             return shapes
+    of_labels = ", ".join(("batch, support examples", *map(str, label_shape or ())))
     raise ValueError(
         "Inputs must be (support_images, support_labels, query_images), of shapes (batch, "
-        "support images, ...), (batch, support images) and (batch, queries, ...), with "
-        "images of one shape. For a model of single images call `adapt` with the support "
-        f"set. Received: input_shape={input_shape}"
+        f"support examples, ...), ({of_labels}) and (batch, queries, ...), with examples "
+        "of one shape. For a model of single examples call `adapt` with the support set. "
+        f"Received: input_shape={input_shape}"
     )

@@ -16,6 +16,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.similarity.bilinear_form import BilinearForm
 from nsl_keras.training.normalization import (
     BatchNormalization,
     BatchStatistics,
@@ -25,7 +26,7 @@ from nsl_keras.training.normalization import (
 
 Selection: TypeAlias = str | Sequence[str] | Callable[[Any], bool]
 
-SELECTIONS = ("similarity", "classifier", "similarity+classifier", "all")
+SELECTIONS = ("similarity", "predictor", "classifier", "all")
 POLICIES = ("support", "transductive", "moving")
 
 
@@ -39,10 +40,11 @@ def select_variables(
 
     Args:
         model: A built model.
-        selection: `"similarity"`, the parameters of static similarities; `"classifier"`,
-            the variables of the last layer with weights; `"similarity+classifier"`, both;
-            `"all"`; a list of names or paths of variables; or a function that takes
-            a variable and returns whether to take it.
+        selection: `"similarity"`, the parameters of static similarities; `"predictor"`,
+            the weights of the networks of dynamic ones; `"classifier"`, the variables of
+            the last layer with weights; two joined, as `"similarity+classifier"`; `"all"`;
+            a list of names or paths of variables; or a function that takes a variable and
+            returns whether to take it.
         argument: Name of the argument, for the message.
 
     Returns:
@@ -75,21 +77,30 @@ def _parts(
     if callable(selection):
         return {"it": selection}
     if isinstance(selection, str):
-        validation.one_of(selection, SELECTIONS, argument)
+        parts = selection.split("+")
+        for each in parts:
+            validation.one_of(each, SELECTIONS, argument)
         classifier = {id(each) for each in last_layer_with_weights(model).variables}
+        predicting = {
+            id(variable)
+            for layer in rewiring.sublayers(model)
+            if isinstance(layer, BilinearForm) and layer.network is not None
+            for variable in layer.network.variables
+        }
         kinds: dict[str, Callable[[Any], bool]] = {
             "all": lambda variable: True,
             "similarity": lambda variable: variable.name == "similarity",
+            "predictor": lambda variable: id(variable) in predicting,
             "classifier": lambda variable: id(variable) in classifier,
         }
-        return {repr(each): kinds[each] for each in selection.split("+")}
+        return {repr(each): kinds[each] for each in parts}
     if isinstance(selection, Collection) and all(
         isinstance(each, str) for each in selection
     ):
         return {repr(name): functools.partial(_is_named, name) for name in selection}
     raise ValueError(
-        f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, a collection "
-        "of variables' names, or a function that takes a variable. "
+        f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, some of them "
+        "joined by +, a collection of variables' names, or a function of a variable. "
         f"Received: {argument}={selection!r}"
     )
 

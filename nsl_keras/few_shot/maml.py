@@ -1,4 +1,4 @@
-"""Model-agnostic meta-learning: a classifier that is trained to be finetuned.
+"""Model-agnostic meta-learning: a network that is trained to be finetuned.
 
 A training step runs in this order: `train_step` of the base `ReplicatedSteps`,
 `EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._values_after`, which
@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
@@ -34,16 +34,16 @@ FORMS = ("fixed", "learned")
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class MAML(EpisodicLearner):
-    """A classifier that adapts to the support set of an episode, then scores its queries.
+    """A network that adapts to the support set of an episode, then answers its queries.
 
-    With a classifier `f` of weights `theta`, of which the inner variables `phi` adapt, and
-    the mean cross-entropy `L`,
+    With a network `f` of weights `theta`, of which the inner variables `phi` adapt, and
+    the mean cross-entropy or the inner loss `L`,
 
-        phi'            = phi - rate * d/dphi L(f_phi(support images), support labels)
-        logits          = f_phi'(query images)
+        phi'            = phi - rate * d/dphi L(f_phi(support examples), support labels)
+        outputs         = f_phi'(query examples)
 
     The first line is repeated `inner_steps` times. `fit` trains all trainable variables of
-    the classifier (and learned rates) on the loss of these logits, through the inner
+    the network (and learned rates) on the loss of these outputs, through the inner
     steps. The wrapped model itself is trained; a call never changes it. What adapts is
     chosen when the learner is made: freeze layers before.
 
@@ -55,14 +55,16 @@ class MAML(EpisodicLearner):
     all episodes of a batch; `first_order=True` needs less.
 
     Args:
-        model: Keras classifier of any kind, from images to logits of shape `(batch,
-            ways)`, without a softmax.
+        model: Keras classifier of any kind, from examples to logits of shape `(batch,
+            ways)`, without a softmax; with an `inner_loss` any network of one input and
+            output.
         inner_variables: The trainable variables that the inner steps change: `"all"`,
             `"classifier"` (the last layer with weights), `"similarity"` (the parameters
-            of static similarities), `"similarity+classifier"`; a list of names or
-            paths of variables; or a function that takes a variable and returns whether to
-            change it, registered with `keras.saving.register_keras_serializable` if the
-            model is to be saved.
+            of static similarities), `"predictor"` (the weights of the networks of dynamic
+            ones), two joined as `"similarity+classifier"`; a list of names or paths of
+            variables; or a function that takes a variable and returns whether to change
+            it, registered with `keras.saving.register_keras_serializable` if the model is
+            to be saved.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
@@ -82,12 +84,15 @@ class MAML(EpisodicLearner):
             towards those of the query images; it suits a pretrained network. Trainable
             batch norms must be this package's (`convert.convert_batch_norms`); frozen ones
             always keep their moving statistics.
+        inner_loss: `None` for classification; or a Keras loss or its name, for example
+            `"mean_squared_error"`, for a regression: labels are then targets of the shape
+            of the network's outputs.
         **kwargs: `name`, `trainable` of `keras.Model`. The dtype policy is that of
             `model`.
 
     Call arguments:
         inputs: Tuple `(support_images, support_labels, query_images)`, with labels from 0
-            to `ways - 1`, each of them present.
+            to `ways - 1`, each of them present, or targets.
         training: bool, whether this is a training step.
 
     Input shape:
@@ -95,13 +100,14 @@ class MAML(EpisodicLearner):
         of the first axes may be unknown.
 
     Output shape:
-        `(batch, queries, ways)`, logits: compile as `ProtoNet`.
+        `(batch, queries, ways)`, logits: compile as `ProtoNet`. In a regression `(batch,
+        queries, ...)`: compile with any loss.
 
     Raises:
         ValueError: For arguments outside these ranges; for a selection that matches no
             variable; for models other than described; without `first_order` on
             TensorFlow, for a layer whose second derivative is missing or inexact; for
-            data as `ProtoNet`.
+            data as `ProtoNet`, and for targets of another shape or not finite.
 
     Example:
 
@@ -139,6 +145,7 @@ class MAML(EpisodicLearner):
         test_inner_steps: int | None = None,
         test_extra_steps: int | None = None,
         batch_normalization: str = "support",
+        inner_loss: Any = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(model, keras.Model):
@@ -169,7 +176,13 @@ class MAML(EpisodicLearner):
         self.extra_variables = extra_variables
         self.model = model
         validation.built(model, "MAML")
-        require_logits(model, "model")
+        self.inner_loss = inner_loss
+        self.classifies = inner_loss is None
+        self._loss_of: Any = keras.losses.get(inner_loss) or cross_entropy
+        if self.classifies:
+            require_logits(model, "model")
+        else:
+            self.label_shape = None
         inner = select_variables(model, inner_variables, "inner_variables")
         extra = []
         if extra_steps or test_extra_steps:
@@ -187,13 +200,18 @@ class MAML(EpisodicLearner):
         support, _, _ = episode_shapes(input_shape)
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
         found = self.model.compute_output_spec(images)
-        shape: tuple[int | None, ...] = tuple(getattr(found, "shape", ()))
-        if len(shape) != 2 or (shape[1] or 0) < 2:
+        shape: tuple[int | None, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
+        if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
             raise ValueError(
-                "`model` must return logits of shape (batch, ways), of two or more ways. "
+                "`model` must return logits of shape (batch, ways), of two or more ways, "
+                "or with an `inner_loss` one output of known sizes. "
                 f"Received: model {self.model.name!r} with outputs {found!r}"
             )
-        self.ways = shape[1]
+        if self.classifies:
+            (self.ways,) = shape
+        else:
+            self.label_shape = shape
+        self._outputs_shape = shape
         self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [
@@ -228,7 +246,7 @@ class MAML(EpisodicLearner):
     ) -> Tensor:
         norms = self.functional.norms if training else []
         moves = self.batch_normalization == "moving" and bool(norms)
-        shape = (query_images.shape[1], self.ways)
+        shape = (query_images.shape[1], *self._outputs_shape)
         outputs = [keras.KerasTensor(shape, self._logits_dtype)]
         if moves:
             outputs += [
@@ -277,13 +295,23 @@ class MAML(EpisodicLearner):
     def _loss(
         self, values: Any, changed: list[int], images: Tensor, targets: Any, at: Any
     ) -> tuple[Tensor, None]:
-        """Returns the mean cross-entropy with the values `at` at the places `changed`."""
+        """Returns the mean inner loss with the values `at` at the places `changed`."""
         new = {**dict(enumerate(values)), **dict(zip(changed, at, strict=True))}
-        logits, _ = self.functional.outputs([*new.values()], images)
-        return ops.mean(cross_entropy(ops.cast(targets, logits.dtype), logits)), None
+        outputs, _ = self.functional.outputs([*new.values()], images)
+        return ops.mean(self._loss_of(ops.cast(targets, outputs.dtype), outputs)), None
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
-        support = ops.convert_to_tensor(images, self.compute_dtype)
-        values = self._values_after(support, ops.one_hot(labels, ways), training=False)
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
+        targets = ops.one_hot(labels, ways) if self.classifies else labels
+        shape = (len(images), *self._outputs_shape)
+        if np.shape(targets) != shape:
+            raise ValueError(
+                f"`y` must have the shape of the outputs, {shape}. "
+                f"Received: y.shape={np.shape(labels)}"
+            )
+        validation.finite(labels, "y")
+        is_graph = rewiring.is_graph(self.model)
+        dtype = self.model.inputs[0].dtype if is_graph else self.compute_dtype
+        support = ops.convert_to_tensor(images, dtype)
+        values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
         return adapted_copy(self.model, self.batch_normalization, support, new)

@@ -82,10 +82,11 @@ class RelationNet(MetricLearner):
 
     Args:
         Same as `ProtoNet` without `metric`, `temperature` and `learn_temperature`, plus:
-        backbone: Keras model from images to feature maps, of shape `(batch, height,
-            width, channels)` (in the order of `keras.config.image_data_format()`).
-        relation: Keras model from joined feature maps, of twice the channels, to one
-            number; `None` for `relation_module` of that shape.
+        backbone: Keras model from examples to features; without a `relation` feature
+            maps of shape `(batch, height, width, channels)` (in the order of
+            `keras.config.image_data_format()`).
+        relation: Keras model from joined features, of twice the channels, to one number;
+            `None` for `relation_module` of that shape.
         batch_normalization: See `ProtoNet`. The relation module's batch norms see pairs
             of an image and a class: with `"moving"` the pairs of all queries of the step
             in training; with `"support"` the pairs of the support images with the classes
@@ -141,14 +142,14 @@ class RelationNet(MetricLearner):
         self.relation = relation
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        if len(feature_shape) != 3:
+        if len(feature_shape) != 3 and self.relation is None:
             raise ValueError(
                 "`backbone` must return feature maps, with two spatial axes and a channel "
-                "axis, neither pooled away nor flattened. "
+                "axis, neither pooled away nor flattened, or a custom `relation` be given. "
                 f"Received: features of shape {(None, *feature_shape)}"
             )
         first = keras.config.image_data_format() == "channels_first"
-        self.channel_axis = 0 if first else 2
+        self.channel_axis = 0 if first else len(feature_shape) - 1
         joined = list(feature_shape)
         joined[self.channel_axis] *= 2
         if self.relation is None:

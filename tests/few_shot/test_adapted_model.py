@@ -91,9 +91,9 @@ def test_neighbors_of_an_adapted_model_are_support_images():
 @pytest.mark.parametrize(
     "x, y, names, message",
     [
-        (SUPPORT, LABELS + 1, None, "`y` must hold a label for each image"),
-        (SUPPORT, LABELS[:-1], None, "`y` must hold a label for each image"),
-        (SUPPORT, None, None, "`y` must hold a label for each image"),
+        (SUPPORT, LABELS + 1, None, "`y` must hold a label for each example"),
+        (SUPPORT, LABELS[:-1], None, "`y` must hold a label for each example"),
+        (SUPPORT, None, None, "`y` must hold a label for each example"),
         (SUPPORT, np.zeros(6), None, "two or more classes"),
         (SUPPORT, LABELS, NAMES[:2], "`class_names` a name for each class"),
         (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl", "bee"), "names, each"),
@@ -126,9 +126,9 @@ def test_what_cannot_be_adapted():
 def test_single_images_are_not_episodes():
     made = learner(ways=3)
     for run in (made, made.predict):
-        with pytest.raises(ValueError, match="single images call `adapt`"):
+        with pytest.raises(ValueError, match="single examples call `adapt`"):
             run(SUPPORT)
-    with pytest.raises(ValueError, match=r"of shapes \(batch, support images"):
+    with pytest.raises(ValueError, match=r"of shapes \(batch, support examples"):
         made.predict((SUPPORT, LABELS, SUPPORT), verbose=0)
     one = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
     one.add(keras.layers.Dense(1))

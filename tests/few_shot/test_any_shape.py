@@ -1,0 +1,66 @@
+"""Episodes of vectors, signals and token numbers, from the sampler to `adapt`."""
+
+import keras
+import numpy as np
+import pytest
+from few_shot_episodes import cross_entropy
+from keras import layers
+from layer_harness import as_numpy
+
+from nsl_keras import few_shot
+
+WAYS, CLASSES, OF_CLASS = 3, 5, 6
+LABELS = np.repeat(np.arange(CLASSES), OF_CLASS)
+RNG = np.random.default_rng(0)
+MEANS = RNG.normal(size=(CLASSES, 20, 2))
+NOISE = 0.1 * RNG.normal(size=(len(LABELS), 20, 2))
+
+#: Examples, and the layers from them to features.
+KINDS = {
+    "vectors": ((MEANS[LABELS] + NOISE)[:, :6, 0], [keras.Input((6,))]),
+    "signals": (MEANS[LABELS] + NOISE, [keras.Input((20, 2)), layers.Conv1D(4, 3)]),
+    "tokens": (
+        # Each class has words of its own, with numbers that half precision has not.
+        5000 + 3 * LABELS[:, None] + RNG.integers(3, size=(len(LABELS), 8)),
+        [keras.Input((8,), dtype="int32"), layers.Embedding(5020, 16)],
+    ),
+}
+
+
+def backbone(kind, *head):
+    stack = [type(each).from_config(each.get_config()) for each in KINDS[kind][1][1:]]
+    return keras.Sequential([KINDS[kind][1][0], *stack, layers.Flatten(), *head])
+
+
+def learner_of(name, kind):
+    if name == "proto":
+        return few_shot.ProtoNet(backbone(kind), WAYS, learn_temperature=True)
+    network = backbone(kind, layers.Dense(WAYS, kernel_initializer="zeros"))
+    if name == "maml":
+        return few_shot.MAML(network, inner_steps=3, inner_learning_rate=1.0)
+    return few_shot.Finetuner(network, WAYS, "all", steps=20)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["proto", "maml", "finetuner"])
+def test_examples_of_any_shape(name, kind, policy):
+    keras.config.set_dtype_policy(policy)
+    examples = KINDS[kind][0]
+    scale = None if kind == "tokens" else 1.0
+    sampler = few_shot.EpisodeSampler(examples, LABELS, WAYS, 2, 4, scale=scale)
+    batch = sampler.episodes(2)
+    assert batch.support_images.shape == (2, WAYS * 2, *examples.shape[1:])
+    if kind == "tokens":
+        assert batch.support_images.dtype == examples.dtype
+    learner = learner_of(name, kind)
+    if name != "finetuner":
+        learner.compile(keras.optimizers.Adam(1e-3), cross_entropy(), run_eagerly=True)
+        learner.fit(sampler.batches(2, 1), verbose=0)
+    outputs = learner(batch) if name == "finetuner" else learner(batch[:3])
+    accuracy = (as_numpy(outputs).argmax(-1) == batch.query_labels).mean()
+    assert accuracy > 0.7
+    adapted = learner.adapt(batch.support_images[0], batch.support_labels[0])
+    found = keras.ops.softmax(adapted.predict(batch.query_images[0], verbose=0))
+    expected = keras.ops.softmax(outputs[0])
+    np.testing.assert_allclose(as_numpy(found), as_numpy(expected), atol=0.02)
