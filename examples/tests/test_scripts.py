@@ -99,6 +99,14 @@ def test_regression():
     assert len(re.findall(r"entry \d+, attention [\d.]+, target", printed)) == 3
 
 
+def test_sine_waves():
+    printed = run("sine_waves", "--iterations=500")
+    row = r"{}\s+([\d.]+) ([\d.]+) ([\d.]+)"
+    before, _, after = numbers(row.format("MAML"), printed)
+    assert after < before / 2
+    assert after < numbers(row.format("pretrained"), printed)[2]
+
+
 @tensorflow_only
 def test_several_devices():
     printed = run("several_devices", "--epochs=1")

@@ -188,8 +188,8 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     labels = as_classes(labels)
     if len(labels) != len(images):
         raise ValueError(
-            "`labels` must hold one class for each image. "
-            f"Received: {len(labels)} labels for {len(images)} images"
+            "`labels` must hold one class for each example. "
+            f"Received: {len(labels)} labels for {len(images)} examples"
         )
     return images, labels
 

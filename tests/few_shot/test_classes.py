@@ -101,5 +101,7 @@ def test_turned_images_are_new_classes():
 def test_bad_images_to_turn():
     with pytest.raises(ValueError, match=r"must be square.*\(2, 4, 5, 1\)"):
         few_shot.rotated_classes(np.zeros((2, 4, 5, 1)), [0, 1])
-    with pytest.raises(ValueError, match="1 labels for 2 images"):
+    with pytest.raises(ValueError, match=r"must be square.*\(2, 4\)"):
+        few_shot.rotated_classes(np.zeros((2, 4)), [0, 1])
+    with pytest.raises(ValueError, match="1 labels for 2 examples"):
         few_shot.rotated_classes(np.zeros((2, 4, 4, 1)), [0])

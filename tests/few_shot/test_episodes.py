@@ -130,7 +130,7 @@ def test_bad_images():
     bad = images.copy()
     bad[3, 0, 1, 0] = np.nan
     for given, message in (
-        (images[1:], "84 labels for 83 images"),
+        (images[1:], "84 labels for 83 examples"),
         (bad, r"`images` must be finite.*\(3, 0, 1, 0\)"),
         (images[:, :0], r"`images` must have shape.*\(84, 0, 2, 1\)"),
         (images.astype("bool"), r"`images` must hold numbers.*bool"),

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from layer_harness import as_numpy
+from layer_harness import as_numpy, perturb
 
 import nsl_keras
+from nsl_keras import few_shot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
     move_by_episodes,
@@ -44,6 +45,31 @@ def test_selections():
         names("similarity")
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_predictors_alone_adapt(shared):
+    """The inner steps change the weights of predictors, and no others."""
+    predictor = nsl_keras.predictors.SharedSimilarityPredictor() if shared else "sphere"
+    convolutions = [NeuralSimilarityConv2D(3, 3, predictor=predictor) for _ in range(2)]
+    model = keras.Sequential(
+        [keras.Input((5, 5, 2)), *convolutions, layers.Flatten(), layers.Dense(2)]
+    )
+    perturb(model)
+    networks = [each.bilinear_form.network for each in convolutions]
+    predicting = {id(each) for network in networks for each in network.trainable_variables}
+    learner = few_shot.MAML(
+        model, "predictor", inner_learning_rate=10.0, batch_normalization="moving"
+    )
+    adapted = learner.adapt(images(), np.arange(6) % 2)
+    copies = adapted.layers[-1].variables
+    for variable, copy in zip(model.variables, copies, strict=True):
+        changed = np.any(as_numpy(copy) != as_numpy(variable))
+        assert changed == (id(variable) in predicting), variable.path
+    both = select_variables(model, "predictor+classifier")
+    assert {id(each) for each in both} == predicting | {
+        id(each) for each in model.layers[-1].trainable_variables
+    }
+
+
 def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
     body, inputs = network(), keras.Input((5, 5, 2))
     nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
@@ -70,7 +96,9 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
         ("similarity+classifier", "of which 'similarity' matches none"),
         (["head", "gamma"], "of which 'head' matches none"),
         (lambda each: False, "of which it matches none"),
+        ("predictor", "of which 'predictor' matches none"),
         ("head", "`inner_variables` must be one of"),
+        ("classifier+head", "`inner_variables` must be one of.*Received.*'head'"),
         ([3], "`inner_variables` must be one of"),
     ],
 )

@@ -67,6 +67,19 @@ def test_statistics_of_pairs(policy):
         np.testing.assert_allclose(found[episode], expected, rtol=1e-3, atol=1e-4)
 
 
+def test_features_of_any_shape_with_a_custom_relation():
+    """Vectors: a relation that computes the sum over features of the class sum."""
+    pair = keras.Input((2 * data.SIZE,))
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
+    relation = keras.Model(pair, dense(pair[:, : data.SIZE]))
+    (support, labels, queries), _ = data.episodes()
+    model = few_shot.RelationNet(data.identity(), data.WAYS, relation)
+    found = as_numpy(model((support, labels, queries)))
+    for episode, way in np.ndindex(len(support), data.WAYS):
+        expected = support[episode][labels[episode] == way].sum()
+        np.testing.assert_allclose(found[episode, :, way], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_loss():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 4, 3)).astype("float32")

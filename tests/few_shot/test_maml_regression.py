@@ -1,0 +1,184 @@
+"""MAML with an inner loss: targets of any shape instead of classes."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from layer_harness import as_numpy, perturb
+
+import nsl_keras
+from nsl_keras.backend import gradients_of
+from nsl_keras.few_shot import MAML
+
+BACKEND = keras.backend.backend()
+RATE = 0.1
+
+
+def network(*outputs, activation="softplus"):
+    """From vectors of 3 numbers to outputs of a shape, smooth."""
+    size = int(np.prod(outputs))
+    hidden = layers.Dense(5, activation=activation)
+    return keras.Sequential(
+        [keras.Input((3,)), hidden, layers.Dense(size), layers.Reshape(outputs)]
+    )
+
+
+def linear():
+    return keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+
+
+def episodes(*outputs, count=4, support=5, queries=6):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, support + queries, 3))
+    y = np.sin(x @ rng.normal(size=(count, 3, int(np.prod(outputs)))))
+    y = y.reshape(count, -1, *outputs)
+    return (x[:, :support], y[:, :support], x[:, support:]), y[:, support:]
+
+
+def compiled(model, loss="mean_squared_error"):
+    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
+    return model
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX computes in float32")
+@pytest.mark.parametrize(
+    ("loss", "outputs"), [("mean_squared_error", (1,)), (keras.losses.LogCosh, (2, 2))]
+)
+def test_outer_gradients_equal_finite_differences(loss, outputs):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    inner_loss = loss if isinstance(loss, str) else loss()
+    model = MAML(
+        network(*outputs), inner_steps=2, inner_learning_rate=RATE, inner_loss=inner_loss
+    )
+    inputs, targets = episodes(*outputs)
+    model(inputs)
+    perturb(model)
+    variables = model.trainable_variables
+
+    def outer_loss(values):
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            errors = model(inputs, training=True) - targets
+        return keras.ops.mean(keras.ops.square(errors))
+
+    values = [keras.ops.convert_to_tensor(each) for each in variables]
+    found, _ = gradients_of(lambda at: (outer_loss(at), None), values)
+    for place, gradient in enumerate(map(as_numpy, found)):
+        direction = np.random.default_rng(place).normal(size=gradient.shape)
+        above, below = (
+            outer_loss(
+                [v + step * direction if p == place else v for p, v in enumerate(values)]
+            )
+            for step in (1e-5, -1e-5)
+        )
+        expected = float(above - below) / 2e-5
+        np.testing.assert_allclose(np.sum(gradient * direction), expected, rtol=1e-7)
+
+
+def after_steps(model, x, y, steps):
+    """The kernel and bias of a linear model after steps on the mean squared error."""
+    kernel, bias = map(as_numpy, model.weights)
+    for _ in range(steps):
+        error = x @ kernel + bias - y
+        kernel = kernel - RATE * 2 * x.T @ error / len(x)
+        bias = bias - RATE * 2 * error.mean(axis=0)
+    return kernel, bias
+
+
+def test_steps_in_training_at_test_and_of_adapt_equal_those_written_out(tmp_path):
+    options = {"inner_loss": "mse", "inner_learning_rate": RATE}
+    model = MAML(linear(), inner_steps=1, test_inner_steps=3, **options)
+    inputs, _ = episodes(1)
+    for training, steps in {True: 1, False: 3}.items():
+        outputs = as_numpy(model(inputs, training=training))
+        for row, x, y, queries in zip(outputs, *inputs, strict=True):
+            kernel, bias = after_steps(model.model, x, y, steps)
+            np.testing.assert_allclose(row, queries @ kernel + bias, atol=1e-5)
+    adapted = model.adapt(inputs[0][0], inputs[1][0])
+    adapted.save(tmp_path / "adapted.keras")
+    for each in (adapted, keras.saving.load_model(tmp_path / "adapted.keras")):
+        found = each.predict(inputs[2][0], verbose=0)
+        np.testing.assert_allclose(found, as_numpy(model(inputs))[0], atol=1e-5)
+        assert each.class_names is None
+
+
+@pytest.mark.parametrize("outputs", [(1,), (2, 3), ()])
+def test_targets_of_any_shape(outputs, tmp_path):
+    inputs, targets = episodes(*outputs)
+    made = network(*outputs)
+    model = compiled(MAML(made, inner_steps=1, inner_loss=keras.losses.Huber()), "huber")
+    weights = np.array([1.0, 2.0, 0.0, 1.0])
+    options = {"sample_weight": weights} if len(outputs) == 1 else {}
+    history = model.fit(inputs, targets, epochs=3, verbose=0, **options).history
+    assert history["loss"][-1] < history["loss"][0]
+    found = model.predict(inputs, verbose=0)
+    assert found.shape == targets.shape
+    assert model.compute_output_shape([each.shape for each in inputs]) == found.shape
+    assert model.adapt(inputs[0][0], inputs[1][0]).output_shape[1:] == outputs
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(inputs, verbose=0), found)
+
+
+def test_inner_steps_lower_any_loss():
+    """Several labels at once: a network that ends in a sigmoid, and its own loss."""
+    inputs, _ = episodes(2)
+    inputs = inputs[0], (inputs[1] > 0).astype("float32"), inputs[0]
+    ends = keras.Sequential([network(2), layers.Activation("sigmoid")])
+    ends.build((None, 3))
+    losses = []
+    for steps in (1, 10):
+        options = {"inner_steps": steps, "inner_learning_rate": 0.5}
+        model = MAML(ends, inner_loss="binary_crossentropy", **options)
+        compiled(model, "binary_crossentropy")
+        losses.append(model.evaluate(inputs, inputs[1], verbose=0))
+    assert losses[1] < losses[0]
+
+
+def with_nan(array):
+    return np.where(np.arange(array.size).reshape(array.shape) == 1, np.nan, array)
+
+
+def test_bad_targets():
+    (x, y, queries), targets = episodes(1)
+    model = compiled(MAML(linear(), inner_loss="mse"))
+    for inputs, given, message in (
+        ((x, with_nan(y), queries), targets, "`support_labels` must be finite"),
+        ((x, y, queries), with_nan(targets), "`y` must be finite"),
+        ((x, y[..., 0], queries), targets, r"support examples, 1\).*\(4, 5\)"),
+        ((x, y[..., [0, 0]], queries), targets, r"support examples, 1\).*\(4, 5, 2\)"),
+        ((x, y, queries), targets[..., [0, 0]], r"`y` must have the shape of the outputs"),
+        ((x, y, queries), targets[:, :1], r"`y` must have the shape of the outputs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(inputs, given, verbose=0)
+    for given, message in (
+        (y[0, :, 0], "`y` must have the shape of the outputs"),
+        (None, "`y` must have the shape of the outputs"),
+        (with_nan(y[0]), "`y` must be finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.adapt(x[0], given)
+    found = as_numpy(model((x, with_nan(y), queries)))
+    assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
+
+
+def test_networks_it_cannot_take():
+    inputs = keras.Input((3,))
+    two = keras.Model(inputs, [layers.Dense(1)(inputs)] * 2)
+    with pytest.raises(ValueError, match="one output of known sizes"):
+        MAML(two, inner_loss="mse")(episodes(1)[0])
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="SavedModels are TensorFlow's")
+def test_export(tmp_path):
+    import tensorflow as tf
+
+    inputs = [each.astype("float32") for each in episodes(1)[0]]
+    model = MAML(linear(), inner_loss="mse")
+    expected = as_numpy(model(inputs))
+    served = tf.saved_model.load(str(nsl_keras.export.save_model(model, tmp_path)))
+    names = ("support_images", "support_labels", "query_images")
+    given = dict(zip(names, map(tf.constant, inputs), strict=True))
+    found = served.signatures["serving_default"](**given)["output_0"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
