@@ -1,4 +1,4 @@
-"""Few-shot learning: classify images of new classes from a few labelled ones.
+"""Few-shot learning: learn new classes or functions from a few examples.
 
 `EpisodeSampler` draws episodes of a few classes. Use `NearestCentroid` or `Finetuner` on a
 pretrained network; `ProtoNet`, `MatchingNet`, `RelationNet`, `NeighborhoodLearner` and

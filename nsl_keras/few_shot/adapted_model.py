@@ -172,7 +172,7 @@ def adapted_copy(
     Args:
         model: A built model.
         policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
-        images: The support images.
+        images: The support examples.
         values: New values of variables, by the variables' ids.
     """
     # A subclassed model is copied through its config and weights.

@@ -1,4 +1,4 @@
-"""Labelled images and their classes: checks, splits, and rotated images as new classes."""
+"""Examples and their classes: checks, splits, and rotated images as new classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def split_classes(
 ) -> list[np.ndarray]:
     """Splits classes at random into disjoint sets.
 
-    Few-shot learning is evaluated on classes never trained on, so that all images of a
+    Few-shot learning is evaluated on classes never trained on, so that all examples of a
     class belong to one set.
 
     Args:
-        labels: Array of shape `(n,)`: the class of each image, or each class once. Class
+        labels: Array of shape `(n,)`: the class of each example, or each class once. Class
             numbers or names.
         sizes: Sequence of ints that add up to the number of classes, or of floats that add
             up to 1: the sizes of the sets.
@@ -62,18 +62,18 @@ def split_classes(
 
 
 def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Picks the images of some classes.
+    """Picks the examples of some classes.
 
     Args:
-        images: Array of shape `(n, height, width, channels)`.
-        labels: Array of shape `(n,)`: the class of each image, a number or a name.
+        images: Array of shape `(n, ...)`, images or other examples.
+        labels: Array of shape `(n,)`: the class of each example, a number or a name.
         classes: Array of classes, as of `split_classes`.
 
     Returns:
         `(images, labels)` of these classes alone, in their order.
 
     Raises:
-        ValueError: If a class has no image, or on bad images or labels.
+        ValueError: If a class has no example, or on bad examples or labels.
 
     Example:
 
@@ -90,7 +90,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     if len(absent):
         raise ValueError(
             f"`classes` must be among the labels. Received: {listed(absent)}, which have "
-            "no image"
+            "no example"
         )
     chosen = np.isin(labels, classes)
     return images[chosen], labels[chosen]
@@ -100,7 +100,7 @@ def disjoint(**parts: Any) -> None:
     """Raises if a class is in two parts.
 
     Args:
-        parts: For each part, by its name, an array of its classes or its images' classes.
+        parts: For each part, by its name, an array of its classes or its examples' classes.
 
     Raises:
         ValueError: If parts overlap; the message names them and the classes.
@@ -129,7 +129,7 @@ def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         images: Array of shape `(n, size, size, channels)`.
-        labels: Array of shape `(n,)`: the class of each image, a number or a name.
+        labels: Array of shape `(n,)`: the class of each example, a number or a name.
 
     Returns:
         `(images, labels)`, four times as many: rotated by 0, 90, 180 and 270 degrees

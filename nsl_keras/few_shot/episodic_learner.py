@@ -27,7 +27,7 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
     In other data the logits of an episode whose support labels are not the classes, or
-    whose images are not finite, are NaN, so that `fit` stops.
+    whose numbers are not finite, are NaN, so that `fit` stops.
 
     Args:
         batch_normalization: `"moving"`, `"support"` or `"transductive"`.

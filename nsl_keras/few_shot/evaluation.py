@@ -13,7 +13,7 @@ from nsl_keras import validation
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.training.checks import NonFiniteLossError
 
-#: A model that scores `(support images, support labels, query images)`, or any callable
+#: A model that scores `(support examples, support labels, query examples)`, or any callable
 #: from a batch of episodes to logits of shape `(episodes, queries, ways)`.
 Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
 

@@ -71,15 +71,15 @@ class Finetuner(Adapting):
     A finetuner is a learner for `evaluate`, and follows the model's weights. It has none of
     its own: save `model`, or the finetuned network that `adapt` returns. Layers other than
     batch norms run in inference mode (no dropout), and regularizers add nothing to the
-    loss. Random draws depend on `seed` and the episode's support images alone, not on its
+    loss. Random draws depend on `seed` and the episode's support examples alone, not on its
     place in a batch.
 
     Cost: a classifier alone costs little more than one forward pass per episode. Through
     the network it takes `steps` forward and backward passes over the support set.
 
     Args:
-        model: A built functional or Sequential model from images to logits, of layers
-            that can be made from their configs. Train it on images in the range of the
+        model: A built functional or Sequential model from examples to logits, of layers
+            that can be made from their configs. Train it on examples in the range of the
             episodes' images.
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
@@ -95,11 +95,11 @@ class Finetuner(Adapting):
         seed: int of at least 0.
         jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
             convolutions take many times as long. JAX always compiles.
-        batch_size: int, the support images of a step: batches in an order that is drawn for
-            each pass over the support set, the last batch of a pass smaller if the size
+        batch_size: int, the support examples of a step: batches in an order that is drawn
+            for each pass over the support set, the last batch of a pass smaller if the size
             does not divide it. `None`: the whole support set in each step.
         epochs: int, the number of passes over the support set, instead of `steps`: there
-            are `epochs * ceil(images / batch_size)` steps. `None`: `steps` counts.
+            are `epochs * ceil(examples / batch_size)` steps. `None`: `steps` counts.
         classifier_initializer: The new classifier's start: a Keras initializer of the
             kernel or its name, drawn in each episode (its own seed is ignored), with
             biases at zero; or `"torch_linear"`, kernel and biases uniform in
@@ -136,7 +136,7 @@ class Finetuner(Adapting):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
-        "Dynamic NSN") and Appendix A, which says "query sets" for the labelled images of
+        "Dynamic NSN") and Appendix A, which says "query sets" for the labelled examples of
         the episode, and 100 epochs without a batch size. No code was released for it. The
         start at zero is this package's.
     """
@@ -221,7 +221,7 @@ class Finetuner(Adapting):
         if self.batch_size is not None and policy not in (None, "moving"):
             raise ValueError(
                 '`batch_normalization` must be "moving" where batches of the support set '
-                "go through batch norms, which would normalize by a few images. Received: "
+                "go through batch norms, which would normalize by few examples. Received: "
                 f"batch_normalization={policy!r}, and batch_size={self.batch_size}"
             )
 
@@ -248,8 +248,8 @@ class Finetuner(Adapting):
         support, labels, queries = map(np.asarray, episodes[:3])
         if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
             raise ValueError(
-                "`support_labels` must be of shape (episodes, images), and of classes 0 to "
-                f"ways - 1 = {self.ways - 1}. Received: labels of shape {labels.shape} "
+                "`support_labels` must be of shape (episodes, examples) and of classes 0 "
+                f"to ways - 1 = {self.ways - 1}. Received: labels of shape {labels.shape} "
                 f"between {labels.min()} and {labels.max()}"
             )
         # Not left to the loss: a ReLU or a pooling may turn a NaN into a zero.
@@ -294,7 +294,7 @@ class Finetuner(Adapting):
         """Returns all that is random in each episode.
 
         Returns:
-            The start of each drawn variable, of shape `(episodes, ...)`; then the images
+            The start of each drawn variable, of shape `(episodes, ...)`; then the examples
             of each step as their places in the support set, of shape `(episodes, steps,
             batch size)`, with -1 where a batch is smaller.
         """
@@ -326,7 +326,7 @@ class Finetuner(Adapting):
     def _batches(
         self, images: int, size: int, generator: np.random.Generator
     ) -> np.ndarray:
-        """Returns the places of the images of each step; each pass has its own order."""
+        """Returns the places of the examples of each step; each pass has its own order."""
         of_pass = math.ceil(images / size)
         steps = self.steps if self.epochs is None else self.epochs * of_pass
         passes = math.ceil(steps / of_pass)
@@ -520,5 +520,5 @@ def _check_losses(losses: np.ndarray, first: int) -> None:
         episode, step = (int(each) for each in np.argwhere(~finite)[0])
         raise NonFiniteLossError(
             f"The loss became {losses[episode, step]} in step {step + 1} of episode "
-            f"{first + episode}. Check the range of the images, or lower the learning rate."
+            f"{first + episode}. Check the range of the inputs, or lower the learning rate."
         )

@@ -149,7 +149,7 @@ class FunctionalModel:
         variables: The variables of the model that are given other values.
         batch_normalization: `"support"`: batch norms normalize the support set by its own
             statistics, and queries by those of the support set; `"transductive"`: every
-            batch by its own statistics, the queries included; `"moving"`: all images by
+            batch by its own statistics, the queries included; `"moving"`: all examples by
             the model's moving statistics.
 
     Attributes:
@@ -184,7 +184,7 @@ class FunctionalModel:
             if layer.trainable and not isinstance(layer, BatchNormalization):
                 raise ValueError(
                     "Trainable batch norms must be `nsl_keras.layers.BatchNormalization` "
-                    "to normalize by the images of an episode. Convert the model with "
+                    "to normalize by the examples of an episode. Convert the model with "
                     "`nsl_keras.convert.convert_batch_norms(model)`, freeze them, or "
                     'pass batch_normalization="moving". Received: batch_normalization='
                     f"{self.batch_normalization!r}, and layer {layer.name!r} of Keras"

@@ -81,7 +81,7 @@ class MAML(EpisodicLearner):
             of the support set, for the queries too. `"transductive"`: those of each set,
             so that an answer depends on the other queries, as in most of MAML's published
             numbers before 2020. `"moving"`: the moving statistics, which training moves
-            towards those of the query images; it suits a pretrained network. Trainable
+            towards those of the query examples; it suits a pretrained network. Trainable
             batch norms must be this package's (`convert.convert_batch_norms`); frozen ones
             always keep their moving statistics.
         inner_loss: `None` for classification; or a Keras loss or its name, for example

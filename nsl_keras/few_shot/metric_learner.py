@@ -28,7 +28,7 @@ class MetricLearner(EpisodicLearner):
     A subclass writes `compare`, and `build_for` if it has further weights.
 
     Args:
-        backbone: Model from images to features.
+        backbone: Model from examples to features.
         ways: int, the number of classes of an episode.
         batch_normalization: `"moving"`, `"support"` or `"transductive"`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
@@ -47,7 +47,7 @@ class MetricLearner(EpisodicLearner):
     ) -> None:
         if not isinstance(backbone, keras.Model):
             raise ValueError(
-                "`backbone` must be a Keras model from images to features. "
+                "`backbone` must be a Keras model from examples to features. "
                 f"Received: backbone={backbone!r}"
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
@@ -64,7 +64,7 @@ class MetricLearner(EpisodicLearner):
         if not shape or None in shape:
             raise ValueError(
                 "`backbone` must have one output, of shape (batch, ...) with known sizes. "
-                f"Received: outputs {features!r} for images of shape {support[2:]}"
+                f"Received: outputs {features!r} for examples of shape {support[2:]}"
             )
         self.build_for((math.prod(shape),) if self.flattens else shape)
 
@@ -90,7 +90,7 @@ class MetricLearner(EpisodicLearner):
         return self.compare(support, membership, queries, training)
 
     def in_context(self, support: Tensor, training: bool) -> Tensor:
-        """Returns features of support images that may depend on the whole support set."""
+        """Returns features of support examples that may depend on the whole support set."""
         return support
 
     def compare(
@@ -99,8 +99,8 @@ class MetricLearner(EpisodicLearner):
         """Returns logits of shape `(batch, queries, ways)`.
 
         Args:
-            support: Features of shape `(batch, support images, ...)`, `in_context`.
-            membership: One-hot labels, of shape `(batch, support images, ways)`.
+            support: Features of shape `(batch, support examples, ...)`, `in_context`.
+            membership: One-hot labels, of shape `(batch, support examples, ways)`.
             queries: Features of shape `(batch, queries, ...)`.
             training: bool, whether this is a training step.
         """
@@ -120,8 +120,8 @@ class MetricLearner(EpisodicLearner):
 
         Args:
             layers: Input and backbone, and the layer that flattens.
-            support: Features of shape `(support images, ...)`.
-            membership: One-hot labels, of shape `(support images, ways)`.
+            support: Features of shape `(support examples, ...)`.
+            membership: One-hot labels, of shape `(support examples, ways)`.
         """
         shape = support.shape[1:]
         backbone = keras.Sequential([keras.Input(shape), keras.layers.Identity()])
@@ -197,7 +197,7 @@ def prototype_layers(
 def outputs_of_sets(
     model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
-    """Returns a model's outputs for sets of images, under a policy of batch norms."""
+    """Returns a model's outputs for sets of examples, under a policy of batch norms."""
     if effective_policy(model, policy) in ("moving", None):
         return _in_one_batch(model, sets, training and policy == "moving")
     functional = FunctionalModel(model, (), policy)
@@ -268,7 +268,7 @@ class Temperature(keras.layers.Layer):
 
 
 def flattened(features: Tensor) -> Tensor:
-    """Reshapes features from `(batch, images, ...)` to `(batch, images, features)`."""
+    """Reshapes features from `(batch, examples, ...)` to `(batch, examples, features)`."""
     size = math.prod(features.shape[2:])
     return ops.reshape(features, (*ops.shape(features)[:2], size))
 

@@ -23,7 +23,7 @@ HEADS = ("cosine", "dense")
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NeighborhoodLearner(MetricLearner):
-    """Finetunes a head for each query on the support images that it attends to.
+    """Finetunes a head for each query on the support examples that it attends to.
 
     These are Meta-Neighborhoods whose dictionary is the support set: its keys are the
     support features `k_j`, its values the one-hot labels `v_j`. For a query with features
@@ -40,7 +40,7 @@ class NeighborhoodLearner(MetricLearner):
       falls to zero, the logits become those of `NearestCentroid` times the scale.
     * `head="dense"`: `h(z) = W z + b` from zero. Here one step is attention itself: with
       `C` ways, `logits = sum_j w_j (rate_W k_j . z + rate_b) (v_j - 1 / C)`, and with the
-      bias alone (`rate_W = 0`) a vote of the support images, weighted by attention.
+      bias alone (`rate_W = 0`) a vote of the support examples, weighted by attention.
 
     The backbone, the rate and the scale are trained, through the inner steps, second
     derivatives included. Compile as `ProtoNet`.

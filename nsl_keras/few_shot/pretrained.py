@@ -40,14 +40,14 @@ class PretrainedLearner(MetricLearner):
         return features - ops.cast(ops.convert_to_tensor(self.center), features.dtype)
 
     def center_on(self, images: Any, batch_size: int = 128) -> None:
-        """Stores the mean features of images, which `centered` subtracts.
+        """Stores the mean features of examples, which `centered` subtracts.
 
-        Use images of the classes that the backbone was trained on.
+        Use examples of the classes that the backbone was trained on.
 
         Args:
             images: Array of shape `(n, ...)`, or a data set of batches, in the range of
-                the episodes' images.
-            batch_size: int, the number of images computed at once.
+                the episodes' examples.
+            batch_size: int, the number of examples computed at once.
 
         Raises:
             ValueError: For features that are not finite, and a learner whose batch norms
@@ -73,10 +73,10 @@ class PretrainedLearner(MetricLearner):
 class NearestNeighbor(PretrainedLearner):
     """Nearest neighbour on features of a pretrained network. Nothing is trained.
 
-        logits_c = max over support images x of class c of sim(z(query), z(x))
+        logits_c = max over support examples x of class c of sim(z(query), z(x))
 
     with the cosine, or minus the squared distance, as `sim`, and `z(x) = f(x) - center`.
-    The largest logit is that of the nearest support image's class. The backbone always
+    The largest logit is that of the nearest support example's class. The backbone always
     runs in inference mode.
 
     Args:

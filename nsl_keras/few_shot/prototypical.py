@@ -21,7 +21,7 @@ from nsl_keras.neighborhoods import key_metrics
 class ProtoNet(MetricLearner):
     """Prototypical network: classes are the means of their support features.
 
-    With the backbone `f` and the support images `S_c` of class `c`,
+    With the backbone `f` and the support examples `S_c` of class `c`,
 
         p_c       = mean over x in S_c of f(x)
         logits_c  = -||f(query) - p_c||^2 / temperature
@@ -33,8 +33,8 @@ class ProtoNet(MetricLearner):
     that layers add (`add_loss`, activity regularizers) count under `"moving"` alone.
 
     Args:
-        backbone: Keras model from images to features; features of several axes are
-            flattened. Images must be in the range that it is trained on.
+        backbone: Keras model from examples to features; features of several axes are
+            flattened. Examples must be in the range that it is trained on.
         ways: int, the number of classes of an episode. No weights depend on
             `ways`, so a second learner with the same backbone can use a different number.
             The paper trains with more ways than it tests with.
@@ -44,8 +44,8 @@ class ProtoNet(MetricLearner):
             need one well below 1, for example 0.1.
         learn_temperature: bool, whether the temperature is trained, as its logarithm.
         batch_normalization: Statistics that the backbone's batch norms normalize by.
-            `"moving"`: in training the statistics of all images of the step, support and
-            query images of all episodes; at test the moving statistics. `"support"`: in
+            `"moving"`: in training the statistics of all examples of the step, support and
+            query examples of all episodes; at test the moving statistics. `"support"`: in
             training and at test the statistics of each episode's support set.
             `"transductive"`: support set and queries are normalized separately by their
             own statistics, so that an answer depends on the other queries. `"support"`
@@ -61,7 +61,7 @@ class ProtoNet(MetricLearner):
         training: bool, training mode of the backbone.
 
     Input shape:
-        `(batch, support images, ...)`, `(batch, support images)` and
+        `(batch, support examples, ...)`, `(batch, support examples)` and
         `(batch, queries, ...)`.
 
     Output shape:
@@ -71,7 +71,7 @@ class ProtoNet(MetricLearner):
         ValueError: For arguments outside these ranges; at build, for shapes that do not
             fit each other; at the first call, for batch norms of Keras that cannot
             normalize by episode; at `compile`, for a loss of probabilities; for arrays with
-            labels outside the classes, a class without an image, or images that are not
+            labels outside the classes, a class without an example, or examples that are not
             finite. Data sets with these give NaN logits, and `fit` raises
             `NonFiniteLossError`.
 

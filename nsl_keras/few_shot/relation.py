@@ -70,7 +70,7 @@ def relation_module(
 class RelationNet(MetricLearner):
     """Relation network: a small network compares a query with each class.
 
-    With the feature maps `f`, the support images `S_c` of class `c` and the relation
+    With the feature maps `f`, the support examples `S_c` of class `c` and the relation
     module `g`,
 
         logits_c = g(concatenate[sum over x in S_c of f(x), f(query)])
@@ -88,8 +88,8 @@ class RelationNet(MetricLearner):
         relation: Keras model from joined features, of twice the channels, to one number;
             `None` for `relation_module` of that shape.
         batch_normalization: See `ProtoNet`. The relation module's batch norms see pairs
-            of an image and a class: with `"moving"` the pairs of all queries of the step
-            in training; with `"support"` the pairs of the support images with the classes
+            of an example and a class: with `"moving"` the pairs of all queries of the step
+            in training; with `"support"` the pairs of the support examples with the classes
             of their episode; with `"transductive"` the episode's query pairs.
 
     Input shape:
