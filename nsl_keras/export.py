@@ -203,7 +203,8 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
                 f"Received: input {spec.name!r} of shape {spec.shape} and dtype "
                 f"{spec.dtype}"
             )
-        if getattr(model, "ways", None) and spec.name == "support_labels":
+        is_class = isinstance(model, EpisodicLearner) and model.classifies
+        if is_class and spec.name == "support_labels":
             drawn.append(np.broadcast_to(np.arange(shape[1]) % model.ways, shape))
         elif keras.backend.is_float_dtype(spec.dtype):
             drawn.append(random.normal(size=shape))
