@@ -87,7 +87,12 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         batch, queries = episode_shapes(input_shape, self.label_shape)[2][:2]
-        return (batch, queries, *((self.ways,) if self.classifies else self.label_shape))
+        return (batch, queries, *self.outputs_shape)
+
+    @property
+    def outputs_shape(self) -> tuple[int | None, ...]:
+        """The shape of the outputs for one query."""
+        return (self.ways,) if self.classifies else self.label_shape
 
     def get_config(self) -> dict[str, Any]:
         # Every argument except `self` and `kwargs` is an attribute.

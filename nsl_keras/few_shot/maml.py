@@ -96,8 +96,8 @@ class MAML(EpisodicLearner):
         training: bool, whether this is a training step.
 
     Input shape:
-        `(batch, support, ...)`, `(batch, support)` and `(batch, queries, ...)`; the sizes
-        of the first axes may be unknown.
+        `(batch, support, ...)`, `(batch, support)` (targets: `(batch, support, ...)`) and
+        `(batch, queries, ...)`; the sizes of the first axes may be unknown.
 
     Output shape:
         `(batch, queries, ways)`, logits: compile as `ProtoNet`. In a regression `(batch,
@@ -200,7 +200,7 @@ class MAML(EpisodicLearner):
         support, _, _ = episode_shapes(input_shape)
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
         found = self.model.compute_output_spec(images)
-        shape: tuple[int | None, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
+        shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
         if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
             raise ValueError(
                 "`model` must return logits of shape (batch, ways), of two or more ways, "
@@ -211,7 +211,6 @@ class MAML(EpisodicLearner):
             (self.ways,) = shape
         else:
             self.label_shape = shape
-        self._outputs_shape = shape
         self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [
@@ -246,7 +245,7 @@ class MAML(EpisodicLearner):
     ) -> Tensor:
         norms = self.functional.norms if training else []
         moves = self.batch_normalization == "moving" and bool(norms)
-        shape = (query_images.shape[1], *self._outputs_shape)
+        shape = (query_images.shape[1], *self.outputs_shape)
         outputs = [keras.KerasTensor(shape, self._logits_dtype)]
         if moves:
             outputs += [
@@ -302,7 +301,7 @@ class MAML(EpisodicLearner):
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
         targets = ops.one_hot(labels, ways) if self.classifies else labels
-        shape = (len(images), *self._outputs_shape)
+        shape = (len(images), *self.outputs_shape)
         if np.shape(targets) != shape:
             raise ValueError(
                 f"`y` must have the shape of the outputs, {shape}. "
