@@ -20,7 +20,7 @@ KINDS = {
     "vectors": ((MEANS[LABELS] + NOISE)[:, :6, 0], [keras.Input((6,))]),
     "signals": (MEANS[LABELS] + NOISE, [keras.Input((20, 2)), layers.Conv1D(4, 3)]),
     "tokens": (
-        # Each class has words of its own, with numbers that half precision has not.
+        # Each class has its own words, with numbers that half precision rounds.
         5000 + 3 * LABELS[:, None] + RNG.integers(3, size=(len(LABELS), 8)),
         [keras.Input((8,), dtype="int32"), layers.Embedding(5020, 16)],
     ),
