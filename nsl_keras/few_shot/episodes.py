@@ -68,8 +68,8 @@ class EpisodeSampler:
         queries: int, the number of query examples per class.
         seed: int, at least 0.
         scale: float above 0; or `None` for episodes of the examples as they are, so that
-            token numbers stay integers. Like Keras, nothing here scales bytes by itself: pass
-            `1 / 255` if the network takes images in [0, 1].
+            token numbers stay integers. Like Keras, nothing here scales bytes by itself:
+            pass `1 / 255` if the network takes images in [0, 1].
 
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
