@@ -111,6 +111,11 @@ def save_model(
             f"`folder` must not hold version {version} yet: nothing is overwritten. "
             f"Received: folder={str(folder)!r}, version={version}"
         )
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "`model` must be a Keras model; of a `few_shot.Finetuner`, what its `adapt` "
+            f"returns. Received: model={model!r}"
+        )
     validation.built(model, "save_model")
     inputs = _inputs_of(model, preprocessing, examples)
     specs = tree.flatten(inputs)

@@ -306,6 +306,7 @@ def noisy_model():
             ValueError,
             "`save_model` needs a built",
         ),
+        (object, {}, ValueError, "`model` must be a Keras model; of a"),
         (Unshaped, {}, ValueError, "`examples` must be given where the shapes"),
         (
             lambda: model_of(keras.layers.Conv1D(3, 3), (None, 1)),

@@ -265,14 +265,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
 
         Arguments are those of `MetaNeighborhoodModel.neighbors`.
         """
-        validation.built(self, "neighbors")
-        validation.one_of(by, RANKINGS, "by")
-        k = validation.positive_integer(k, "k")
-        if k > self.dictionary.num_neighbors:
-            raise ValueError(
-                f"`k` must be at most `num_neighbors`. Received: k={k}, "
-                f"num_neighbors={self.dictionary.num_neighbors}"
-            )
+        self.require_ranking(k, by)
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries)
         changes = self._finetuning.effects(entries, attention, queries)
@@ -284,6 +277,16 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             ops.take(entries.values, indices, axis=0),
             ops.take_along_axis(changes, indices[..., None], axis=1),
         )
+
+    def require_ranking(self, k: int, by: str) -> None:
+        """Raises unless these are arguments of `neighbors`, and the layer is built."""
+        validation.built(self, "neighbors")
+        validation.one_of(by, RANKINGS, "by")
+        if validation.positive_integer(k, "k") > self.dictionary.num_neighbors:
+            raise ValueError(
+                "`k` must be at most the number of dictionary entries. Received: "
+                f"k={k}, {self.dictionary.num_neighbors} entries"
+            )
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

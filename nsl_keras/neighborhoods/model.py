@@ -170,22 +170,23 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.dictionary.num_neighbors
 
     @classmethod
-    def from_classifier(
+    def from_trained(
         cls,
         model: keras.Model,
         dictionary: NeighborDictionary | int = 1000,
         **options: Any,
     ) -> MetaNeighborhoodModel:
-        """Returns a model made from a trained classifier: its last dense layer is the head.
+        """Returns a model made from a trained one, whose last dense layer is the head.
 
         The rest is the backbone; a softmax at the end is dropped. Layers and weights are
-        copied, and `model` does not change. A small `inner_learning_rate` keeps its
+        copied, and `model` does not change. A frozen last layer stays frozen. A small `inner_learning_rate` keeps its
         predictions at first; `initialize_from` fills the dictionary with examples.
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
-                that ends in `Dense` (or `CosineDense`), with or without a softmax; with
-                `task="regression"` a trained regressor that ends in a linear layer.
+                that ends in `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, with
+                or without a softmax; with `task="regression"` a regressor that ends in a
+                linear layer.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 
@@ -201,7 +202,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> import keras
         >>> import nsl_keras
         >>> trained = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=4)
-        >>> model = nsl_keras.MetaNeighborhoodModel.from_classifier(trained, 50)
+        >>> model = nsl_keras.MetaNeighborhoodModel.from_trained(trained, 50)
         >>> tuple(model(keras.ops.ones((2, 32, 32, 3))).shape)
         (2, 4)
         """
@@ -360,6 +361,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model.neighbors(x, k=5).output_changes.shape
         (4, 5, 3)
         """
+        self.neighborhood.require_ranking(k, by)  # Before a graph is traced.
         found: Neighbors = data.predict(
             lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
             self,

@@ -146,7 +146,8 @@ def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
     if not chosen or not is_known:
         raise ValueError(
             "`layers` must choose one or more of the layers that can be converted: "
-            f"{', '.join(map(repr, sorted(names))) or 'none'}. Received: layers={layers!r}"
+            f"{', '.join(map(repr, sorted(names))) or 'none, without a convolution'}. "
+            f"Received: layers={layers!r}"
         )
     return chosen
 

@@ -70,6 +70,7 @@ class ModelSummary(LayerSummary):
         rows = [list(_TITLES)]
         for each in (*self.layers, self):
             rows.append([_text(getattr(each, field)) for field in fields])
+        rows[-1][0] = "Total"
         lines = table(rows)
         if self.not_counted:
             lines.append(f"Multiply-adds not counted: {', '.join(self.not_counted)}")

@@ -134,7 +134,7 @@ def test_rankings(kinds):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": ENTRIES + 1}, "`k` must be at most `num_neighbors`"),
+        ({"k": ENTRIES + 1}, "`k` must be at most the number of"),
         ({"k": 0}, "`k` must be a positive"),
         ({"by": "weight"}, "`by` must be one of"),
     ],

@@ -227,6 +227,6 @@ def test_the_table():
     assert static == "static Conv2D static Diagonal 1,801 9 7,077,888 7,077,888 yes"
     assert dynamic.startswith("dynamic Conv2D dynamic Unconstrained ")
     assert dynamic.endswith(" no")
-    assert whole.startswith("table Sequential static Diagonal, dynamic Unconstrained ")
+    assert whole.startswith("Total Sequential static Diagonal, dynamic Unconstrained ")
     starts = {line.index(line.split()[1]) for line in (lines[0], *lines[2:])}
     assert len(starts) == 1

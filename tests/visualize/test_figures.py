@@ -144,7 +144,7 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
         (lambda: reading.require_images(X, "images"), r"`images` must hold images.*20, 6"),
         (lambda: reading.class_numbers(None, X, 3), "`y` must be given, or come with the"),
         (lambda: reading.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
-        (picture("adaptation", X[0], k=13), "`k` must be at most `num_neighbors`.*k=13"),
+        (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
         (picture("feature_map", X, LABELS, method="umap"), "`method` must be.*'umap'"),
         (picture("feature_map", X[:1], LABELS[:1]), r"at least two examples.*\(1, 5\)"),
         (
