@@ -140,7 +140,9 @@ def test_fold(geometry, options):
     assert_close(outputs, expected, 10 * TOLERANCES[options["dtype"]])
 
 
-@pytest.mark.parametrize("similarity", ["full", similarities.Sparse(1)], ids=str)
+@pytest.mark.parametrize(
+    "similarity", ["full", similarities.Sparse(1)], ids=["full", "sparse"]
+)
 def test_fold_of_other_similarities(similarity):
     layer = built(similarity=similarity)
     model = keras.Sequential([keras.Input(INPUTS.shape[1:], dtype=DTYPES[0]), layer])
