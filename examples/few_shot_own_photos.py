@@ -25,7 +25,7 @@ IMAGES = DIGITS.images[..., None].astype("float32") * 255 / 16
 
 def make_photos(folder):
     for digit in NEW:
-        (folder / str(digit)).mkdir(parents=True)
+        (folder / str(digit)).mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(IMAGES[digit == DIGITS.target][:5]):
             keras.utils.save_img(folder / f"{digit}/{number}.png", image, scale=False)
     return folder
@@ -67,20 +67,22 @@ def main():
     read = keras.utils.image_dataset_from_directory
     dataset = read(folder, image_size=size, color_mode=colors, shuffle=False, verbose=False)
     photos, labels = (np.concatenate(part) for part in zip(*dataset, strict=True))
-    names = dataset.class_names
-    print(f"{len(photos)} photos of the classes {', '.join(names)}")
+    class_names = dataset.class_names
+    print(f"{len(photos)} photos of the classes {', '.join(class_names)}")
 
     # The nearest class mean trains nothing. Each photo in turn is the one to classify.
-    learner = nsl_keras.few_shot.NearestCentroid(features, len(names))
+    learner = nsl_keras.few_shot.NearestCentroid(features, len(class_names))
     right = 0
     for photo, rest in enumerate(~np.eye(len(photos), dtype=bool)):
         episode = photos[None, rest], labels[None, rest], photos[None, [photo]]
         right += learner.predict(episode, verbose=0).argmax() == labels[photo]
     print(f"each photo from the others: {right} of {len(photos)} right")
 
-    classifier = learner.adapt(photos, labels, names)  # A Keras model of single images.
+    classifier = learner.adapt(
+        photos, labels, class_names
+    )  # A Keras model of single images.
     classifier.save(output / "classifier.keras")
-    path = nsl_keras.export.save_model(classifier, output / "served", version=1)
+    path = nsl_keras.export.save_model(classifier, output / "served")
     print("saved", output / "classifier.keras", "and exported", path)
     if not args.photos and args.backbone == "digits":
         others = [i for each in NEW for i in np.flatnonzero(each == DIGITS.target)[5:]]

@@ -85,7 +85,7 @@ def main():
 
     folder = pathlib.Path(args.output or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    shown = test_x[:500]
+    shown = train_x[:500]
     figure = nsl_keras.visualize.plot_learned_neighbors(model, shown)
     figure.savefig(folder / "neighbors.png")
     figure = nsl_keras.visualize.plot_adaptation(model, chosen[0], images=shown)

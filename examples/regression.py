@@ -76,10 +76,14 @@ def main():
     print("neighbours - plain, by fold:", ", ".join(f"{each:+.3f}" for each in differences))
     found = model.neighbors(test_x[:1], k=3)
     values = scale_y.inverse_transform(found.values[0])[:, 0]
+    changes = found.output_changes[0, :, 0] * scale_y.scale_[0]  # In the target's unit.
     print("one patient, the three entries that moved the prediction most:")
-    rows = zip(found.indices[0], found.weights[0], values, strict=True)
-    for entry, weight, value in rows:
-        print(f"  entry {entry}, attention {weight:.2f}, target {value:.0f}")
+    rows = zip(found.indices[0], found.weights[0], values, changes, strict=True)
+    for entry, weight, value, change in rows:
+        print(
+            f"  entry {entry}, attention {weight:.2f}, target {value:.0f}, "
+            f"moved it by {change:+.1f}"
+        )
     print("Look at the differences, below zero where the neighbours help, and at how much")
     print("the folds differ: if far more, these patients show neither gain nor loss.")
 

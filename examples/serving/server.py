@@ -17,7 +17,7 @@ import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags
+from absl import app, flags, logging
 from mlserver import MLServer, Settings
 
 from examples.serving.runtime import VersionedFolder
@@ -37,7 +37,10 @@ async def serve(root: str, metrics_dir: str) -> None:
         parallel_workers=0,  # TensorFlow has threads of its own.
         debug=False,
     )
-    await MLServer(settings).start(await VersionedFolder(root).list())
+    models = await VersionedFolder(root).list()
+    if not models:
+        logging.warning("No NAME/VERSION/saved_model.pb in the folder %r.", root)
+    await MLServer(settings).start(models)
 
 
 def main(arguments: list[str]) -> None:
