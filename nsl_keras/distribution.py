@@ -24,16 +24,16 @@ __all__ = ["DistributedModel", "distribute", "multi_worker_strategy"]
 class DistributedModel(ReplicatedSteps):
     """A Keras model, with training steps that are right on several replicas.
 
-    It calls the given model and shares its layers and weights. Compile and train it in
-    the model's place. On TensorFlow, under a `tf.distribute` strategy:
+    It calls the given model and shares its layers and weights. Compile and train it
+    instead of that model. On TensorFlow, under a `tf.distribute` strategy:
 
     * `fit`, `evaluate` and `predict` run under `MultiWorkerMirroredStrategy`, where those
       of `keras.Model` fail.
-    * The loss of a batch is the mean over its examples, so that a batch that does not
-      divide, even one with fewer examples than replicas, counts as on one device.
-      `keras.Model` takes the mean of the replicas' means.
-    * Gradients are clipped, and searched for float16's overflows, after they are summed
-      over the replicas.
+    * The loss of a batch is the mean over its examples. An uneven batch, even one with
+      fewer examples than replicas, gives the same loss as on one device. `keras.Model`
+      takes the mean of the replicas' means.
+    * Gradients are clipped, and checked for float16 overflow, after they are summed over
+      the replicas.
     * `fit` reports the losses and metrics of all replicas.
     * `steps_per_execution` works, but saves no time.
 
@@ -55,7 +55,7 @@ class DistributedModel(ReplicatedSteps):
         Same as the model.
 
     Raises:
-        ValueError: If `model` is no Keras model, or overrides one of those methods; in
+        ValueError: If `model` is not a Keras model, or overrides one of those methods; in
             `fit` and `evaluate` on several replicas, for a loss that is not the mean over
             the examples.
 

@@ -46,17 +46,17 @@ def save_model(
     | `serve`, also named `serving_default` | the predictions |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
-    | `neighbors` | `entries`, `weights`, `values` and, for classification, `classes` |
+    | `neighbors` | `entries`, `weights`, `values`, `output_changes`; of classifiers `classes` |
 
-    Only a `MetaNeighborhoodModel` has the last three. `entries` and `weights` are the
-    numbers and the attention of the `k` nearest dictionary entries, of shape `(batch, k)`;
-    `values` their class probabilities or targets, of shape `(batch, k, outputs)`; `classes`
-    their most probable classes. A single input is named `inputs`;
-    several have the names of the model's inputs, or their keys; the method `serve` of the
-    loaded model, and `keras.layers.TFSMLayer`, take them in the model's structure. A
-    few-shot learner takes `support_images`, `support_labels` (int32) and `query_images`, on
-    TensorFlow any number of each. A single output is named `output_0`; several in a dict
-    have their keys.
+    Only a `MetaNeighborhoodModel` has the last three. `entries` are the numbers of the `k`
+    dictionary entries of largest effect, `classes` their most probable classes, both of
+    shape `(batch, k)`; for the others see `MetaNeighborhoodModel.neighbors`.
+
+    A single input is named `inputs`. Several have the names of the model's inputs or, for
+    dict inputs, the keys; the method `serve` of the loaded model, and
+    `keras.layers.TFSMLayer`, take them in the model's structure. A few-shot learner takes
+    `support_images`, `support_labels` (int32) and `query_images`. On TensorFlow the set
+    sizes may vary. A single output is named `output_0`; several in a dict have their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
     unless it was written under JAX. A request with wrong shapes fails. An example with a
@@ -87,8 +87,8 @@ def save_model(
     Raises:
         ValueError: If the folder is remote, the version exists, the model is not built, or
             `examples` are needed.
-        RuntimeError: If the written model's predictions differ or are not finite. A model
-            that is random when it predicts is compared by shapes alone.
+        RuntimeError: If the written model's predictions differ or are not finite. For a
+            stochastic model only shapes are compared.
 
     Example:
 

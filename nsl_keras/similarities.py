@@ -90,6 +90,7 @@ class Similarity(abc.ABC):
         the parameters have the same axes in front. The result may have several parts.
         """
         patches = ops.stack(windows, axis=-2)
+        # NSL Eq. (3): M(x) x
         compared = ops.matmul(self.matrix(parameters, len(windows)), patches)
         *positions, taps, channels = ops.shape(compared)
         return [ops.reshape(compared, (*positions, taps * channels))]
@@ -141,6 +142,7 @@ class Diagonal(Similarity):
     def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         # One product per tap: nothing has to be gathered in one large tensor.
         masks = ops.split(parameters, len(windows), axis=-1)
+        # NSL Eq. (3): M(x) x
         return [mask * window for mask, window in zip(masks, windows, strict=True)]
 
     def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:

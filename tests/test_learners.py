@@ -20,13 +20,10 @@ def test_adapt(name, tmp_path):
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "name",
-    [
-        # Several inner steps need gradients, which the other engines do not have.
-        each if each == "centroid" else pytest.param(each, marks=pytest.mark.long)
-        for each in ADAPTABLE
-        if each != "neighborhood_dense"
-    ],
+    # Several inner steps need gradients, which the other engines do not have.
+    [each for each in ADAPTABLE if each != "neighborhood_dense"],
 )
+@pytest.mark.long
 def test_export_of_adapted_models(name, tmp_path):
     learner_harness.check_adapted_export(ADAPTABLE[name], tmp_path)
 

@@ -18,9 +18,9 @@ Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Episode(NamedTuple):
-    """One few-shot task, or a batch of them with one more leading axis on each array.
+    """One few-shot task, or a batch of them, in which each array has an extra leading axis.
 
-    Examples and labels are ordered by class. Every episode numbers its classes from 0.
+    Examples and labels are ordered by class. Labels are renumbered from 0 in each episode.
 
     Attributes:
         support_images: Array `(ways * shots, ...)` of images or other examples, to adapt

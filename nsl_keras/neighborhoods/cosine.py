@@ -16,8 +16,8 @@ from nsl_keras.neighborhoods.key_metrics import unit_norm
 class CosineDense(keras.layers.Layer):
     """Dense layer of cosines: `y[c] = scale * cos(x, W[:, c])`.
 
-    Each column of the kernel is the prototype of an output; the lengths of features and
-    prototypes do not matter. An all-zero input gives zeros. Cosines are computed in
+    Each column of the kernel is the prototype of an output; the norms of features and
+    prototypes have no effect. An all-zero input gives zeros. Cosines are computed in
     float32.
 
     Args:

@@ -191,8 +191,8 @@ class NestedTape(InnerLoop):
         weights = [ops.convert_to_tensor(variable) for variable in self.variables]
         for _ in range(self.steps):
             gradients, _nothing = gradients_of(inner_loss, weights)
-            # MN Algorithm 1, line 7, of a nested tape: MN Eq. (3), and MN Eq. (1) if the
-            # keys and queries are inputs.
+            # MN Algorithm 1, line 7, on a nested tape: MN Eq. (3). Without a backbone it is
+            # MN Eq. (1).
             weights = [
                 weight - rate * gradient
                 for weight, rate, gradient in zip(weights, rates, gradients, strict=True)

@@ -23,12 +23,11 @@ def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
 
 
 class KeyMetric(abc.ABC):
-    """A function of all pairs of queries and keys, larger where they are nearer.
+    """A function of all pairs of queries and keys, higher for closer pairs.
 
-    For a custom metric, subclass it with `__call__`, and with `get_config` if it has
-    arguments.
-    Register the class with `keras.saving.register_keras_serializable` to save models that
-    use it, and pass an instance as `metric`.
+    For a custom metric, override `__call__`, and `get_config` if the constructor takes
+    arguments. Register the class with `keras.saving.register_keras_serializable` to save
+    models that use it, and pass an instance as `metric`.
 
     Call arguments:
         queries: Tensor of shape `(..., queries, features)`.
@@ -160,7 +159,7 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
 
 
 def serialize(metric: KeyMetric) -> str | dict[str, Any]:
-    """Returns a form of a metric that `get` accepts: a name, or Keras's dictionary.
+    """Serializes a metric to its name, or to a Keras config.
 
     Args:
         metric: A `KeyMetric`.

@@ -35,14 +35,14 @@ class Predictions(NamedTuple):
     unadapted: Tensor
 
 
-#: Whether a step of `fit` or `evaluate` is running, whose metrics need both predictions.
-_in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("in_step", default=False)
+#: The model whose step of `fit` or `evaluate` runs: its metrics need both predictions.
+_in_step: contextvars.ContextVar[Any] = contextvars.ContextVar("in_step", default=None)
 
 
 @contextlib.contextmanager
-def _with_both_predictions() -> Iterator[None]:
-    """Makes `call` return `Predictions`."""
-    token = _in_step.set(True)
+def _with_both_predictions(model: MetaNeighborhoodModel) -> Iterator[None]:
+    """Makes the `call` of a model return `Predictions`."""
+    token = _in_step.set(model)
     try:
         yield
     finally:
@@ -179,8 +179,9 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns a model made from a trained one, whose last dense layer is the head.
 
         The rest is the backbone; a softmax at the end is dropped. Layers and weights are
-        copied, and `model` does not change. A frozen last layer stays frozen. A small `inner_learning_rate` keeps its
-        predictions at first; `initialize_from` fills the dictionary with examples.
+        copied, and `model` does not change. A frozen last layer stays frozen. A small
+        `inner_learning_rate` keeps its predictions at first; `initialize_from` fills the
+        dictionary with examples.
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
@@ -235,7 +236,7 @@ class MetaNeighborhoodModel(CheckedModel):
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         # MN Algorithm 1, lines 6 and 7.
         outputs = self.neighborhood(features, training=training, adapt=adapt)
-        if not _in_step.get():
+        if _in_step.get() is not self:
             return outputs
         return Predictions(outputs, self.neighborhood(features, adapt=False))
 
@@ -416,7 +417,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of MN Algorithm 1. On JAX this delegates to Keras's train step."""
-        with _with_both_predictions():
+        with _with_both_predictions(self):
             if keras.backend.backend() == "jax":
                 return super().train_step(*arguments)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
@@ -430,7 +431,7 @@ class MetaNeighborhoodModel(CheckedModel):
             return self.compute_metrics(x, y, predictions, sample_weight)
 
     def test_step(self, *arguments: Any) -> Any:
-        with _with_both_predictions():
+        with _with_both_predictions(self):
             return super().test_step(*arguments)
 
     def compute_loss(

@@ -247,7 +247,7 @@ class BilinearForm(keras.layers.Layer):
             prediction = self.network(rows, training=training)
             leading = ops.shape(inputs)[:-1]
         else:
-            prediction = self.network(inputs, training=training)
+            prediction = self.network(inputs, training=training)  # NSL Eq. (3): M(x)
             if self._channel_axis == 1 and len(prediction.shape) > 2:
                 prediction = ops.moveaxis(prediction, 1, -1)
             leading = ops.shape(prediction)[:-1]
@@ -255,7 +255,7 @@ class BilinearForm(keras.layers.Layer):
                 leading = (leading[0], *[1] * len(positions))
         wide = keras.backend.result_type(prediction.dtype, "float32")
         parameters = ops.reshape(prediction, (*leading, *self._identity.shape))
-        parameters = ops.cast(parameters, wide)  # NSL Eq. (3): M(x)
+        parameters = ops.cast(parameters, wide)
         if getattr(self.predictor, "residual", True):
             parameters = parameters + ops.cast(self._identity, wide)
         if penalized and self.similarity_regularizer is not None:
@@ -273,7 +273,7 @@ class BilinearForm(keras.layers.Layer):
         real = ops.convert_to_tensor(self.shape_parameters)
         mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
         if self._on_vectors:
-            return ops.tile(mask, self.channels)[:, None] * kernel
+            return ops.tile(mask, self.channels)[:, None] * kernel  # NSL Eq. (4)
         return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
 
     def equivalent_kernel(self, kernel: Tensor) -> Tensor:

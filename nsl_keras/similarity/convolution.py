@@ -131,10 +131,11 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         similarity_initializer: Initializer of the static matrix `M`, called with its
             shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
             the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the matrix `M` itself. Keras's own pull it
-            toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the identity.
-            With a predictor the penalty is the mean over the batch and the positions: the
-            regularizer must return the sum over the matrices `(n, T, T)`, as these do.
+        similarity_regularizer: Regularizer of the matrix `M` itself. Keras's regularizers
+            pull it toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the
+            identity. With a predictor the penalty is the mean over the batch and the
+            positions: the regularizer must return the sum over the matrices `(n, T, T)`,
+            as these do.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms, or
@@ -146,9 +147,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
             exceeds this threshold.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, so many neighbouring channels of those that a filter reads. All `M`
-            start at the same matrix. Static layers only: a predictor would predict every
-            `M` at every position.
+            an int, the number of consecutive input channels that share one `M`. All
+            matrices have the same initial value. Static layers only: a predictor would
+            predict every `M` at every position.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
 
     Call arguments:

@@ -1,1 +1,1 @@
-"""What `fit` needs beyond Keras: data, checks, batch norms, devices, interrupted runs."""
+"""What `fit` needs beyond Keras: data, checks, batch norms, interrupted runs."""

@@ -467,3 +467,11 @@ def test_names_of_what_evaluate_returns():
     listed = model.evaluate(X, Y, verbose=0)
     named = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert dict(zip(model.metrics_names, listed, strict=True)) == named
+
+
+def test_another_model_in_a_step_returns_its_predictions():
+    inner = make_model()
+    inner.build(X.shape)
+    model = compiled(make_model(backbone=inner))
+    model.fit(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (48, 3)
