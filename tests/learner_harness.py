@@ -312,11 +312,12 @@ def check_adapted_export(case, folder):
     learner, (support, labels, queries), _ = case.built()
     images = queries.reshape(-1, *IMAGE)[:5]
     model = learner.adapt(support[0], labels[0])
+    if IS_TENSORFLOW:
+        model.export(folder / "model.onnx", format="onnx", verbose=False)
     expected = model.predict(images, verbose=0)
     loaded = tf.saved_model.load(str(nsl_keras.export.save_model(model, folder)))
     runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]
     if IS_TENSORFLOW:
-        model.export(folder / "model.onnx", format="onnx", verbose=False)
         session = onnxruntime.InferenceSession(folder / "model.onnx")
         (name,) = (each.name for each in session.get_inputs())
         model.export(folder / "model.tflite", format="litert", verbose=False)

@@ -18,9 +18,15 @@ def copy_with_classifier(
     """Returns a copy of a model, and the source of each variable of the copy."""
     classifier = last_layer_with_weights(model)
     new = _new_classifier(classifier, ways) if new_classifier else None
+    called = [call.layer for call in rewiring.calls(model)]
+    last = called[called.index(classifier) :] if classifier in called else [classifier]
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        replacement = new if layer is classifier else from_keras(layer)
+        if new and layer is classifier:
+            return new
+        if new and layer in last and type(layer) is keras.layers.Reshape:
+            return [keras.layers.Flatten(name=layer.name)]  # To the new number of outputs.
+        replacement = from_keras(layer)
         return None if replacement is None else [replacement]
 
     copy = rewiring.rebuild(model, replace)
@@ -39,15 +45,20 @@ def copy_with_classifier(
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
 
-def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
+def _new_classifier(layer: keras.layers.Layer, ways: int) -> list[keras.layers.Layer]:
+    """Returns a new layer in place of a classifier; of a 1x1 convolution, a dense one."""
     config = layer.get_config()
+    if type(layer) is keras.layers.Conv2D and layer.kernel_size == (1, 1):
+        dense = keras.layers.Dense(ways, use_bias=layer.use_bias, name=layer.name)
+        return [keras.layers.Flatten(), dense]
     if "units" not in config or not hasattr(layer, "kernel"):
         raise ValueError(
-            "`model` must end in a layer with `units` and a kernel, as Dense has them, for "
-            "a new classifier of the episode's ways; or `new_classifier` must be False. "
+            "`model` must end in a layer with `units` and a kernel, as Dense has, or in a "
+            "1x1 convolution, for a new classifier of the episode's ways; or "
+            "`new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    return type(layer).from_config({**config, "units": ways, "trainable": True})
+    return [type(layer).from_config({**config, "units": ways, "trainable": True})]
 
 
 def cut(

@@ -130,6 +130,7 @@ class Adapting:
         found = self._adapted(images, labels, ways)
         model = AdaptedModel(found) if isinstance(found, list) else found
         model.class_names = names
+        model(images[:1])  # Keras exports no model to ONNX that was never called.
         return model
 
     def _build_for(self, shape: tuple[int | None, ...]) -> None:
