@@ -16,7 +16,7 @@ import pytest
 import nsl_keras
 from nsl_keras.distribution import DistributedModel, distribute
 
-TESTS = pathlib.Path(__file__).parents[1]
+TESTS = pathlib.Path(__file__).parent
 TRAINING = str(TESTS / "distributed_training.py")
 
 #: Seconds for the trainings of one process, far less on a quiet machine.

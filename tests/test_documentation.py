@@ -170,7 +170,7 @@ def test_docstrings_become_markdown():
     text = """Adds.
 
 Args:
-    Those of `keras.layers.Conv2D`, and:
+    Same as `keras.layers.Conv2D`, plus:
     similarity: What `M` may be.
 
 Call arguments:
@@ -188,7 +188,7 @@ Reference: A paper."""
         docstrings.rewritten(text)
         == """Adds.
 
-Takes the arguments of `keras.layers.Conv2D`, and:
+Takes the arguments of `keras.layers.Conv2D`, plus:
 
 Args:
     similarity: What `M` may be.
