@@ -269,7 +269,9 @@ class MetaNeighborhoodModel(CheckedModel):
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
         Keys become the features of the drawn examples, values their smoothed labels or
-        targets. With a backbone, do this once it is trained.
+        targets. With a backbone, do this once it is trained. With a few training examples
+        a class, use a `CosineDense` head: each example finds its own label in its own
+        entry, and a `Dense` head may then lose accuracy on others.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
