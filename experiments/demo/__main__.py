@@ -202,7 +202,7 @@ def main(_arguments: list[str]) -> None:
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(
-        f"Pictures: {results / 'figures'}. Next: examples/README.md has ten short scripts."
+        f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts."
     )
 
 
