@@ -201,9 +201,7 @@ def main(_arguments: list[str]) -> None:
         runs.remove(states)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.path}")
-    print(
-        f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts."
-    )
+    print(f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts.")
 
 
 if __name__ == "__main__":
