@@ -17,7 +17,7 @@ import experiments.regression.table
 import experiments.speed.table
 from experiments.common import runs
 from experiments.demo import spirals
-from experiments.neural_similarity import implicit_regularization, predictor_cost
+from experiments.neural_similarity import implicit_regularization, predictors
 from experiments.no_harm import report
 from experiments.page_tables import with_tables
 
@@ -50,7 +50,7 @@ def results_readme() -> str:
         experiments.neural_similarity.table.sections(RESULTS),
         experiments.few_shot.table.sections(RESULTS),
         implicit_regularization.section(RESULTS),
-        predictor_cost.section(RESULTS),
+        predictors.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         experiments.regression.table.section(RESULTS),

@@ -78,7 +78,7 @@ def run_cell(
     def run(dataset: str, network: str, name: str, seed: int) -> dict:
         start = time.process_time()
         names = {"dataset": dataset, "network": network, "method": name, "seed": seed}
-        record = names | trained.run(name)
+        record = names | trained.run(METHODS[name])
         seconds = time.process_time() - start
         accuracy = 100 * record["test_accuracy"][-1]
         print(f"{accuracy:.2f} %, {seconds:.0f} seconds of a core", flush=True)

@@ -14,7 +14,7 @@ import numpy as np
 import nsl_keras
 from experiments.no_harm.data import Images
 from experiments.no_harm.evaluation import accuracies_by_mode, accuracy
-from experiments.no_harm.methods import METHODS, PLAIN
+from experiments.no_harm.methods import BASELINES, PLAIN, Method
 from experiments.no_harm.networks import BATCH_NORMS, Network
 
 
@@ -60,10 +60,9 @@ class Cell:
             batch_norm=BATCH_NORMS[setting.batch_norm],
         )
 
-    def run(self, name: str) -> dict[str, Any]:
+    def run(self, method: Method) -> dict[str, Any]:
         """Trains by a method, and returns the record."""
-        method = METHODS[name]
-        if name == PLAIN:
+        if method is BASELINES[PLAIN]:
             return self._pretrained[0]
         weights = self._pretrained[1] if method.pretrained else None
         plain = self._initial()

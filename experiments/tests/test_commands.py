@@ -180,11 +180,11 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
             "implicit_regularization.png",
         ),
         (
-            "neural_similarity.predictor_cost",
-            ["--classes=2", "--epochs=1", "--seeds=3", "--similarities=DNS"]
-            + ["--predictors=plain,depthwise", "--data_file={folder}/images.npz"],
-            "| DNS | depthwise |",
-            "predictor_cost.png",
+            "neural_similarity.predictors",
+            ["--seeds=3", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
+            + ["--method=DNS depthwise", "--data_file={folder}/images.npz"],
+            "| DNS depthwise |",
+            "predictors.png",
         ),
     ],
 )

@@ -148,13 +148,12 @@ def test_methods_start_as_the_plain_network(name):
 def test_runs_are_made_once_and_go_on_from_the_plain_one(tmp_path, eager):
     records = runs.RunRecords(tmp_path / "made.jsonl")
     key = (3, "digits", "no_batch_norm")
-    made = {name: tiny_cell().run(name) for name in ("plain", "plain_longer")}
+    made = {name: tiny_cell().run(METHODS[name]) for name in ("plain", "plain_longer")}
     assert made["plain_longer"]["training_loss"] != made["plain"]["training_loss"]
     whole = tiny_cell()
-    whole.run("plain")
-    assert (
-        whole.run("plain_longer")["training_loss"] == made["plain_longer"]["training_loss"]
-    )
+    whole.run(METHODS["plain"])
+    after = whole.run(METHODS["plain_longer"])
+    assert after["training_loss"] == made["plain_longer"]["training_loss"]
     for name, run in made.items():
         records.add((key[1], key[2], name, key[0]), run)
         assert math.isfinite(run["training_loss"])

@@ -1,0 +1,271 @@
+"""What predictors of dynamic similarities give, and what they cost: a table and a picture.
+
+    python -m experiments.neural_similarity.predictors --data_dir=DIR --data_file=FILE.npz
+
+The narrow CNN and the small ResNet of `experiments.no_harm`, with this package's batch
+norms, are trained on 5,000 images by its recipe: plain, and with every predictor below in
+all convolutions. The images are of 40 training classes of CIFAR-FS, and of CIFAR-10; both
+are judged by validation images, which come from the training images. Predictors are
+compared with the plain network of the same images, order and start weights.
+
+Each run is a line of --output_dir/results/predictors.jsonl and is not made twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# One core, so that times do not depend on how many there are.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+
+import keras
+import numpy as np
+from absl import flags
+
+import nsl_keras
+from experiments.common import command, data, runs, tables
+from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
+from experiments.no_harm.data import Images, draw
+from experiments.no_harm.methods import BASELINES, PLAIN, MakeNetwork, Method
+from experiments.no_harm.networks import NETWORKS, copy_weights
+from experiments.no_harm.training import Cell, Setting
+from nsl_keras.predictors import SimilarityPredictor
+from nsl_keras.training.normalization import BatchNormalization
+
+FLAGS = flags.FLAGS
+
+#: The file of the records, in results/.
+PLACE = "predictors.jsonl"
+TRAINING_IMAGES = 5_000
+CLASSES = 40
+DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
+NAMES = ("narrow_cnn", "small_resnet")
+
+
+@keras.saving.register_keras_serializable("experiments")
+def depthwise(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
+    """A separable hidden layer, and an output that looks at one position."""
+    return [
+        keras.layers.SeparableConv2D(
+            predictor.hidden(context)[0].filters,
+            context.geometry["kernel_size"],
+            context.geometry["strides"],
+            padding="same",
+            use_bias=False,
+        ),
+        BatchNormalization(),
+        keras.layers.ReLU(),
+        *predictor.output(context, None, context.is_diagonal),
+    ]
+
+
+def blocks_where_wide(name: str) -> SimilarityPredictor:
+    """Blocks of 2x2 where the map is at least 16 wide: not in the last stage."""
+    return SimilarityPredictor(downsampling=1 if name.startswith("stage_2") else 2)
+
+
+#: Predictors by name; a function takes the name of the convolution.
+PREDICTORS: dict[str, SimilarityPredictor | Callable[[str], SimilarityPredictor]] = {
+    "kernel-sized output": SimilarityPredictor(downsampling=1, output_kernel_size=None),
+    "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
+    "blocks": SimilarityPredictor(downsampling=2, output_kernel_size=None),
+    "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
+    "blocks where wide": blocks_where_wide,
+    "depthwise": SimilarityPredictor(kind=depthwise, output_kernel_size=1),
+}
+SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
+
+
+def with_predictor(similarity: str, name: str) -> Method:
+    """Returns a method of the matrix: dynamic convolutions with a predictor."""
+    predictor = PREDICTORS[name]
+
+    def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
+        own = predictor(options["name"]) if callable(predictor) else predictor
+        return nsl_keras.layers.NeuralSimilarityConv2D(
+            filters,
+            *arguments,
+            similarity=SIMILARITIES[similarity],
+            predictor=own,
+            **options,
+        )
+
+    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+        model = make_network(convolution=convolution)
+        copy_weights(plain, model)
+        return model
+
+    return Method(f"{similarity} {name}", make)
+
+
+METHODS = {PLAIN: BASELINES[PLAIN]} | {
+    method.title: method
+    for similarity in SIMILARITIES
+    for method in [with_predictor(similarity, name) for name in PREDICTORS]
+}
+
+
+@functools.cache
+def read(dataset: str, data_dir: str | None, data_file: str | None) -> data.ImageData:
+    """Returns all images of a set."""
+    if dataset == "cifar10":
+        return data.load(dataset, data_dir)
+    return data.load_file(data_file)
+
+
+def images(dataset: str, found: data.ImageData, seed: int) -> Images:
+    """Returns training and validation images of a seed, apart from each other."""
+    if dataset == "cifar10":
+        parts = draw(found.train, TRAINING_IMAGES, seed), found.validation.take(2_000)
+        return Images(*parts, len(found.class_names))
+    rng = np.random.default_rng(seed)
+    classes = np.sort(rng.permutation(np.unique(found.train.labels))[:CLASSES])
+    members = rng.permutation(np.flatnonzero(np.isin(found.train.labels, classes)))
+    chosen = data.Split(
+        found.train.images[members],
+        np.searchsorted(classes, found.train.labels[members]),
+    )
+    count = min(TRAINING_IMAGES, len(members) * 4 // 5)
+    rest = data.Split(chosen.images[count:], chosen.labels[count:])
+    return Images(chosen.take(count), rest, len(classes))
+
+
+def compare(found: list[dict]) -> dict[str, list[Comparison]]:
+    """Returns every method beside the plain network, in each of its cells."""
+    by_key: dict[tuple, dict[int, dict]] = {}
+    for run in found:
+        key = run["dataset"], run["network"], run["method"]
+        by_key.setdefault(key, {})[run["seed"]] = run
+    comparisons: dict[str, list[Comparison]] = {}
+    for (dataset, network, name), own in sorted(by_key.items()):
+        plain = by_key.get((dataset, network, PLAIN), {})
+        seeds = sorted(set(own) & set(plain))
+        if name != PLAIN and seeds:
+            made = [own[seed] for seed in seeds], [plain[seed] for seed in seeds]
+            cell = Comparison(dataset, network, name, *made)
+            comparisons.setdefault(name, []).append(cell)
+    return {name: comparisons[name] for name in METHODS if name in comparisons}
+
+
+def pooled(cells: list[Comparison]) -> tuple[float, float]:
+    """The mean of the cells' mean differences, and half its 95 % interval."""
+    widths = [each.half_width(LAST_EPOCHS) for each in cells]
+    mean = float(np.mean([each.difference(LAST_EPOCHS) for each in cells]))
+    return mean, math.hypot(*widths) / len(widths)
+
+
+def step_time(cells: list[Comparison]) -> float:
+    """The median over cells and seeds; not a number where there is none."""
+    known = [each for cell in cells for each in cell.step_times]
+    return float(np.median(known)) if known else math.nan
+
+
+def table(comparisons: dict[str, list[Comparison]]) -> str:
+    """One line a similarity and predictor."""
+    places = [(dataset, network) for dataset in DATASETS for network in NAMES]
+    columns = [f"{DATASETS[d]}, {NETWORKS[n].title}" for d, n in places]
+    rows = []
+    for name, cells in comparisons.items():
+        by_place = {(cell.dataset, cell.network): cell for cell in cells}
+        gain, width = pooled(cells)
+        shown = [
+            f"{cell.difference(LAST_EPOCHS):+.2f} ± {cell.half_width(LAST_EPOCHS):.2f}"
+            if (cell := by_place.get(place))
+            else "not run"
+            for place in places
+        ]
+        own = [name, f"{gain:+.2f} ± {width:.2f}", f"{step_time(cells):.2f}x"]
+        rows.append([*own, *shown, ", ".join(str(len(cell.seeds)) for cell in cells)])
+    return tables.markdown(["predictor", "mean", "step time", *columns, "seeds"], rows)
+
+
+def write_picture(comparisons: dict[str, list[Comparison]], path: pathlib.Path) -> None:
+    """Draws the gain in validation accuracy against the time of a step."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, cells in comparisons.items():
+        gain, width = pooled(cells)
+        similarity, predictor = name.split(" ", 1)
+        axis.errorbar(
+            step_time(cells),
+            gain,
+            yerr=width if math.isfinite(width) else None,
+            fmt="os"[similarity == "UNS"],
+            color=f"C{list(PREDICTORS).index(predictor)}",
+            elinewidth=0.8,
+            label=name,
+        )
+    axis.axhline(0, color="black", linestyle=":")
+    axis.set_xlabel("time of a training step / plain")
+    axis.set_ylabel("validation accuracy - plain (points)")
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
+    runs.write_figures(path.parent, {path.stem: figure})
+
+
+def section(results: pathlib.Path) -> str:
+    """The section of results/README.md."""
+    title = "## Neural Similarity Learning: what predictors cost"
+    found = runs.RunRecords(results / PLACE).runs
+    if not found:
+        return f"{title}\n\nNot run."
+    setting = Setting()
+    return (
+        f"{title}\n\n{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
+        f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
+        f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
+        f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
+        "interval; time of a step over the plain network's, on one core without XLA."
+        f"\n\n{table(compare(found))}\n\n"
+        "![Gain in accuracy against the time of a step](figures/predictors.png)"
+    )
+
+
+def main(_arguments: list[str]) -> None:
+    results = runs.results_folder(FLAGS.output_dir)
+    setting = Setting(batch_norm="unbiased")
+    held = dataclasses.asdict(setting) | {"training_images": TRAINING_IMAGES}
+    records = runs.RunRecords(results / PLACE, setting=held)
+
+    def run(dataset: str, network: str, name: str, seed: int) -> dict:
+        found = images(dataset, read(dataset, FLAGS.data_dir, FLAGS.data_file), seed)
+        record = Cell(setting, found, NETWORKS[network], seed).run(METHODS[name])
+        keras.utils.clear_session()
+        names = {"dataset": dataset, "network": network, "method": name, "seed": seed}
+        own = {
+            "command": runs.command("neural_similarity.predictors"),
+            "versions": runs.versions(),
+        }
+        return names | record | own
+
+    titles: dict[runs.Key, str] = {
+        (dataset, network, name, seed): f"{DATASETS[dataset]}, "
+        f"{NETWORKS[network].title}, {METHODS[name].title}, seed {seed}"
+        for seed in map(int, FLAGS.seeds)
+        for dataset in FLAGS.dataset or DATASETS
+        for network in FLAGS.network or NAMES
+        for name in FLAGS.method or METHODS
+    }
+    runs.run_all(records, titles, run)
+    comparisons = compare(records.runs)
+    print(f"\n{table(comparisons)}")
+    write_picture(comparisons, results / "figures" / "predictors.png")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("data_dir", None, "The folder of CIFAR-10, as tfds prepares it.")
+    flags.DEFINE_string("data_file", None, "CIFAR-FS, as for experiments.few_shot.")
+    flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all by default.")
+    flags.DEFINE_multi_enum("network", [], list(NAMES), "Networks; both by default.")
+    flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all by default.")
+    flags.DEFINE_list("seeds", [str(seed) for seed in range(5)], "Seeds, a run each.")
+    command.run(main)
