@@ -145,6 +145,7 @@ PLANS: dict[str, list[Row]] = {
         *_narrow_similarity("cnn dynamic_dns"),
         *_narrow_neighborhoods("plain neighborhoods_film neighborhoods"),
         *_narrow_similarity("cnn_cost cnn_parameters static_dns dynamic_uns"),
+        *_narrow_similarity("squeeze_excite condconv eca"),
         *_narrow_neighborhoods("plain_film"),
     ],
     # The papers' networks and steps, for a GPU under JAX; a plan a data set.

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 import nsl_keras
+from experiments.common import rivals
 from experiments.common.convolutions import convolutions, nearest_width
 from experiments.common.recipe import Recipe, compile_classifier
 
@@ -27,6 +28,10 @@ class Method:
     #: For a plain network that is as large as another: that row, and what is alike,
     #: `"parameters"` or `"multiply_adds"`.
     alike: tuple[str, str] | None = None
+
+
+def _rival(title: str, layer: type[keras.layers.Layer]) -> Method:
+    return Method(title, lambda **_: layer)
 
 
 def _nsn(title: str, similarity: str, **options: Any) -> Method:
@@ -61,6 +66,9 @@ METHODS = {
     "cnn_cost": Method(
         "CNN with the multiply-adds of dynamic DNS", alike=("dynamic_dns", "multiply_adds")
     ),
+    "squeeze_excite": _rival("CNN, squeeze-excite", rivals.SqueezeExciteConv2D),
+    "condconv": _rival("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
+    "eca": _rival("CNN, ECA", rivals.ChannelAttentionConv2D),
 }
 
 # The authors' decay, and their penalty on kernels that are compared by angle.
@@ -150,14 +158,14 @@ TABLES = {
         recipe="attention",
     ),
     "cost": Table(
-        "Plain networks with the parameters and the multiply-adds of a dynamic one; not in "
-        "the paper",
+        "Plain networks with the parameters and the multiply-adds of a dynamic one, and "
+        "what else people add to convolutions; not in the paper",
         # In order of worth.
         {
             name: {}
             for name in (
                 *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
-                *("static_dns", "dynamic_uns"),
+                *("static_dns", "dynamic_uns", "squeeze_excite", "condconv", "eca"),
             )
         },
         predictors="default",

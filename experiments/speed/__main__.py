@@ -30,6 +30,7 @@ from experiments.speed.table import MEMORY
 GROUPS = {
     "static": similarity.static,
     "dynamic": similarity.dynamic,
+    "network": similarity.network,
     "head": neighborhoods.head,
     "model": neighborhoods.model,
     "costs": costs.comparisons,

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import nsl_keras
+from experiments.neural_similarity import methods
 from experiments.speed import measure
 
 BATCH = 32
@@ -134,4 +135,32 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
         "one layer 32x32, 32->32, inference",
         {name: measure.forward(layer, features, xla) for name, layer in layers.items()},
         calls_per_round=5,
+    )
+
+
+def network(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields comparisons of a narrow CNN-9, with what people add to convolutions."""
+    images = tf.random.normal((64, 32, 32, 3))
+    labels = tf.random.uniform((64,), maxval=CLASSES, dtype=tf.int32)
+    networks = {
+        methods.METHODS[name].title: methods.build(
+            *("cnn9", methods.METHODS[name], (32, 32, 3), CLASSES, 0.9, False),
+            filters=(16, 32, 64),
+        )
+        for name in methods.TABLES["cost"].methods
+    }
+    yield measure.Comparison(
+        "narrow CNN-9, training step, B=64",
+        {
+            name: measure.training_step(model, images, labels, xla)
+            for name, model in networks.items()
+        },
+    )
+    yield measure.Comparison(
+        "narrow CNN-9, one image",
+        {
+            name: measure.forward(nsl_keras.convert.fold(model), images[:1], xla)
+            for name, model in networks.items()
+        },
+        calls_per_round=20,
     )

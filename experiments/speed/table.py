@@ -6,7 +6,7 @@ import pathlib
 
 from experiments.common import runs, tables
 
-GROUPS = ("static", "dynamic", "head", "model", "costs")
+GROUPS = ("static", "dynamic", "network", "head", "model", "costs")
 MEMORY = "memory"
 
 
