@@ -19,6 +19,7 @@ from nsl_keras.neighborhoods.dual_form import (
 )
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.inner_loop import (
+    CURVATURES,
     LOSSES,
     InnerLearningRate,
     InnerLoop,
@@ -277,6 +278,18 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             ops.take(entries.values, indices, axis=0),
             ops.take_along_axis(changes, indices[..., None], axis=1),
         )
+
+    def limit_rates(self) -> None:
+        """Lowers the inner rates to where a step on an entry does not overshoot its loss.
+
+        A dense layer's step moves the outputs by the rate times the squared norm of its
+        input. `CosineDense` has inputs of unit norm.
+        """
+        loop = self._finetuning
+        if isinstance(loop, DualForm) and loop.stages[0].scale is not None:
+            return
+        squares = ops.sum(ops.square(self.dictionary.keys), axis=-1)
+        self.rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))
 
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""

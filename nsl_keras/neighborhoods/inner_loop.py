@@ -47,8 +47,9 @@ def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
     return ops.sum(ops.square(outputs - values), axis=-1)
 
 
-#: The inner loss of each task.
+#: The inner loss of each task, and its largest second derivative by an output.
 LOSSES = {"classification": cross_entropy, "regression": squared_error}
+CURVATURES = {"classification": 0.5, "regression": 2.0}
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -96,6 +97,11 @@ class InnerLearningRate(keras.layers.Layer):
             return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
         rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.raw_rates]
         return rates * self.num_weights if self.form == "scalar" else rates
+
+    def limit(self, largest: Tensor) -> None:
+        """Lowers the rates that are larger; fixed ones stay."""
+        for raw in self.raw_rates:
+            raw.assign(ops.clip(raw, -largest, largest))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "initial": self.initial, "form": self.form}

@@ -269,9 +269,9 @@ class MetaNeighborhoodModel(CheckedModel):
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
         Keys become the features of the drawn examples, values their smoothed labels or
-        targets. With a backbone, do this once it is trained. With a few training examples
-        a class, use a `CosineDense` head: each example finds its own label in its own
-        entry, and a `Dense` head may then lose accuracy on others.
+        targets. With a backbone, do this once it is trained. Inner rates of other heads
+        than `CosineDense` are lowered, unless fixed, to where a step on an entry does not
+        overshoot: features may be long, and training would hide behind the entries.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
@@ -318,6 +318,7 @@ class MetaNeighborhoodModel(CheckedModel):
             verbose=verbose,
         )
         self.dictionary.assign_examples(features, y[drawn])
+        self.neighborhood.limit_rates()
         return drawn
 
     def neighbors(

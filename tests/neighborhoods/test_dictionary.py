@@ -181,6 +181,30 @@ def test_a_model_s_entries_are_its_features():
     np.testing.assert_array_equal(found.indices[:, 0], np.arange(12))
 
 
+@pytest.mark.parametrize(
+    ("head", "options", "curvature"),
+    [
+        (keras.layers.Dense(3), {}, 0.5),
+        (keras.layers.Dense(3), {"inner_loop": "tape"}, 0.5),
+        (keras.layers.Dense(1), {"task": "regression"}, 2),
+        (CosineDense(3), {}, None),
+        (keras.layers.Dense(3), {"learning_rate_form": "fixed"}, None),
+        (keras.layers.Dense(3), {"inner_learning_rate": 1e-5}, None),
+    ],
+    ids=["dense", "tape", "regression", "cosine", "fixed", "small"],
+)
+def test_a_step_on_an_entry_does_not_overshoot(head, options, curvature):
+    """Below the inverse of the loss's curvature along the features, whose length varies."""
+    model = nsl_keras.MetaNeighborhoodModel(None, head, 12, **options)
+    targets = X[:, 0] if "task" in options else LABELS
+    model.initialize_from(100 * X, targets)
+    squares = (as_numpy(model.dictionary.keys) ** 2).sum(axis=1).mean()
+    expected = options.get("inner_learning_rate", 0.05)
+    if curvature:
+        expected = 1 / (curvature * (squares + 1))
+    np.testing.assert_allclose(model.inner_rates[0], expected, rtol=1e-5)
+
+
 def test_assign():
     dictionary = built(value_scale=5.0)
     values = np.array([[1, 0, 0], [0.2, 0.3, 0.5], [0, 1, 0], [0.25, 0.25, 0.5]])
