@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Iterable
 
 import experiments.demo.table
-import experiments.few_shot.methods
 import experiments.few_shot.table
 import experiments.image_classification.table
 import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
+from experiments import kills
 from experiments.common import runs, tables
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
+from experiments.serving import load
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
@@ -218,4 +219,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
+    "kills": lambda: kills.section(RESULTS, list(kills.EXAMPLES)),
+    "export_kills": lambda: kills.section(RESULTS, ["exports"]),
+    "load": lambda: _shown(load.section(RESULTS), "serving.jsonl"),
 }

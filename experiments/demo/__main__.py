@@ -103,16 +103,16 @@ def export_and_serve(
     record: dict,
     setting: Setting,
     found: data.ImageData,
-    folder: pathlib.Path,
+    path: pathlib.Path,
 ) -> dict:
     """Writes a SavedModel with its card, and compares with a process serving it."""
-    taken = [int(each.name) for each in folder.glob("[0-9]*")]
-    path = nsl_keras.export.save_model(
-        strategies.network_of(model),
-        folder,
-        max(taken, default=0) + 1,
-        examples=found.test.images[:8],
-    )
+    if not path.exists():  # An interrupted demo may have written it.
+        nsl_keras.export.save_model(
+            strategies.network_of(model),
+            path.parent,
+            int(path.name),
+            examples=found.test.images[:8],
+        )
     runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
@@ -175,9 +175,12 @@ def main(_arguments: list[str]) -> None:
                 models[name], _ = train(name, setting, found, 0, states / f"{name}_0")
         runs.write_figures(results / "figures", draw(models, found))
         first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
-        answers = export_and_serve(
-            models[served], first[served], setting, found, served_folder
-        )
+        version = states / "version"
+        if not version.exists():
+            taken = [int(each.name) for each in served_folder.glob("[0-9]*")]
+            runs.write_text(version, str(max(taken, default=0) + 1))
+        folder = served_folder / version.read_text()
+        answers = export_and_serve(models[served], first[served], setting, found, folder)
         # Last: timing goes on training the models. Times are ratios to the first.
         batch = found.train.take(setting.batch_size)
         ratios = timing.ratios_to_first(

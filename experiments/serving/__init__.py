@@ -1,1 +1,1 @@
-"""Serving under load and kills, and the models in saved_models/."""
+"""A server under load, and the models in saved_models/."""

@@ -7,11 +7,10 @@ import runpy
 import sys
 from unittest import mock
 
-import numpy as np
 from absl import flags
 
-from experiments.common.data import Split
 from experiments.few_shot import data as few_shot_data
+from experiments.kills import tiny_images
 
 PACKAGES = ("examples", "experiments")
 
@@ -60,22 +59,10 @@ def records(folder, experiment="*"):
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def few_shot_parts():
-    """Six, three and three classes of 20 images, each of a brightness of its own."""
-    rng = np.random.default_rng(0)
-    found = {}
-    for name, first, count in (("train", 0, 6), ("validation", 6, 3), ("test", 9, 3)):
-        labels = np.repeat(np.arange(first, first + count), 20)
-        noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
-        images = 20 * labels[:, None, None, None] + noise
-        found[name] = Split(images.astype("uint8"), labels)
-    return found
-
-
 def few_shot_file(folder):
-    """The same in a file."""
+    """Images for few-shot learning, in a file."""
     path = folder / "few_shot.npz"
-    few_shot_data.save(few_shot_data.FewShotData(**few_shot_parts()), path)
+    few_shot_data.save(tiny_images(), path)
     return path
 
 

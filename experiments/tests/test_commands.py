@@ -1,9 +1,6 @@
 """Each command trains, resumes and writes its table, in a tiny setting."""
 
 import functools
-import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -225,56 +222,12 @@ def test_errors_of_flags_and_data_end_in_one_line(module, flags, message, tmp_pa
         assert part in code
 
 
-#: Dies in the first rename of each file: before it takes its place, or after.
-KILLING = """
-import os, pathlib, runpy, signal, sys
-import tensorflow as tf
-tf.config.experimental.enable_op_determinism()
-where, replace = sys.argv.pop(1), pathlib.Path.replace
-killed = pathlib.Path(where)
-
-def killing_replace(scratch, target):
-    seen = killed.read_text().splitlines() if killed.exists() else []
-    name = f"{target.parent.name}/{target.name}"
-    if name in seen:
-        return replace(scratch, target)
-    with killed.open("a") as file:
-        print(name, file=file)
-    if len(seen) % 2:
-        replace(scratch, target)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if where:
-    pathlib.Path.replace = killing_replace
-runpy.run_module(sys.argv.pop(1), run_name="__main__")
-"""
-
-
-def test_kills_inside_writes_change_nothing(tmp_path):
-    small = (*TINY["image_classification"][:-1], "--save_every=1", "--verbose=0")
-    found = []
-    for name in ("whole", "killed"):
-        folder = tmp_path / name
-        flags = (*small, *folders(folder, models=True))
-        killed_at = str(tmp_path / "killed_at") if name == "killed" else ""
-        called = [sys.executable, "-c", KILLING, killed_at]
-        status, kills = -signal.SIGKILL, -1
-        while status == -signal.SIGKILL:
-            kills += 1
-            status = subprocess.run(
-                [*called, "experiments.image_classification", *flags],
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-            ).returncode
-        assert status == 0
-        (record,) = records(folder)
-        (path,) = folder.glob("models/*/*/plain_0.keras")
-        weights = keras.saving.load_model(path).get_weights()
-        found.append((record, weights))
-        assert not list((folder / "unfinished").glob("*"))
-        assert not list(folder.rglob(".scratch*"))
-    assert kills > 2, kills
-    for key in ("training_loss", "test_accuracy", "parameters"):
-        assert found[0][0][key] == found[1][0][key]
-    for whole, killed in zip(found[0][1], found[1][1], strict=True):
-        np.testing.assert_array_equal(whole, killed)
+@pytest.mark.long
+def test_a_kill_inside_a_write_changes_nothing(tmp_path):
+    run_well(
+        "experiments.kills",
+        *("--example=image_classification", "--kills=0", "--kills_in_writes=1"),
+        *folders(tmp_path),
+    )
+    (record,) = records(tmp_path, "kills")
+    assert (record["kills_in_writes"], record["failures"]) == (1, [])

@@ -1,5 +1,6 @@
 """Images and tables that the examples read, and the parts that they are split into."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from experiments.common import data as image_data
 from experiments.few_shot import data as few_shot_data
+from experiments.kills import tiny_images
 from experiments.regression import data as regression_data
-from experiments.tests.commands import few_shot_parts
 
 PARTS = image_data.PARTS
 DATA = os.environ.get("NSL_KERAS_DATA_DIR")
@@ -16,9 +17,7 @@ DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 
 def test_no_class_is_in_two_parts():
     with pytest.raises(ValueError, match="`validation` and `test` must have no class"):
-        few_shot_data.FewShotData(
-            **{**few_shot_parts(), "test": few_shot_parts()["validation"]}
-        )
+        dataclasses.replace(tiny_images(), test=tiny_images().validation)
 
 
 def make_data(count):

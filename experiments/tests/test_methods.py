@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import nsl_keras
-from experiments.few_shot import data as few_shot_data
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
 from experiments.image_classification import methods as image_methods
+from experiments.kills import tiny_images
 from experiments.neural_similarity import methods as similarity_methods
-from experiments.tests.commands import few_shot_parts
 
 
 def parameters(model):
@@ -139,9 +138,8 @@ class Trained(few_shot_training.Training):
     """At a rate of 1e-3 a learner knows the answers, at others it guesses."""
 
     def __init__(self, folder, **changes):
-        images = few_shot_data.FewShotData(**few_shot_parts())
         setting = dataclasses.replace(SETTING, **changes)
-        super().__init__(setting, images, folder / "states")
+        super().__init__(setting, tiny_images(), folder / "states")
         self.calls, self.brightest = [], []
 
     def run(self, method, rate, images, seed):

@@ -17,7 +17,7 @@ from helpers import ROOT, run_python
 
 from examples.serving import client, convert
 from experiments.common import data, runs
-from experiments.serving import train_models
+from experiments.serving import load, train_models
 
 MODELS = {path.parent.name: path for path in sorted(ROOT.glob("saved_models/*/1"))}
 SERVER_MODEL = "digits_neighborhoods"
@@ -169,6 +169,17 @@ def test_malformed_requests_are_refused(connection, served, digits):
     status, body = connection.infer(SERVER_MODEL, client.request(images))  # It goes on.
     received = client.outputs_of(body)["output_0"]
     assert_agree(received, served[SERVER_MODEL].serve(images))
+
+
+def test_load(server, digits):
+    images = digits.test.images
+    found = load.requests_at_random(server, images, 100, seed=0)
+    assert found["good"] == found["equal"] > 60
+    assert found["malformed"] == found["refused"] > 0
+    assert min(found["memory"]) > 50
+    median, slow = load.latency(server, client.request(images[:1]), 10)
+    assert 0 < median <= slow
+    assert load.images_per_second(server, images[:64], "unadapted", seconds=0.2) > 0
 
 
 # The guide to serving.
