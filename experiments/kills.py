@@ -41,7 +41,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 #: What no two runs have in common, by endings of keys in records.
 TIMES = ("command", "seconds", "per_second", "step_time_ratio")
 #: Files whose content they do not have in common either.
-OTHERS = ("killed", "log", "README.md", "saved_model.pb", "variables.*")
+OTHERS = ("killed", "log", "README.md", "*.pb", "variables.*")
 
 #: Experiments in small.
 EXAMPLES = {
@@ -175,7 +175,7 @@ def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
     seconds, whole = time.monotonic() - began, left_in(folder / "whole")
     failures: list[str] = []
     while kills < FLAGS.kills:
-        own = folder / f"killed_{kills}"
+        own = pathlib.Path(tempfile.mkdtemp(dir=folder))
         process = start(example, own)
         try:
             process.wait(moments.uniform(0, seconds))
