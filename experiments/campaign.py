@@ -3,21 +3,13 @@ r"""Runs the rows of the papers' tables in order of worth, as far as the time al
     python -m experiments.campaign --plan=narrow --data_dir=~/tensorflow_datasets \
         --budget_minutes=60
     KERAS_BACKEND=jax python -m experiments.campaign --plan=cifar10 \
-        --data_file=cifar10_pieces --budget_minutes=25 --state_dir=~/unfinished
+        --data_file=cifar10.npz --budget_minutes=25 --state_dir=~/unfinished
 
 The same command goes on where the last call stopped. --plan=narrow compares narrow networks
-on 10,000 images of CIFAR-10, on a few processor cores. The other plans have the papers'
-networks and numbers of steps, for a GPU; each is named after its data set, but
---plan=regression, which reads the UCI files of Table 2 of Meta-Neighborhoods in --data_dir.
-A row that is tuned has as many trials as the plan's other such rows, and is trained at the
-rate that was best for it on validation images; all others have the rates that the papers
-give. Rows that were not reached are "not run" in the tables.
-
-Where there is no tensorflow-datasets, write CIFAR-10 once to a folder of files of some 60
-MiB, and read it with --data_file:
-
-    python -m experiments.neural_similarity --dataset=cifar10 \
-        --data_dir=~/tensorflow_datasets --write_data_file=cifar10_pieces
+on 10,000 images of CIFAR-10, on a few processor cores. The other plans, each named after
+its data set, have the papers' networks and numbers of steps, for a GPU. A row that is tuned
+has as many trials as the plan's other such rows, and is trained at the rate that was best
+for it on validation images; all others have the rates that the papers give.
 
 --output_dir/results/campaign.jsonl has a line a finished command. Such a command is not
 called again: to renew a run, delete its line and the command's.
@@ -42,51 +34,47 @@ GRACE = 120
 
 
 class Row(NamedTuple):
-    """Rows of a table that one command makes: mostly one.
+    """What one command makes, mostly one row of a table.
 
     The command in `experiments` with its flags, and flags of the trials of its rate; none
     where the rate is given.
     """
 
-    flags: list[str]
-    tuning: list[str]
+    line: str
+    tuning: str
 
     def commands(self, seeds: Sequence[str]) -> list[list[str]]:
         """What to call: the trials, then a run a seed."""
-        if self.flags[0] == "regression":
-            return [self.flags]
-        trials = [[*self.flags, *self.tuning, "--tune"]] if self.tuning else []
+        flags = self.line.split()
+        if flags[0] == "regression":
+            return [flags]
+        trials = [[*flags, *self.tuning.split(), "--tune"]] if self.tuning else []
         tuned = ["--tuned"] if self.tuning else []
-        return trials + [[*self.flags, *tuned, f"--seeds={seed}"] for seed in seeds]
+        return trials + [[*flags, *tuned, f"--seeds={seed}"] for seed in seeds]
 
 
-def rows(flags: str, names: str, tuning: str = "") -> list[Row]:
+def rows(line: str, names: str, tuning: str = "") -> list[Row]:
     """A row for each name of a method; `a+b` are rows of one command."""
-    return [
-        Row(
-            [*flags.split(), *(f"--method={each}" for each in name.split("+"))],
-            tuning.split(),
-        )
-        for name in names.split()
-    ]
+    methods = (" --method=".join(["", *name.split("+")]) for name in names.split())
+    return [Row(line + each, tuning) for each in methods]
 
 
-_RECIPE = (
+_NARROW = (
     "--dataset=cifar10 --train_size=10000 --epochs=30 --cosine_decay "
     "--augmentation=pad_crop_flip --input=standardized --step_times --nojit_compile "
     "--save_every=100"
 )
+_NARROW_TRIALS = "--rates=1e-3,3e-3,1e-2 --tuning_share=0.3"
 
 
 def _narrow_similarity(names: str) -> list[Row]:
-    own = f"neural_similarity --table=cost --filters=16,32,64 --optimizer=adam {_RECIPE}"
-    return rows(own, names, "--rates=1e-3,3e-3,1e-2 --tuning_share=0.3")
+    own = "neural_similarity --table=cost --filters=16,32,64 --optimizer=adam"
+    return rows(f"{own} {_NARROW}", names, _NARROW_TRIALS)
 
 
 def _narrow_neighborhoods(names: str) -> list[Row]:
     own = "image_classification --backbone=convnet4 --filters=12,48,96,96"
-    own += f" --num_neighbors=1000 {_RECIPE}"
-    return rows(own, names, "--rates=1e-3,3e-3,1e-2 --tuning_share=0.3")
+    return rows(f"{own} --num_neighbors=1000 {_NARROW}", names, _NARROW_TRIALS)
 
 
 def _similarity(table: str, dataset: str, names: str, published: bool = False) -> list[Row]:
@@ -101,46 +89,37 @@ def _similarity(table: str, dataset: str, names: str, published: bool = False) -
     return rows(own, names, "--rates=0.01,0.02,0.05,0.1 --tuning_share=0.1")
 
 
-_TABLE_1 = "plain neighborhoods_film neighborhoods plain_film"
-
-
 def _neighborhoods(
-    backbone: str, dataset: str, names: str = _TABLE_1, experiment: str = ""
+    backbones: str, dataset: str, names: str, experiment: str = "table_1"
 ) -> list[Row]:
     """Rows of Table 1 of Meta-Neighborhoods, or of one of its appendices."""
     own = f"image_classification --dataset={dataset} --nohold_out --mixed_precision"
-    own += f" --backbone={backbone}" + (experiment and f" --experiment={experiment}")
-    return rows(own, names)
+    own += f" --experiment={experiment} --backbone="
+    return [row for each in backbones.split() for row in rows(own + each, names)]
 
 
-def _table_3(dataset: str, *backbones: str) -> list[Row]:
-    """What Table 3 of Meta-Neighborhoods (A.5 and A.6) has beside rows of Table 1."""
-    steps = "neighborhoods_diagonal neighborhoods_3 neighborhoods_3_diagonal"
-    return [
-        row
-        for backbone in backbones
-        for names, experiment in (
-            (steps, "A.5"),
-            ("plain_dot_sgd plain_dot plain_sgd", "A.6"),
-        )
-        for row in _neighborhoods(backbone, dataset, names, experiment)
-    ]
-
-
-_DEEP = ("resnet29", "densenet76", "resnet56")
-
-
-def _both_tables(dataset: str, *backbones: str) -> list[Row]:
-    """Tables 1 and 3 of Meta-Neighborhoods on a data set."""
-    first = [row for each in backbones for row in _neighborhoods(each, dataset)]
-    return first + _table_3(dataset, *backbones)
-
-
+_DEEP = "resnet29 densenet76 resnet56"
+_TABLE_1 = "plain neighborhoods_film neighborhoods plain_film"
 _SIZES = " ".join(f"neighborhoods_size_{s}" for s in ("0.02", "0.1", "0.2", "0.5", "2"))
 _PEAKS = " ".join(f"neighborhoods_peak_{s}" for s in ("0.2", "0.6", "1.4", "2", "4"))
 
+
+def _table_3(dataset: str, backbones: str) -> list[Row]:
+    """What Table 3 of Meta-Neighborhoods (A.5 and A.6) has beside rows of Table 1."""
+    steps = "neighborhoods_diagonal neighborhoods_3 neighborhoods_3_diagonal"
+    return [
+        *_neighborhoods(backbones, dataset, steps, "A.5"),
+        *_neighborhoods(backbones, dataset, "plain_dot_sgd plain_dot plain_sgd", "A.6"),
+    ]
+
+
+def _both_tables(dataset: str, backbones: str) -> list[Row]:
+    """Tables 1 and 3 of Meta-Neighborhoods on a data set."""
+    first = _neighborhoods(backbones, dataset, _TABLE_1)
+    return first + _table_3(dataset, backbones)
+
+
 PLANS: dict[str, list[Row]] = {
-    # Narrow networks on part of CIFAR-10, for a few processor cores.
     "narrow": [
         *_narrow_similarity("cnn dynamic_dns"),
         *_narrow_neighborhoods("plain neighborhoods_film neighborhoods"),
@@ -148,7 +127,6 @@ PLANS: dict[str, list[Row]] = {
         *_narrow_similarity("squeeze_excite condconv eca"),
         *_narrow_neighborhoods("plain_film"),
     ],
-    # The papers' networks and steps, for a GPU under JAX; a plan a data set.
     "cifar10": [
         *_similarity("4", "cifar10", "cnn dynamic_dns"),
         *_neighborhoods("resnet29", "cifar10", "plain neighborhoods_film neighborhoods"),
@@ -157,40 +135,31 @@ PLANS: dict[str, list[Row]] = {
         *_similarity("1", "cifar10", "dynamic_dns_cnn"),
         *_similarity("3", "cifar10", "dynamic_dns_shared"),
         *_similarity("2", "cifar10", "static_dns_joint dynamic_dns_joint"),
-        *_similarity(
-            "cost",
-            "cifar10",
-            "cnn dynamic_dns cnn_cost cnn_parameters static_dns dynamic_uns",
-        ),
+        *_similarity("cost", "cifar10", "cnn dynamic_dns cnn_cost cnn_parameters"),
+        *_similarity("cost", "cifar10", "static_dns dynamic_uns"),
         *_neighborhoods("resnet29", "cifar10", "plain_film"),
-        *_similarity(
-            "8",
-            "cifar10",
-            "cnn spherenet_attention spherenet cnn_attention",
-            published=True,
-        ),
-        *_neighborhoods("densenet76", "cifar10"),
-        *_neighborhoods("resnet56", "cifar10"),
-        *_table_3("cifar10", *_DEEP),
+        *_similarity("8", "cifar10", "cnn spherenet_attention", published=True),
+        *_similarity("8", "cifar10", "spherenet cnn_attention", published=True),
+        *_neighborhoods("densenet76 resnet56", "cifar10", _TABLE_1),
+        *_table_3("cifar10", _DEEP),
     ],
     "cifar100": [
         *_similarity("4", "cifar100", "cnn dynamic_dns"),
-        *_neighborhoods("resnet29", "cifar100"),
+        *_neighborhoods("resnet29", "cifar100", _TABLE_1),
         *_similarity("4", "cifar100", "static_dns dynamic_uns cnn_plus static_uns"),
-        *_neighborhoods("densenet76", "cifar100"),
-        *_neighborhoods("resnet56", "cifar100"),
+        *_neighborhoods("densenet76 resnet56", "cifar100", _TABLE_1),
         *_neighborhoods("densenet76", "cifar100", "plain neighborhoods", "A.9"),
         *_neighborhoods("resnet29", "cifar100", "plain_extra", "A.3"),
         *_neighborhoods("resnet29", "cifar100", f"{_SIZES} {_PEAKS}", "A.4"),
-        *_table_3("cifar100", *_DEEP),
+        *_table_3("cifar100", _DEEP),
     ],
-    "cinic10": _both_tables("cinic10", *_DEEP),
-    "tiny_imagenet": _both_tables("tiny_imagenet", *_DEEP),
+    "cinic10": _both_tables("cinic10", _DEEP),
+    "tiny_imagenet": _both_tables("tiny_imagenet", _DEEP),
     "mnist": _both_tables("mnist", "convnet4"),
     "svhn_cropped": _both_tables("svhn_cropped", "convnet4"),
-    "mnist_m": _neighborhoods("convnet4", "mnist_m"),
-    "pacs": _neighborhoods("convnet4", "pacs"),
-    "imagenet": _neighborhoods("resnet56", "imagenet"),
+    "mnist_m": _neighborhoods("convnet4", "mnist_m", _TABLE_1),
+    "pacs": _neighborhoods("convnet4", "pacs", _TABLE_1),
+    "imagenet": _neighborhoods("resnet56", "imagenet", _TABLE_1),
     # Streamed, which takes TensorFlow; 600,000 steps a row.
     "imagenet2012": rows(
         "neural_similarity --table=5 --dataset=imagenet2012 --stream --mixed_precision",
@@ -202,9 +171,8 @@ PLANS: dict[str, list[Row]] = {
         row
         for backbone in ("cnn4", "cnn9")
         for row in rows(
-            f"few_shot --dataset=mini_imagenet --backbone={backbone} "
-            "--training_images=3840000 --trial_share=0.1 --rates=4e-3 --rates=2e-3 "
-            "--rates=1e-3",
+            f"few_shot --dataset=mini_imagenet --backbone={backbone} --trial_share=0.1 "
+            "--training_images=3840000 --rates=4e-3 --rates=2e-3 --rates=1e-3",
             "finetuning+nearest_centroid+static_nsn+closer_look+nearest_neighbor "
             "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "
             "same_cost+same_cost_centroid "
@@ -212,8 +180,9 @@ PLANS: dict[str, list[Row]] = {
             "maml proto_net matching_net relation_net neighborhoods",
         )
     ],
+    # The UCI files of Table 2 of Meta-Neighborhoods, in --data_dir.
     "regression": [
-        Row(["regression", f"--dataset={name}"], [])
+        Row(f"regression --dataset={name}", "")
         for name in ("gom", "super", "cte", "toms", "music")
     ],
 }
@@ -277,5 +246,5 @@ if __name__ == "__main__":
     flags.DEFINE_list("seeds", ["0", "1", "2"], "The first goes through all rows.")
     flags.DEFINE_float("budget_minutes", 60.0, "When to stop.")
     flags.DEFINE_string("data_dir", None, "Prepared tensorflow-datasets copies.")
-    flags.DEFINE_string("data_file", None, "An .npz file of images, or a folder of such.")
+    flags.DEFINE_string("data_file", None, "An .npz file of images.")
     command.run(main)

@@ -16,9 +16,6 @@ from nsl_keras.training import files
 
 PARTS = ("train", "validation", "test")
 
-#: Bytes of a file where images are written to several.
-PIECE = 60 * 2**20
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -166,16 +163,10 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     """Reads images and labels of all parts from an .npz file; needs NumPy alone.
 
     It holds `train_images`, `train_labels`, `validation_images`, and so on; images are
-    uint8, of shape `(n, height, width, channels)`. Of a folder of such files, arrays of one
-    name are put together in the order of the files' names.
+    uint8, of shape `(n, height, width, channels)`.
     """
-    place = pathlib.Path(path).expanduser()
-    found: dict[str, list[np.ndarray]] = {}
-    for file in sorted(place.glob("*.npz")) if place.is_dir() else [place]:
-        with np.load(file) as archive:
-            for key in archive.files:
-                found.setdefault(key, []).append(archive[key])
-    arrays = {key: np.concatenate(pieces) for key, pieces in found.items()}
+    with np.load(pathlib.Path(path).expanduser()) as archive:
+        arrays = dict(archive)
     wanted = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
     missing = [key for key in wanted if key not in arrays]
     if missing:
@@ -205,10 +196,7 @@ def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
-    """Writes such a file; images that are not uint8 yet are in [0, 1].
-
-    A path that does not end in `.npz` is made a folder of files of some `PIECE` bytes.
-    """
+    """Writes such a file; images that are not uint8 yet are in [0, 1]."""
     arrays = dict(others)
     for part, split in parts.items():
         images = split.images
@@ -217,21 +205,8 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
             images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
-    if place.suffix == ".npz":
-        with files.replacing(place) as scratch:
-            np.savez_compressed(scratch, **arrays)
-        return
-    if any(place.glob("*.npz")):
-        raise ValueError(
-            "`write_data_file` must be a folder without .npz files, which would be read "
-            f"with the new ones. Received: {path}"
-        )
-    number = 0
-    for key, array in arrays.items():
-        for piece in np.array_split(array, 1 + array.nbytes // PIECE):
-            with files.replacing(place / f"{number:03}.npz") as scratch:
-                np.savez(scratch, **{key: piece})
-            number += 1
+    with files.replacing(place) as scratch, scratch.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # To a name, NumPy would add an ending.
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:

@@ -68,12 +68,6 @@ flags.DEFINE_enum(
     "are no digits.",
 )
 flags.DEFINE_bool(
-    "on_device",
-    None,
-    "Keep the images on the device, and train many steps in one compiled loop (JAX); "
-    "by default on accelerators.",
-)
-flags.DEFINE_bool(
     "step_times", False, "Time the steps of each row beside the plain network's."
 )
 flags.DEFINE_bool(
@@ -249,12 +243,8 @@ def train(
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
         evaluated = recipe.evaluated_parts(found, trial)
-    on_device = FLAGS.on_device
-    if on_device is None:
-        on_jax = keras.backend.backend() == "jax"
-        on_device = on_jax and not options.on_cpu() and isinstance(batches, recipe.Batches)
     try:
-        record |= recipe.fit(model, batches, trained, state, FLAGS.verbose, on_device)
+        record |= recipe.fit(model, batches, trained, state, FLAGS.verbose)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.
         return record | {"diverged": str(error)}

@@ -12,16 +12,8 @@ flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.")
 flags.DEFINE_string(
     "data_dir", None, "Folder of images of the set, or of tfds' prepared copies."
 )
-flags.DEFINE_string(
-    "data_file",
-    None,
-    "Images from an .npz file, or a folder of them; --dataset names them.",
-)
-flags.DEFINE_string(
-    "write_data_file",
-    None,
-    "Write the images to such a file, or a folder of files of some 60 MiB, and stop.",
-)
+flags.DEFINE_string("data_file", None, "Images from an .npz file that --dataset names.")
+flags.DEFINE_string("write_data_file", None, "Write the images to such a file, and stop.")
 flags.DEFINE_integer(
     "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
 )

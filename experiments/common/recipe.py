@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 import nsl_keras
-from experiments.common import augmentation, data, device_loop, runs, stopping, strategies
+from experiments.common import augmentation, data, runs, stopping, strategies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,20 +173,16 @@ class Batches(keras.utils.PyDataset):
         return self.chunk
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        chosen, *moves = self.draw(index)
-        images = augmentation.pad(self.split.images[chosen], self.recipe.augmentation)
-        images = augmentation.take_moved(images, np.arange(len(chosen)), *moves)
-        return images.astype("float32"), self.split.labels[chosen]
-
-    def draw(self, index: int) -> tuple[np.ndarray, ...]:
-        """The numbers of a batch's images, and their `augmentation.draw_moves`."""
         step = self.epoch * self.chunk + index
         total = len(self.split.images)
         wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
         chosen = np.array([self._order(at // total)[at % total] for at in wanted])
-        generator = np.random.default_rng([self.seed, 1, step])
-        shape, name = self.split.images.shape[1:], self.recipe.augmentation
-        return chosen, *augmentation.draw_moves(shape, len(chosen), name, generator)
+        images = augmentation.augmented(
+            self.split.images[chosen],
+            self.recipe.augmentation,
+            np.random.default_rng([self.seed, 1, step]),
+        )
+        return images.astype("float32"), self.split.labels[chosen]
 
     def _order(self, number: int) -> np.ndarray:
         """The order of the images in one pass."""
@@ -221,15 +217,14 @@ def fit(
     recipe: Recipe,
     folder: pathlib.Path,
     verbose: int = 0,
-    on_device: bool = False,
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
     `batches`, of a class of this module or `stream`, are a chunk long, whose number they
     take in `epoch`. After each chunk state is kept in `folder`, until the caller deletes
-    it; a training that is finished there is not trained again. `on_device` makes chunks one
-    compiled loop: see `device_loop`. Returns the final loss, the seconds of all calls, and
-    the images per second (the median over chunks, so that compilation does not count).
+    it; a training that is finished there is not trained again. Returns the final loss, the
+    seconds of all calls, and the images per second (the median over chunks, so that
+    compilation does not count).
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.
@@ -245,10 +240,7 @@ def fit(
         stopping.StopInTime(backup, len(batches)),
         backup,
     ]
-    if on_device:
-        _fit_on_device(model, batches, running, backup.epoch, epochs, verbose)
-    else:
-        model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
+    model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
     strategies.wait_for_workers()  # The first one writes the state, others may read it.
     loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
     if not np.isfinite(loss):
@@ -269,31 +261,6 @@ class Seconds(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["seconds"] = time.perf_counter() - self.start
-
-
-def _fit_on_device(
-    model: keras.Model,
-    batches: keras.utils.PyDataset,
-    callbacks: list[keras.callbacks.Callback],
-    first_epoch: int,
-    epochs: int,
-    verbose: int,
-) -> None:
-    """Trains in chunks that are one compiled loop each, as `fit` does with epochs."""
-    train = device_loop.DeviceLoop(model, batches)
-    running = keras.callbacks.CallbackList(callbacks, model=model, epochs=epochs)
-    running.on_train_begin()
-    for epoch in range(first_epoch, epochs):
-        if model.stop_training:
-            break
-        running.on_epoch_begin(epoch)
-        logs = train()
-        model.stop_training = not np.isfinite(logs["loss"])
-        running.on_epoch_end(epoch, logs)
-        if verbose:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
-            print(f"Chunk {epoch + 1}: {shown}", flush=True)
-    running.on_train_end()
 
 
 def first_record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -144,3 +144,52 @@ def images_per_second(runs: list[dict]) -> str:
         and not any(device.startswith("cpu") for device in run["devices"])
     ]
     return f"{statistics.median(speeds):,.0f}" if speeds else ""
+
+
+def compared(
+    found: list[dict],
+    titles: Mapping[str, str],
+    baseline: str,
+    to_baseline: str,
+    percents: Callable[[str], dict[int, float]],
+    published: tuple[str, Mapping[str, float]] | None,
+    more: Mapping[str, Callable[[str], str]],
+) -> str:
+    """A line a method beside a baseline, also for those that were not run.
+
+    `percents` returns those of a method by seed; `to_baseline` is the title of the column
+    of differences, `published` title and percents of a column of published ones, `more` has
+    columns by titles: functions of a method's name.
+    """
+    tuned = any("learning_rate" in run for run in found)
+    timed = any("step_time" in run for run in found)
+    columns = ["method", *([published[0]] if published else []), "here", to_baseline]
+    columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters"]
+    columns += [*(COSTS if timed else []), "images per second on a GPU"]
+    rows = []
+    for name, title in titles.items():
+        cells = [title]
+        if published:
+            cells.append(figure(published[1].get(name)))
+        chosen = of_method(found, name)
+        if not chosen:
+            rows.append([*cells, "not run"])
+            continue
+        own, others = percents(name), percents(baseline)
+        cells += [
+            outcome(chosen, own.values()),
+            "" if name == baseline else difference(own, others),
+            *(make(name) for make in more.values()),
+            seeds(chosen),
+            *([rates(chosen)] if tuned else []),
+            f"{chosen[0]['parameters']:,}",
+            *(costs(chosen) if timed else []),
+            images_per_second(chosen),
+        ]
+        rows.append(cells)
+    return markdown(columns, rows)
+
+
+def figure(published: float | None) -> str:
+    """A published figure, or an empty cell."""
+    return "" if published is None else f"{published:.2f}"

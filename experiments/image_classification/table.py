@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable
 
 from experiments.common import runs, tables
-from experiments.common.compared import compared
 from experiments.image_classification import methods
 
 EXPERIMENTS = methods.EXPERIMENTS
@@ -100,14 +99,14 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
     more = {"before adaptation": mean_of("test_unadapted_accuracy")}
     if experiment.coarse:
         more["fine classes, by nearest images"] = mean_of("induction_accuracy")
-    made = compared(
+    made = tables.compared(
         found,
         {name: method.title for name, method in experiment.methods.items()},
         methods.BASELINE,
         "difference to vanilla",
         lambda name: tables.percent(found, name, "test_accuracy"),
         ("paper", published) if published else None,
-        before_seeds=more,
+        more,
     )
     title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)
     return f"{title}\n\n{made}"

@@ -1,23 +1,16 @@
 r"""Trains the image networks of Neural Similarity Learning: Tables 1 to 5 and 8.
 
-Predictors are the authors', unless --predictors=default asks for the package's own. Table
-"cost" is none of the paper's: it sets dynamic similarities beside plain networks with as
-many parameters, and with as many multiply-adds.
-
 A row of a table is a method; every method and seed sees the same batches, and is
-evaluated once, after the last step.
+evaluated once, after the last step. Table "cost" is none of the paper's: it sets dynamic
+similarities beside plain networks with as many parameters, and as many multiply-adds.
 
     python -m experiments.neural_similarity --steps=300       # scikit-learn's digits
     python -m experiments.neural_similarity --table=4 --dataset=cifar10 \
         --data_dir=~/tensorflow_datasets --seeds=0,1,2 --nohold_out
-    python -m experiments.neural_similarity --table=4 --method=cnn --method=static_dns \
-        --dataset=cifar10 --train_size=10000 --steps=2000
     python -m experiments.neural_similarity --table=cost --filters=16,32,64 \
         --dataset=cifar10 --train_size=10000 --epochs=30 --augmentation=pad_crop_flip \
         --input=standardized --optimizer=adam --cosine_decay --step_times \
         --seeds=0,1,2 --tune    # the same with --tuned then trains at the best rates
-
-experiments/README.md says what is written, and how a row is added.
 """
 
 from __future__ import annotations
@@ -30,35 +23,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 from absl import flags
 
-from experiments.common import (
-    command,
-    data,
-    image_training,
-    options,
-    recipe,
-    stream,
-    tables,
-)
+from experiments.common import command, data, image_training, options, recipe, tables
+from experiments.common.stream import ImageStream
 from experiments.neural_similarity import methods, table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("table", "4", sorted(methods.TABLES), "Table of the paper.")
-flags.DEFINE_bool(
-    "stream",
-    False,
-    "Read the images while training, for sets too large for the memory (ImageNet); "
-    "evaluated on their validation images of 224 pixels.",
-)
-flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
-flags.DEFINE_enum(
-    "schedule", None, sorted(methods.RECIPES), "Instead of the table's: rate drops."
-)
-flags.DEFINE_enum(
-    "predictors",
-    None,
-    ["published", "default"],
-    "Predictors as the authors have them, or the package's own; by default the table's.",
-)
+flags.DEFINE_bool("stream", False, "Read the images while training: ImageNet's.")
+flags.DEFINE_enum("schedule", None, sorted(methods.RECIPES), "Instead of the table's.")
 
 #: Images that are themselves only one way round.
 WRITTEN = ("digits", "mnist")
@@ -93,7 +65,7 @@ def load_data() -> image_training.Images | None:
                 f"`{name}` and `stream` exclude each other. Received: "
                 f"{name}={getattr(FLAGS, name)!r}, stream=True"
             )
-    return stream.ImageStream(data.prepared_builder(FLAGS.dataset, FLAGS.data_dir), 224)
+    return ImageStream(data.prepared_builder(FLAGS.dataset, FLAGS.data_dir), 224)
 
 
 def main(_arguments: list[str]) -> None:
@@ -104,17 +76,15 @@ def main(_arguments: list[str]) -> None:
     if found is None:
         return
     trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))
-    predictors = FLAGS.predictors or chosen.predictors
-    variant = FLAGS.variant if chosen.network == "cnn9" else None
     setting = image_training.setting_of(
         found,
         trained,
         network=chosen.network,
-        variant=variant,
+        variant="code" if chosen.network == "cnn9" else None,
         batch_normalization_momentum=momentum,
-        predictors=predictors,
+        predictors=chosen.predictors,
     )
-    given = {"variant": variant, "filters": setting["filters"]}
+    given = {"filters": setting["filters"]} if FLAGS.filters else {}
 
     def make(
         name: str, _seed: int, trained: recipe.Recipe
@@ -125,8 +95,8 @@ def main(_arguments: list[str]) -> None:
             found.image_shape,
             len(found.class_names),
             momentum,
-            predictors == "published",
-            **{key: value for key, value in given.items() if value is not None},
+            chosen.predictors == "published",
+            **given,
         )
         return backbone, methods.trainable(backbone, trained, options.jit_compile())
 
@@ -137,8 +107,7 @@ def main(_arguments: list[str]) -> None:
         lambda name: trained,
         make,
     )
-    network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
-    network += "" if predictors == "published" else "_default"
+    network = chosen.network + ("" if chosen.predictors == "published" else "_default")
     place = image_training.setting_name(network, FLAGS.dataset, trained)
     made = image_training.make_runs(rows, place, setting, found)
     shown = tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.table])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 
 from experiments.common import runs, tables
-from experiments.common.compared import compared, percent
 from experiments.neural_similarity import methods
 
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
@@ -52,7 +51,7 @@ def not_run(numbers: list[str]) -> str:
         rows = [
             [
                 method.title,
-                *(percent(table.errors[name].get(dataset)) for dataset in datasets),
+                *(tables.figure(table.errors[name].get(dataset)) for dataset in datasets),
                 "not run",
             ]
             for name, method in table.methods.items()
@@ -84,17 +83,17 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
     top_5 = {}
     if errors and table.top_5_errors:
         top_5 = {
-            "paper, top-5": lambda name: percent(table.top_5_errors[name]),
+            "paper, top-5": lambda name: tables.figure(table.top_5_errors[name]),
             "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
         }
-    made = compared(
+    made = tables.compared(
         found,
         {name: method.title for name, method in table.methods.items()},
         table.baseline,
         "difference to baseline",
         lambda name: _errors(found, name, "test_accuracy"),
         (f"paper ({dataset})", errors) if errors else None,
-        after_seeds=top_5,
+        top_5,
     )
     return f"{_title(number)}\n\n{made}"
 

@@ -21,7 +21,7 @@ CHANNELS = (8, 32, 128)
 #: Entries where the batch grows, and height and width of what convolutions get.
 NEIGHBORS, PIXELS, IMAGES = 1_000, 16, 32
 
-PASSES = {"inference": measure.forward, "training": measure.forward_backward}
+NAMES = ("inference", "training")
 
 
 def comparisons(xla: bool) -> Iterator[measure.Comparison]:
@@ -42,7 +42,7 @@ def of_heads(
         "CosineDense": neighborhoods.built(neighborhoods.cosine_head()),
         "Meta-Neighborhoods": neighborhoods.neighborhood_head(entries),
     }
-    yield from _passes(case, layers, features, xla)
+    yield from measure.passes(case, layers, features, xla, NAMES, calls_per_round=3)
 
 
 def of_convolutions(case: str, channels: int, xla: bool) -> Iterator[measure.Comparison]:
@@ -56,15 +56,7 @@ def of_convolutions(case: str, channels: int, xla: bool) -> Iterator[measure.Com
     }
     for layer in layers.values():
         layer.build(images.shape)
-    yield from _passes(case, layers, images, xla)
-
-
-def _passes(
-    case: str, layers: Mapping[str, keras.layers.Layer], inputs: tf.Tensor, xla: bool
-) -> Iterator[measure.Comparison]:
-    for what, make in PASSES.items():
-        steps = {name: make(layer, inputs, xla) for name, layer in layers.items()}
-        yield measure.Comparison(f"{case}, {what}", steps, calls_per_round=3)
+    yield from measure.passes(case, layers, images, xla, NAMES, calls_per_round=3)
 
 
 def picture(rows: Iterable[Mapping[str, Any]]) -> Any:

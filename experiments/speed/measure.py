@@ -7,7 +7,7 @@ that nothing is pruned and the time ends when the work does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -62,30 +62,34 @@ def forward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
 
 def forward_backward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
     """Outputs in training, and gradients with respect to inputs and all weights."""
-    variables = layer.trainable_variables
-    return gradients(lambda x: layer(x, training=True), [inputs], xla, variables)
-
-
-def gradients(
-    function: Callable[..., tf.Tensor],
-    tensors: Sequence[tf.Tensor],
-    xla: bool,
-    variables: Sequence[keras.Variable] = (),
-) -> Step:
-    """Outputs of a function, and gradients with respect to its arguments and variables."""
     # Traced and not run: memory is measured from here on.
-    traced = tf.function(function).get_concrete_function(*tensors)
+    traced = tf.function(lambda x: layer(x, training=True)).get_concrete_function(inputs)
     cotangent = tf.random.normal(traced.outputs[0].shape)
 
     @tf.function(jit_compile=xla)
     def run() -> tf.Tensor:
         with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            outputs = function(*tensors)
-        taken = tape.gradient(outputs, [*tensors, *variables], output_gradients=cotangent)
+            tape.watch(inputs)
+            outputs = layer(inputs, training=True)
+        sources = [inputs, *layer.trainable_variables]
+        taken = tape.gradient(outputs, sources, output_gradients=cotangent)
         return _digest(outputs, *taken)
 
     return lambda: float(run())
+
+
+def passes(
+    case: str,
+    layers: Mapping[str, keras.layers.Layer],
+    inputs: tf.Tensor,
+    xla: bool,
+    names: Sequence[str] = ("forward", "forward+backward"),
+    **options: Any,
+) -> Iterator[Comparison]:
+    """Yields the comparisons of layers in inference and in training, by these names."""
+    for name, make in zip(names, (forward, forward_backward), strict=True):
+        steps = {title: make(layer, inputs, xla) for title, layer in layers.items()}
+        yield Comparison(f"{case}, {name}", steps, **options)
 
 
 def training_step(

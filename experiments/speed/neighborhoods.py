@@ -6,6 +6,7 @@ times of the rest.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,7 +34,6 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
     f"{DUAL}, S=10000, three steps": (10_000, 3, None),
     f"{DUAL}, S=10000, three steps, all in one chunk": (10_000, 3, 10_000),
 }
-PASSES = {"forward": measure.forward, "forward+backward": measure.forward_backward}
 
 
 def head(xla: bool) -> Iterator[measure.Comparison]:
@@ -51,12 +51,8 @@ def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.C
         DUAL: neighborhood_head(),
         f"{DUAL}, one draw of entries a batch": neighborhood_head(dropout_scope="batch"),
     }
-    for what, make in PASSES.items():
-        yield measure.Comparison(
-            f"S={NEIGHBORS}, {CASE}, {what}",
-            {name: make(layer, features, xla) for name, layer in layers.items()},
-            calls_per_round=5,
-        )
+    case = f"S={NEIGHBORS}, {CASE}"
+    yield from measure.passes(case, layers, features, xla, calls_per_round=5)
 
 
 def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
@@ -65,35 +61,25 @@ def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Com
         ("cosine head", NEIGHBORS, cosine_head),
         (f"3x{STACK_WIDTH} head", STACK_NEIGHBORS, stacked_head),
     ):
-        tapes = neighborhood_head(entries, make_head(), inner_loop="tape")
-        dual = neighborhood_head(entries, make_head())
-        for what, make in PASSES.items():
-            # XLA takes what enters a differentiated `vectorized_map` for constants: each
-            # draw of dropout is compiled anew, for seconds.
-            recompiled = xla and make is measure.forward_backward
-            yield measure.Comparison(
-                f"{title}, S={entries}, {CASE}, {what}",
-                {
-                    TAPES: make(tapes, features, xla),
-                    DUAL: make(dual, features, xla),
-                },
-                most_rounds=2 if recompiled else None,
-            )
+        layers = {
+            TAPES: neighborhood_head(entries, make_head(), inner_loop="tape"),
+            DUAL: neighborhood_head(entries, make_head()),
+        }
+        case = f"{title}, S={entries}, {CASE}"
+        forward, backward = measure.passes(case, layers, features, xla)
+        yield forward
+        # XLA takes what enters a differentiated `vectorized_map` for constants: each draw
+        # of dropout is compiled anew, for seconds.
+        yield dataclasses.replace(backward, most_rounds=2 if xla else None)
 
 
 def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
     plain = built(nsl_keras.layers.CosineDense(CLASSES))
     for entries in SIZES:
-        adapting = neighborhood_head(entries)
-        for what, make in PASSES.items():
-            yield measure.Comparison(
-                f"dictionary of S={entries}, {CASE}, {what}",
-                {
-                    "CosineDense": make(plain, features, xla),
-                    DUAL: make(adapting, features, xla),
-                },
-                most_rounds=5 if entries >= 100_000 else None,
-            )
+        layers = {"CosineDense": plain, DUAL: neighborhood_head(entries)}
+        most = 5 if entries >= 100_000 else None
+        case = f"dictionary of S={entries}, {CASE}"
+        yield from measure.passes(case, layers, features, xla, most_rounds=most)
 
 
 def neighborhood_head(

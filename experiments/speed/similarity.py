@@ -7,6 +7,7 @@ value for every example and position.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -58,15 +59,9 @@ def dynamic(xla: bool) -> Iterator[measure.Comparison]:
         for layer in layers.values():
             layer.build(inputs.shape)
         shape = f"{size}x{size}, {channels}->{channels}"
-        for what, make, calls_per_round in (
-            ("forward", measure.forward, 3),
-            ("forward+backward", measure.forward_backward, 1),
-        ):
-            yield measure.Comparison(
-                f"{shape}, {what}",
-                {name: make(layer, inputs, xla) for name, layer in layers.items()},
-                calls_per_round=calls_per_round,
-            )
+        forward, backward = measure.passes(shape, layers, inputs, xla)
+        yield dataclasses.replace(forward, calls_per_round=3)
+        yield backward
 
 
 def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
