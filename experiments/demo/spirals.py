@@ -1,9 +1,8 @@
-r"""Two spirals, a linear head, and 100 neighbours: Figure 3 of Meta-Neighborhoods.
+"""Two spirals, a linear head, and 100 neighbours: Figure 3 of Meta-Neighborhoods.
 
 A linear classifier cannot tell the spirals apart; one that is finetuned, for each point, on
 its neighbours in a learned dictionary can. As in Section 4.1 (Shan et al., NeurIPS 2020):
-keys in the plane, random at first and then learned, values fixed, minus the squared
-Euclidean distance as similarity, temperature 0.1.
+keys in the plane, values fixed, minus the squared Euclidean distance as similarity.
 
     python -m experiments.demo.spirals
 

@@ -6,20 +6,13 @@ r"""Few-shot learning: Table 6 of Neural Similarity Learning, with today's basel
     python -m experiments.few_shot --dataset=mini_imagenet --data_dir=FOLDER_OF_IMAGES
 
 FOLDER_OF_IMAGES holds train, validation (or val) and test, each with one sub-folder a
-class. Omniglot is read from the copy that tensorflow-datasets prepared.
-
-Networks are trained on the training classes, judged on episodes of the test classes, and
-all choices are made on the validation classes: the paper trains its networks on training
-and validation classes together, here they stay apart. Every method gets the same number
-of training images and of trials: with several --rates, each is tried for --trial_share of
-the images, and the best on validation episodes is taken. Rows with a choice of inner rates
-(MAML, and the meta-learned static network with learned rates) try one with each of the
---rates, in turn: three rates of Adam or six try all of 0.01, 0.03 and 0.1. A meta-learned
-static network starts from the pretrained one, and then has as many images again. ProtoNet
-is trained with --proto_ways classes an episode, as its authors do, and fewer episodes.
-Colour images are shifted and mirrored in pretraining, unless --noaugmentation is given.
-
-experiments/README.md says what is written, and how a row is added.
+class. Networks are trained on the training classes, judged on episodes of the test classes,
+and all choices are made on the validation classes. Every method gets as many training
+images and trials: with several --rates, each is tried for --trial_share of the images, and
+the best on validation episodes is taken. Rows with a choice of inner rates try one with
+each of the --rates, in turn: three rates of Adam or six try all of 0.01, 0.03 and 0.1. A
+meta-learned static network starts from the pretrained one, and then has as many images
+again. ProtoNet is trained with --proto_ways classes an episode, as its authors do.
 """
 
 from __future__ import annotations
@@ -85,7 +78,7 @@ def main(_arguments: list[str]) -> None:
     names = FLAGS.method or list(methods.METHODS)
     results = runs.results_folder(FLAGS.output_dir)
     records = run_methods(training, names, FLAGS.seeds, results)
-    training.forget(names, FLAGS.seeds)
+    training.forget(names)
     print(f"\n{table.section(records)}\n")
     print(f"Wrote {records.path}")
 

@@ -19,37 +19,24 @@ _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9
 _MOMENTUM = 0.9
 
 
-def features(backbone: str, kind: str, shape: tuple[int, ...]) -> keras.Model:
+def features(
+    backbone: str, kind: str, shape: tuple[int, ...], width: int | None = None
+) -> keras.Model:
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"dynamic"` for a dynamic diagonal similarity, whose predictors start at the
     identity; `"same_parameters"` and `"same_cost"` for plain networks of the width that has
-    its trainable parameters, or its multiply-adds.
+    its trainable parameters, or its multiply-adds. `width` is that of plain networks.
     """
-    width = None
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape))
     convolution = keras.layers.Conv2D
     if kind == "dynamic":
         convolution = convolutions("diagonal", "sphere", _MOMENTUM)
-    model = _network(backbone, tuple(shape), width, convolution)
-    outputs = model.output
-    if len(outputs.shape) > 2:
-        outputs = keras.layers.Flatten()(outputs)
-    return keras.Model(model.input, outputs, name=f"{kind}_{backbone}")
-
-
-def _network(
-    backbone: str,
-    shape: tuple[int, ...],
-    width: int | None,
-    convolution: Callable[..., keras.layers.Layer],
-) -> keras.Model:
-    """The backbone; of CNN-9, whose stages widen, `width` is that of the first."""
     filters: Any = width
-    if backbone == "cnn9" and width is not None:
+    if backbone == "cnn9" and width is not None:  # Its stages widen.
         filters = (width, 2 * width, 4 * width)
-    return _BACKBONES[backbone](
+    model = _BACKBONES[backbone](
         shape,
         classes=None,
         filters=filters,
@@ -58,29 +45,29 @@ def _network(
         ),
         convolution=convolution,
     )
+    outputs = model.output
+    if len(outputs.shape) > 2:
+        outputs = keras.layers.Flatten()(outputs)
+    return keras.Model(model.input, outputs, name=f"{kind}_{backbone}")
 
 
-def _parameters(network: keras.Model) -> int:
-    return sum(int(np.prod(each.shape)) for each in network.trainable_variables)
-
-
-def _multiply_adds(network: keras.Model) -> int:
-    return nsl_keras.convert.summary(network).multiply_adds
-
-
-_MEASURES = {"same_parameters": _parameters, "same_cost": _multiply_adds}
+_MEASURES: dict[str, Callable[[keras.Model], int]] = {
+    "same_parameters": lambda network: sum(
+        int(np.prod(each.shape)) for each in network.trainable_variables
+    ),
+    "same_cost": lambda network: nsl_keras.convert.summary(network).multiply_adds,
+}
 
 
 @functools.cache
 def plain_width(backbone: str, kind: str, shape: tuple[int, ...]) -> int:
     """The filters of the plain network that is nearest to the dynamic one in a measure."""
     measure = _MEASURES[kind]
-
-    def of_width(width: int) -> int:
-        return measure(_network(backbone, shape, width, keras.layers.Conv2D))
-
-    target = measure(features(backbone, "dynamic", shape))
-    return nearest_width(of_width, target, range(2, 512))
+    return nearest_width(
+        lambda width: measure(features(backbone, "plain", shape, width)),
+        measure(features(backbone, "dynamic", shape)),
+        range(2, 512),
+    )
 
 
 def classifier(
@@ -116,8 +103,9 @@ def finetuned(network: keras.Model, task: Task, **finetuning: Any) -> Callable:
     return few_shot.Finetuner(made, task.ways, **{**finetuning, **task.options})
 
 
-def nearest_neighbor(network: keras.Model, task: Task) -> Callable:
-    return few_shot.NearestNeighbor(network, task.ways, **task.options)
+def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task], Any]:
+    """Makes a learner of the package with these options."""
+    return lambda network, task: learner(network, task.ways, **options, **task.options)
 
 
 def nearest_centroid(network: keras.Model, task: Task) -> Callable:
@@ -162,17 +150,6 @@ def meta_static(
     )
 
 
-def matching_net(network: keras.Model, task: Task) -> keras.Model:
-    # Cosines by themselves make a soft attention: the scale is learned.
-    return few_shot.MatchingNet(
-        network, task.ways, temperature=0.1, learn_temperature=True, **task.options
-    )
-
-
-def proto_net(network: keras.Model, task: Task) -> keras.Model:
-    return few_shot.ProtoNet(network, task.ways, **task.options)
-
-
 def relation_net(network: keras.Model, task: Task) -> keras.Model:
     """On the convolutions of CNN-4 with the first two poolings alone, as its authors'."""
     layers = keras.layers
@@ -184,10 +161,6 @@ def relation_net(network: keras.Model, task: Task) -> keras.Model:
             outputs = layer(outputs)
     maps = keras.Model(network.input, outputs, name=f"{network.name}_maps")
     return few_shot.RelationNet(maps, task.ways, **task.options)
-
-
-def neighborhoods(network: keras.Model, task: Task) -> keras.Model:
-    return few_shot.NeighborhoodLearner(network, task.ways, **task.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,13 +208,20 @@ METHODS = {
         functools.partial(_classifier, classifier_initializer="glorot_uniform"),
     ),
     "nearest_neighbor": Method(
-        "nearest neighbour", nearest_neighbor, paper={"cnn4": "51.04 ± 0.65"}
+        "nearest neighbour",
+        _learner(few_shot.NearestNeighbor),
+        paper={"cnn4": "51.04 ± 0.65"},
     ),
     "nearest_centroid": Method("nearest centroid", nearest_centroid),
     "matching_net": _from_scratch(
-        "MatchingNet", matching_net, paper={"cnn4": "55.31 ± 0.73"}
+        "MatchingNet",
+        # Cosines by themselves make a soft attention: the scale is learned.
+        _learner(few_shot.MatchingNet, temperature=0.1, learn_temperature=True),
+        paper={"cnn4": "55.31 ± 0.73"},
     ),
-    "proto_net": _from_scratch("ProtoNet", proto_net, paper={"cnn4": "68.20 ± 0.66"}),
+    "proto_net": _from_scratch(
+        "ProtoNet", _learner(few_shot.ProtoNet), paper={"cnn4": "68.20 ± 0.66"}
+    ),
     "relation_net": _from_scratch(
         "RelationNet", relation_net, paper={"cnn4": "65.32 ± 0.70"}
     ),
@@ -297,22 +277,12 @@ METHODS = {
         functools.partial(meta_static, normalized=True),
         inner_rates=(0.2,),
     ),
-    "neighborhoods": _from_scratch("Meta-Neighborhoods of the support set", neighborhoods),
+    "neighborhoods": _from_scratch(
+        "Meta-Neighborhoods of the support set", _learner(few_shot.NeighborhoodLearner)
+    ),
 }
 #: The row that differences are taken to.
 BASELINE = "finetuning"
-#: The rows of what the paper says of its networks: README has them.
-CLAIMS = (
-    BASELINE,
-    "closer_look",
-    "nearest_centroid",
-    "static_nsn",
-    "dynamic_nsn",
-    "same_parameters",
-    "same_cost",
-    "meta_static_nsn",
-    "meta_static_published",
-)
 #: Rows whose differences are told besides.
 PAIRS = (
     ("finetuning", "nearest_centroid"),

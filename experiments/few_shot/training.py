@@ -62,20 +62,12 @@ class Setting:
             name += "_augmented_episodes"
         return f"{name}_tuned" if len(self.rates) > 1 else name
 
-    @property
-    def trial_images(self) -> int:
-        """The training images of a trial."""
-        return round(self.trial_share * self.training_images)
-
 
 class Training:
     """Trains and judges the methods of one setting on one data set."""
 
     def __init__(
-        self,
-        setting: Setting,
-        images: data.FewShotData,
-        states: pathlib.Path,
+        self, setting: Setting, images: data.FewShotData, states: pathlib.Path
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
         classes, labels = np.unique(images.train.labels, return_inverse=True)
@@ -87,29 +79,21 @@ class Training:
     ) -> few_shot.EpisodeSampler:
         """Episodes of a part's classes, of the test's ways unless others are given."""
         chosen, setting = getattr(self.data, part), self.setting
+        sizes = ways or setting.ways, setting.shots, setting.queries
         return few_shot.EpisodeSampler(
-            chosen.images,
-            chosen.labels,
-            ways or setting.ways,
-            setting.shots,
-            setting.queries,
-            seed,
-            scale=1 / 255,
+            chosen.images, chosen.labels, *sizes, seed, scale=1 / 255
         )
 
     def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:
         """Where the state of a method's training is, or of a kind of pretraining."""
         return self.states / f"{name}_{rate}_{images}_{seed}"
 
-    def forget(self, names: Sequence[str], seeds: Sequence[int]) -> None:
+    def forget(self, names: Sequence[str]) -> None:
         """Deletes the states of finished methods, trials and pretraining included."""
-        rows = [methods.METHODS[name] for name in names]
-        trained = {*names, *(row.pretrained for row in rows if row.pretrained)}
-        lengths = [(self.setting.training_images, seed) for seed in map(int, seeds)]
-        for rate in self.setting.rates:
-            for images, seed in [*lengths, (self.setting.trial_images, 0)]:
-                for name in trained:
-                    runs.remove_state(self.state(name, rate, images, seed))
+        trained = {*names, *(methods.METHODS[name].pretrained for name in names)}
+        for folder in self.states.glob("*_*_*_*"):
+            if folder.name.rsplit("_", 3)[0] in trained:
+                runs.remove_state(folder)
 
     def run(
         self, method: str, rate: float, images: int, seed: int
@@ -130,12 +114,11 @@ class Training:
         task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
         if not row.episodic:
             return row.learner(network, task), found
-        trained = task
+        ways = setting.proto_ways if method == "proto_net" else setting.ways
+        learner = row.learner(network, dataclasses.replace(task, ways=ways))
+        folder = self.state(method, rate, images, seed)
+        training = self._fit_episodes(method, learner, ways, rate, images, seed, folder)
         if method == "proto_net":
-            trained = dataclasses.replace(task, ways=setting.proto_ways)
-        learner = row.learner(network, trained)
-        training = self._fit_episodes(method, learner, trained.ways, rate, images, seed)
-        if trained is not task:
             learner = row.learner(learner.backbone, task)
         return learner, found | {key: found[key] + training[key] for key in training}
 
@@ -152,7 +135,7 @@ class Training:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
         folder = self.state(kind, rate, images, seed)
-        return network, self._fit(model, batches, trained, loss, folder)
+        return network, _fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
         self,
@@ -162,6 +145,7 @@ class Training:
         rate: float,
         images: int,
         seed: int,
+        folder: pathlib.Path,
     ) -> dict:
         setting = self.setting
         support, queries = ways * setting.shots, ways * setting.queries
@@ -175,36 +159,23 @@ class Training:
         )
         if setting.episode_augmentation:
             batches = AugmentedEpisodes(batches, seed)
-        folder = self.state(method, rate, images, seed)
-        return self._fit(learner, batches, trained, methods.loss(method), folder)
+        return _fit(learner, batches, trained, methods.loss(method), folder)
 
-    def _fit(
-        self,
-        model: keras.Model,
-        batches: keras.utils.PyDataset,
-        trained: recipe.Recipe,
-        loss: keras.losses.Loss,
-        folder: pathlib.Path,
-    ) -> dict:
-        model = strategies.replicated(model)
-        model.compile(
-            optimizer=trained.make_optimizer(),
-            loss=loss,
-            metrics=["accuracy"],
-            jit_compile=options.jit_compile(),
-        )
-        model.optimizer.build(model.trainable_variables)
-        found = recipe.fit(
-            model,
-            batches,
-            trained,
-            folder,
-            verbose=FLAGS.verbose,
-        )
-        return {
-            "seconds": found["seconds"],
-            "training_images": trained.steps * trained.batch_size,
-        }
+
+def _fit(
+    model: keras.Model,
+    batches: keras.utils.PyDataset,
+    trained: recipe.Recipe,
+    loss: keras.losses.Loss,
+    folder: pathlib.Path,
+) -> dict:
+    model = strategies.replicated(model)
+    optimizer = trained.make_optimizer()
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=options.jit_compile())
+    model.optimizer.build(model.trainable_variables)
+    found = recipe.fit(model, batches, trained, folder, FLAGS.verbose)
+    images = trained.steps * trained.batch_size
+    return {"seconds": found["seconds"], "training_images": images}
 
 
 class _Uint8Batches(recipe.Batches):
@@ -265,7 +236,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
     setting = training.setting
     if len(setting.rates) == 1:
         return setting.rates[0]
-    images = setting.trial_images
+    images = round(setting.trial_share * setting.training_images)
 
     def trial(method: str, rate: str) -> dict:
         record = {"method": method, "rate": float(rate), "seed": 0}
@@ -328,7 +299,6 @@ def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> 
     network = learner.functional
     unadapted = [network.outputs(network.values(), each)[0] for each in images]
     adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
-    targets = keras.ops.convert_to_tensor(labels)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     targets = keras.ops.reshape(keras.ops.convert_to_tensor(labels), (-1,))
     return [

@@ -9,13 +9,8 @@ models with a dictionary before adaptation too.
     python -m experiments.image_classification --experiment=A.5 --dataset=cifar10 \
         --method=neighborhoods --method=neighborhoods_3 --steps=3000
 
---dataset is any image set of tensorflow-datasets, or one that
-experiments/common/image_folders.py reads from a folder of images, --data_dir: cinic10,
-mnist_m, pacs, tiny_imagenet. The recipe and what it leaves out: methods.py.
-
-experiments/README.md says what is written, and how a row is added. Trained models are in
---model_dir; --figures draws those of the first seed. With --experiment=A.9 models are told
-coarse classes only.
+--dataset is any image set of tensorflow-datasets, or one that common/image_folders.py reads
+from --data_dir. With --experiment=A.9 models are told coarse classes only.
 """
 
 from __future__ import annotations

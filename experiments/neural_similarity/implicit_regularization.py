@@ -1,21 +1,15 @@
-r"""What factorizing a weight matrix does to gradient descent: Section 5.1, Eq. (6).
+"""What factorizing a weight matrix does to gradient descent: Section 5.1, Eq. (6).
 
 Linear regression, with a target matrix of low rank and too few data to tell it from others.
-Gradient descent on `W` itself is compared with gradient descent on `W'` and `M`, where
-`W = M^T W'` as in a layer with a neural similarity. All start from the same small `W`, in
-small steps, and reach zero loss: which of the solutions they find is their implicit
-regularization. Nuclear norm and effective rank tell them apart.
+Gradient descent on `W` is compared with that on `W'` and `M`, where `W = M^T W'` as in a
+layer with a neural similarity. All start from the same small `W`, and reach zero loss:
+which of the solutions they find is their implicit regularization. With whole targets, as in
+the paper, descent on `W` already finds the solution of smallest nuclear norm; with half of
+each hidden (matrix completion) it does not, and it matters where `M` starts.
 
     python -m experiments.neural_similarity.implicit_regularization
 
-Two kinds of data. With whole targets, as in the paper, descent on a small `W` already finds
-the solution of smallest nuclear norm, so that no factorization can do better. With half of
-each target hidden (matrix completion, the case of the theory that the paper builds on) it
-does not. There it matters where `M` starts: at the identity, as in the layers of this
-package, or near zero.
-
-Writes --output_dir/results/implicit_regularization.jsonl, and a picture to
---output_dir/results/figures/.
+Writes --output_dir/results/implicit_regularization.jsonl, and a picture.
 """
 
 from __future__ import annotations
@@ -62,24 +56,24 @@ def descend(
     inputs: np.ndarray,
     targets: np.ndarray,
     learning_rate: float,
-    steps: int,
+    every: int,
     points: int,
 ) -> list[np.ndarray]:
-    """Takes steps of gradient descent; returns `W` at the start and at `points` times.
+    """Takes steps of gradient descent; returns `W` at the start and after `every` so many.
 
     On `1/2 sum |targets - inputs W|^2` over the targets that are not NaN; `scale` is that
     of the `M` to begin with.
     """
     kernel, similarity = start / (scale or 1), (scale or 1) * np.eye(FEATURES)
     matrices = [start]
-    for step in range(points * max(1, steps // points)):
+    for step in range(1, 1 + points * every):
         residuals = np.nan_to_num(inputs @ (similarity.T @ kernel) - targets)
         gradient = inputs.T @ residuals
         moved = kernel - learning_rate * similarity @ gradient
         if scale is not None:
             similarity = similarity - learning_rate * kernel @ gradient.T
         kernel = moved
-        if (step + 1) % max(1, steps // points) == 0:
+        if step % every == 0:
             matrices.append(similarity.T @ kernel)
     return matrices
 
@@ -132,9 +126,9 @@ def one_run(
 ) -> dict:
     """The record of a descent: measures along the way, or where it ends."""
     inputs, targets, target, start = problem(*DATA[data], seed)
-    matrices = descend(start, FLOWS[flow], inputs, targets, learning_rate, steps, points)
+    every = max(1, steps // points)
+    matrices = descend(start, FLOWS[flow], inputs, targets, learning_rate, every, points)
     found = [measures(each, inputs, targets, target) for each in matrices]
-    times = [number * max(1, steps // points) for number in range(len(found))]
     # Curves of the first problem, and where the others end.
     kept = slice(None) if seed == 0 else slice(-1, None)
     return {
@@ -142,30 +136,32 @@ def one_run(
         "command": runs.command("neural_similarity.implicit_regularization"),
         "versions": runs.versions(),
         "target": measures(target, inputs, targets, target),
-        "steps": times[kept],
+        "steps": [every * number for number in range(len(found))][kept],
         **{key: [float(f"{each[key]:.4g}") for each in found[kept]] for key in MEASURES},
     }
 
 
 def table(found: list[dict]) -> str:
     """One line a kind of data and a flow: means over the seeds at the last step."""
-    columns = ["data", "descent on", *(each.replace("_", " ") for each in MEASURES[:-1])]
+    columns = ["data", "descent on", "loss", "nuclear norm", "effective rank"]
     columns.append("distance from the target")
     rows = []
     for data in DATA:
         shown = [run for run in found if run["data"] == data]
-        for flow in FLOWS:
-            of_flow = [run for run in shown if run["flow"] == flow]
-            last = [{key: run[key][-1] for key in MEASURES} for run in of_flow]
-            rows.append([data, flow, *_means(last)])
-        targets = [run["target"] for run in shown if run["flow"] == "W"]
-        rows.append([data, "(target)", *_means(targets)])
+        last = {
+            flow: [
+                {key: run[key][-1] for key in MEASURES}
+                for run in shown
+                if run["flow"] == flow
+            ]
+            for flow in FLOWS
+        }
+        last["(target)"] = [run["target"] for run in shown if run["flow"] == "W"]
+        for title, each in last.items():
+            means = (np.mean([one[key] for one in each]) for key in MEASURES)
+            formats = (".1e", ".2f", ".1f", ".2f")
+            rows.append([data, title, *map(format, means, formats)])
     return tables.markdown(columns, rows)
-
-
-def _means(rows: list[dict]) -> list[str]:
-    formats = dict(zip(MEASURES, (".1e", ".2f", ".1f", ".2f"), strict=True))
-    return [format(np.mean([row[key] for row in rows]), formats[key]) for key in MEASURES]
 
 
 def section(results: pathlib.Path) -> str:

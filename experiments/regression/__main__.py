@@ -5,13 +5,10 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
     python -m experiments.regression --data_file=data.npz        # arrays x and y
 
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
-2020): inputs and targets with zero mean and unit variance, 5-fold cross-validation, AdamW
-at 1e-3, batches of 128, training stopped after 10 epochs without a lower validation loss,
-1000 dictionary entries in the space of the inputs, and the plain network's layers for
-Meta-Neighborhoods too. Where the text leaves it open: everything is chosen in each fold, on
-a validation part of its training data; means and variances are those of the rest of them.
-Writes a line a fold to --output_dir/results/regression.jsonl; an interrupted run goes
-on where it stopped.
+2020): 5-fold cross-validation, AdamW at 1e-3, batches of 128, training stopped after 10
+epochs without a lower validation loss, 1000 dictionary entries in the space of the inputs.
+Where the text leaves it open: everything is chosen in each fold, on a validation part of
+its training data; means and variances are those of the rest of them.
 """
 
 from __future__ import annotations
@@ -175,10 +172,12 @@ def chosen(
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
-    first_decay, *other_decays = [float(decay) for decay in FLAGS.decays]
+    first_decay, *other_decays = map(float, FLAGS.decays)
     sizes = [
-        {"layers": int(layers), "units": int(units), "decay": first_decay}
-        for layers, units in itertools.product(FLAGS.layers, FLAGS.units)
+        {"layers": layers, "units": units, "decay": first_decay}
+        for layers, units in itertools.product(
+            map(int, FLAGS.layers), map(int, FLAGS.units)
+        )
     ]
     vanilla, record, trials = chosen(fold, sizes, state / "vanilla")
     size = {key: record[key] for key in ("layers", "units")}

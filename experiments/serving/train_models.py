@@ -74,7 +74,7 @@ def main(_arguments: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     output = pathlib.Path(FLAGS.output_dir).expanduser()
     found, setting = data.load(DATASET), SETTINGS[DATASET]
-    for name in FLAGS.model or SERVED:
+    for name in SERVED:
         print(f"\n{TITLES[name]}", flush=True)
         keras.utils.set_random_seed(0)
         model = build_model(
@@ -86,7 +86,7 @@ def main(_arguments: list[str]) -> None:
             found.train.labels,
             batch_size=setting.batch_size,
             epochs=setting.epochs,
-            verbose=FLAGS.verbose,
+            verbose=0,
         )
         folder = folder_of(output, name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,8 +110,4 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_multi_enum(
-        "model", [], SERVED, "Models to train; all where none is given."
-    )
-    flags.DEFINE_integer("verbose", 0, "Progress: 0 silent, 1 a bar, 2 a line an epoch.")
     command.run(main)

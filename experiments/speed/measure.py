@@ -78,6 +78,29 @@ def forward_backward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) ->
     return lambda: float(run())
 
 
+def inference(
+    case: str,
+    layers: Mapping[str, Callable],
+    inputs: tf.Tensor,
+    xla: bool,
+    **options: Any,
+) -> Comparison:
+    """Compares layers or models in inference."""
+    steps = {name: forward(layer, inputs, xla) for name, layer in layers.items()}
+    return Comparison(case, steps, **options)
+
+
+def training(
+    case: str, models: Mapping[str, keras.Model], inputs: tf.Tensor, classes: int, xla: bool
+) -> Comparison:
+    """Compares models in a training step, on random labels."""
+    labels = tf.random.uniform((len(inputs),), maxval=classes, dtype=tf.int32)
+    steps = {
+        name: training_step(model, inputs, labels, xla) for name, model in models.items()
+    }
+    return Comparison(case, steps)
+
+
 def passes(
     case: str,
     layers: Mapping[str, keras.layers.Layer],
@@ -87,9 +110,9 @@ def passes(
     **options: Any,
 ) -> Iterator[Comparison]:
     """Yields the comparisons of layers in inference and in training, by these names."""
-    for name, make in zip(names, (forward, forward_backward), strict=True):
-        steps = {title: make(layer, inputs, xla) for title, layer in layers.items()}
-        yield Comparison(f"{case}, {name}", steps, **options)
+    yield inference(f"{case}, {names[0]}", layers, inputs, xla, **options)
+    steps = {name: forward_backward(each, inputs, xla) for name, each in layers.items()}
+    yield Comparison(f"{case}, {names[1]}", steps, **options)
 
 
 def training_step(

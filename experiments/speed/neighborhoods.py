@@ -135,20 +135,10 @@ def model(xla: bool) -> Iterator[measure.Comparison]:
     """Yields comparisons of whole models, which all take the same step."""
     for title, neighbors, classes, batch in MODELS:
         images = tf.random.normal((batch, 32, 32, 3))
-        labels = tf.random.uniform((batch,), maxval=classes, dtype=tf.int32)
         models = plain_and_adapting(BACKBONES[title], neighbors, classes)
         case = f"{title}, S={neighbors}, C={classes}, B={batch}"
-        yield measure.Comparison(
-            f"{case}, inference",
-            {name: measure.forward(model, images, xla) for name, model in models.items()},
-        )
-        yield measure.Comparison(
-            f"{case}, training step",
-            {
-                name: measure.training_step(model, images, labels, xla)
-                for name, model in models.items()
-            },
-        )
+        yield measure.inference(f"{case}, inference", models, images, xla)
+        yield measure.training(f"{case}, training step", models, images, classes, xla)
 
 
 def plain_and_adapting(

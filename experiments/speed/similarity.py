@@ -91,7 +91,6 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
 def static(xla: bool) -> Iterator[measure.Comparison]:
     """Yields comparisons of static similarities in training and in inference."""
     images = tf.random.normal((BATCH, 32, 32, 3))
-    labels = tf.random.uniform((BATCH,), maxval=CLASSES, dtype=tf.int32)
     networks = {"Conv2D": nsl_keras.backbones.cnn9()} | {
         f"static {name}": nsl_keras.backbones.cnn9(
             convolution=functools.partial(
@@ -100,22 +99,12 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
         )
         for name, similarity in SIMILARITIES.items()
     }
-    yield measure.Comparison(
-        "CNN-9, training step",
-        {
-            name: measure.training_step(model, images, labels, xla)
-            for name, model in networks.items()
-        },
-    )
+    yield measure.training("CNN-9, training step", networks, images, CLASSES, xla)
     networks |= {
         f"folded {name}": nsl_keras.convert.fold(networks[f"static {name}"])
         for name in SIMILARITIES
     }
-    yield measure.Comparison(
-        "CNN-9, inference",
-        {name: measure.forward(model, images, xla) for name, model in networks.items()},
-        calls_per_round=5,
-    )
+    yield measure.inference("CNN-9, inference", networks, images, xla, calls_per_round=5)
     features = tf.random.normal((BATCH, 32, 32, 32))
     layers = {"Conv2D": keras.layers.Conv2D(32, 3, padding="same")} | {
         f"static {name}": nsl_keras.layers.NeuralSimilarityConv2D(
@@ -126,17 +115,13 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
     for layer in layers.values():
         layer.build(features.shape)
     layers |= {f"folded {name}": layers[f"static {name}"].fold() for name in SIMILARITIES}
-    yield measure.Comparison(
-        "one layer 32x32, 32->32, inference",
-        {name: measure.forward(layer, features, xla) for name, layer in layers.items()},
-        calls_per_round=5,
-    )
+    case = "one layer 32x32, 32->32, inference"
+    yield measure.inference(case, layers, features, xla, calls_per_round=5)
 
 
 def network(xla: bool) -> Iterator[measure.Comparison]:
     """Yields comparisons of a narrow CNN-9, with what people add to convolutions."""
     images = tf.random.normal((64, 32, 32, 3))
-    labels = tf.random.uniform((64,), maxval=CLASSES, dtype=tf.int32)
     networks = {
         methods.METHODS[name].title: methods.build(
             *("cnn9", methods.METHODS[name], (32, 32, 3), CLASSES, 0.9, False),
@@ -144,21 +129,13 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
         )
         for name in methods.TABLES["cost"].methods
     }
-    yield measure.Comparison(
-        "narrow CNN-9, training step, B=64",
-        {
-            name: measure.training_step(model, images, labels, xla)
-            for name, model in networks.items()
-        },
-    )
+    case = "narrow CNN-9, training step, B=64"
+    yield measure.training(case, networks, images, CLASSES, xla)
     served = {
         name: nsl_keras.convert.fold(model)
         if nsl_keras.convert.summary(model).folds
         else model
         for name, model in networks.items()
     }
-    yield measure.Comparison(
-        "narrow CNN-9, one image",
-        {name: measure.forward(each, images[:1], xla) for name, each in served.items()},
-        calls_per_round=20,
-    )
+    case = "narrow CNN-9, one image"
+    yield measure.inference(case, served, images[:1], xla, calls_per_round=20)
