@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from experiments.common import command, runs, stopping
+from experiments.common import command, recipe, runs
 
 FLAGS = flags.FLAGS
 
@@ -212,7 +212,7 @@ def call(called: list[str], deadline: float) -> bool:
         status = subprocess.run(whole, timeout=left + GRACE).returncode
     except subprocess.TimeoutExpired:
         return False
-    if status not in (0, stopping.OutOfTime.CODE):
+    if status not in (0, recipe.OutOfTime.CODE):
         raise subprocess.CalledProcessError(status, whole)
     return status == 0
 

@@ -227,8 +227,8 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
         writes += bool(list(folder.glob(".scratch-*")))
     ended.set()
     reader.join()
-    counts = {"kills": FLAGS.kills, "kills_in_writes": writes, "versions_read": len(loaded)}
-    return {**counts, "failures": failures}
+    counts = {"kills": FLAGS.kills, "kills_in_writes": writes}
+    return {**counts, "versions_read": len(loaded), "failures": failures}
 
 
 def tiny_images() -> data.FewShotData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", "runs", "Where results/ is written.")
@@ -27,6 +27,7 @@ def _guarded(main: Callable[[list[str]], None], arguments: list[str]) -> None:
             f"Unknown arguments: {' '.join(arguments[1:])}. Flags begin with --; --help "
             "lists them."
         )
+    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     try:
         main(arguments)
     except ValueError as error:

@@ -17,19 +17,17 @@ def convolutions(
     predictor: str | None = None,
     momentum: float = 0.9,
     learn_shape: bool = False,
-    synchronized: bool = False,
     published: bool = False,
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`; plain ones without a similarity.
 
     `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
-    `None` for a static similarity. `momentum` and `synchronized` are of the batch norms in
-    predictors. `published` predictors are the authors' but for that momentum, others the
-    package's default ones.
+    `None` for a static similarity; `momentum` is that of their batch norms. `published`
+    predictors are the authors' but for the momentum, others the package's default ones.
     """
     if similarity is None:
         return keras.layers.Conv2D
-    norms: dict[str, Any] = {"momentum": momentum, "synchronized": synchronized}
+    norms: dict[str, Any] = {"momentum": momentum}
     if published:
         norms["momentum_warmup"] = False
     start = "published" if published else "identity"

@@ -70,21 +70,19 @@ def load(
     dataset: str,
     data_dir: str | None = None,
     train_examples: int | None = None,
-    image_size: int | None = None,
+    image_size: int = 32,
 ) -> ImageData:
     """Loads an image set by its name. Nothing is downloaded.
 
     `"digits"` ships with scikit-learn; `data_dir` is the folder of a set of
-    `image_folders.READERS`, and of any other set it is that of tensorflow-datasets'
-    prepared copies. What comes from a folder is 32 x 32 where `image_size` is `None`.
+    `image_folders.READERS`, whose images get the `image_size`; of any other set it is that
+    of tensorflow-datasets' prepared copies.
     """
     if dataset in image_folders.READERS:
-        return _from_folder(dataset, data_dir, train_examples, image_size or 32)
+        return _from_folder(dataset, data_dir, train_examples, image_size)
     if dataset == "digits":
-        data = _digits(train_examples)
-    else:
-        data = _prepared(dataset, data_dir, train_examples)
-    return data.resized(image_size) if image_size else data
+        return _digits(train_examples)
+    return _prepared(dataset, data_dir, train_examples)
 
 
 def _from_folder(

@@ -10,53 +10,35 @@ import dataclasses
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import keras
 from absl import flags
 
 import nsl_keras
-from experiments.common import (
-    augmentation,
-    data,
-    image_folders,
-    options,
-    recipe,
-    runs,
-    strategies,
-)
+from experiments.common import augmentation, data, options, recipe, runs
 from experiments.common.stream import ImageStream, StreamedBatches
 from experiments.speed import timing
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
-flags.DEFINE_string(
-    "dataset", "digits", "digits, a set that comes as folders of images, or one of tfds."
-)
+flags.DEFINE_string("dataset", "digits", "digits, one of image_folders, or one of tfds.")
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
 flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.")
-flags.DEFINE_integer(
-    "steps", None, "Training steps; rate drops in proportion.", lower_bound=1
-)
+flags.DEFINE_integer("steps", None, "Training steps; rate drops in proportion.", 1)
 flags.DEFINE_alias("iterations", "steps")
 flags.DEFINE_float("epochs", None, "The same as passes over the images.")
 flags.DEFINE_integer("batch_size", None, "Instead of the published 128.", lower_bound=1)
 flags.DEFINE_float("learning_rate", None, "Instead of the published start rate.")
-flags.DEFINE_enum(
-    "optimizer",
-    None,
-    ["momentum", "nesterov", "adam", "adamw"],
-    "Instead of the published one.",
-)
-flags.DEFINE_bool(
-    "cosine_decay", None, "Let the rate fall to 0 along a cosine, instead of in drops."
-)
+_OPTIMIZERS = ["momentum", "nesterov", "adam", "adamw"]
+flags.DEFINE_enum("optimizer", None, _OPTIMIZERS, "Instead of the published one.")
+flags.DEFINE_bool("cosine_decay", None, "Let the rate fall to 0 along a cosine.")
 flags.DEFINE_integer("warmup_steps", None, "Steps in which the rate rises at the start.")
 flags.DEFINE_enum(
     "input",
     None,
     ["unit", "standardized"],
-    "Images in [0, 1], or with channels of mean 0 and deviation 1, instead of the "
-    "published range.",
+    "Images in [0, 1], or with channels of mean 0 and deviation 1; else as published.",
 )
 flags.DEFINE_list("filters", None, "Filters of the stages, instead of the published.")
 flags.DEFINE_bool("mixed_precision", False, "Compute in bfloat16, with float32 weights.")
@@ -64,21 +46,12 @@ flags.DEFINE_enum(
     "augmentation",
     None,
     augmentation.AUGMENTATIONS,
-    "By default the published one, as far as the images allow it: mirror images of digits "
-    "are no digits.",
+    "Else as published, where it suits: mirror images of digits are no digits.",
 )
-flags.DEFINE_bool(
-    "step_times", False, "Time the steps of each row beside the plain network's."
-)
-flags.DEFINE_bool(
-    "tune",
-    False,
-    "Try --rates with each row, evaluated on validation images alone, and stop.",
-)
+flags.DEFINE_bool("step_times", False, "Time steps of each row beside the plain network's.")
+flags.DEFINE_bool("tune", False, "Try --rates, judged on validation images, and stop.")
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Start rates that --tune tries.")
-flags.DEFINE_float(
-    "tuning_share", 1.0, "The steps of a trial, as a share of the training's."
-)
+flags.DEFINE_float("tuning_share", 1.0, "Steps of a trial, as a share of the training's.")
 flags.DEFINE_bool("tuned", False, "Train each row at the best of its rates of --tune.")
 
 #: What the settings of trials need not share with those of runs, which may train on the
@@ -151,8 +124,7 @@ def load_arrays(image_size: int | None = None) -> data.ImageData | None:
     if FLAGS.data_file:
         found = data.load_file(FLAGS.data_file, FLAGS.train_size)
     else:
-        # Folders hold images of any size, which are resized as they are read.
-        size = image_size if FLAGS.dataset in image_folders.READERS else None
+        size = image_size or 32
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
         found = found.resized(image_size)
@@ -211,7 +183,7 @@ def train(
     seed: int,
     rate: float | None,
     state: pathlib.Path,
-    trial: bool = False,
+    trial: bool,
 ) -> dict:
     """Trains one row with one seed, evaluates it once, and returns its record.
 
@@ -225,11 +197,7 @@ def train(
     if trial:
         trained = trained.scaled(max(1, round(trained.steps * FLAGS.tuning_share)))
 
-    def make(name: str) -> tuple[keras.Model, keras.Model]:
-        with strategies.strategy().scope():
-            return rows.make(name, seed, trained)
-
-    network, model = make(name)
+    network, model = rows.make(name, seed, trained)
     record = recipe.first_record(rows.command, name, seed, model)
     record["steps"] = trained.steps
     record["multiply_adds"] = rows.multiply_adds(network)
@@ -239,7 +207,7 @@ def train(
     batches: keras.utils.PyDataset
     if isinstance(found, ImageStream):
         batches = StreamedBatches(found, trained.batch_size, chunk, seed)
-        evaluated = {"test": {"x": found.evaluation_batches(100)}}
+        evaluated = {"test": {"x": found.batches("validation", 100)}}
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
         evaluated = recipe.evaluated_parts(found, trial)
@@ -252,7 +220,7 @@ def train(
     if not trial:
         rows.finish(model, record)
     if FLAGS.step_times and not trial:
-        _, plain = make(rows.baseline)
+        _, plain = rows.make(rows.baseline, seed, trained)
         record["step_time"] = timing.step_time_ratio(model, plain, batches[0])
     return record
 
@@ -266,48 +234,38 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     if FLAGS.tune:
         setting = {**setting, "tuning_share": FLAGS.tuning_share}
     states = runs.states_folder(FLAGS.state_dir, setting)
-    where = tuning_place(path, name) if FLAGS.tune else (path, name)
-    records = runs.RunRecords(*where, setting, states)
+    trials = path.with_name(f"{path.stem}_tuning.jsonl"), name.replace("everything", "all")
+    records = runs.RunRecords(*(trials if FLAGS.tune else (path, name)), setting, states)
     if FLAGS.tune:
-        runs.run_all(
-            records,
-            {
-                (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
-                for seed in map(int, FLAGS.seeds)
-                for name, title in rows.titles.items()
-                for rate in FLAGS.rates
-            },
-            lambda name, rate, seed: train(
-                rows, found, name, seed, rate, records.state((name, rate, seed)), trial=True
-            ),
-        )
-        return records
-    rates = tuned_rates(path, name, rows.titles, setting) if FLAGS.tuned else {}
-    runs.run_all(
-        records,
-        runs.every(rows.titles, FLAGS.seeds),
-        lambda name, seed: train(
-            rows, found, name, seed, rates.get(name), records.state((name, seed))
-        ),
-    )
+        titles: dict[runs.Key, str] = {
+            (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
+            for seed in map(int, FLAGS.seeds)
+            for name, title in rows.titles.items()
+            for rate in FLAGS.rates
+        }
+        rates: dict[str, float] = {}
+    else:
+        titles = runs.every(rows.titles, FLAGS.seeds)
+        made = runs.RunRecords(*trials)
+        rates = tuned_rates(made, rows.titles, setting) if FLAGS.tuned else {}
+
+    def run(*key: Any) -> dict:
+        name, *tried, seed = key
+        rate = tried[0] if tried else rates.get(name)
+        return train(rows, found, name, seed, rate, records.state(key), trial=FLAGS.tune)
+
+    runs.run_all(records, titles, run)
     return records
 
 
-def tuning_place(path: pathlib.Path, name: str) -> tuple[pathlib.Path, str]:
-    """The file of the trials for the runs of a setting, and their name in it."""
-    trials = path.with_name(f"{path.stem}_tuning.jsonl")
-    return trials, name.replace("_everything_", "_all_")
-
-
 def tuned_rates(
-    path: pathlib.Path, name: str, titles: Iterable[str], setting: dict
+    trials: runs.RunRecords, titles: Iterable[str], setting: dict
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images.
 
     Raises:
         ValueError: If rows have no trials, not the same ones, or those of another setting.
     """
-    trials = runs.RunRecords(*tuning_place(path, name))
     different = runs.differences(trials.setting or setting, setting)
     for each in _OF_TRIALS:
         different.pop(each, None)

@@ -1,11 +1,9 @@
-"""Flags of the commands that train the papers' networks, and what they all begin with."""
+"""Flags of the commands that train the papers' networks."""
 
 from __future__ import annotations
 
 import keras
-from absl import flags, logging
-
-from experiments.common import strategies
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.")
@@ -19,12 +17,6 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what suits.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
-
-
-def prepare() -> None:
-    """What comes before anything else of a command."""
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategies.strategy()
 
 
 def on_cpu() -> bool:

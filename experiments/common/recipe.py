@@ -15,46 +15,43 @@ from typing import Any, Self
 
 import keras
 import numpy as np
+from absl import flags
 from keras import ops
 
 import nsl_keras
-from experiments.common import augmentation, data, runs, stopping, strategies
+from experiments.common import augmentation, data, runs
+
+FLAGS = flags.FLAGS
+flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
+
+#: When this process began.
+STARTED = time.monotonic()
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A training, in steps. Shorter ones keep its proportions.
-
-    Attributes:
-        steps: Their number.
-        rate_drops: Steps after which the rate is divided by 10.
-        learning_rate: The rate at the start.
-        batch_size: Images of a step.
-        augmentation: One of `augmentation.AUGMENTATIONS`.
-        optimizer: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
-        epsilon: Adam's and AdamW's.
-        weight_decay: AdamW's, as in Keras, which multiplies it with the rate.
-        clip: Largest entry of a gradient.
-        cosine_decay: Whether the rate falls to 0 along a cosine.
-        warmup_steps: Steps in which the rate rises to what it would be otherwise.
-        penalty: Factor of half the squared weights in the loss.
-        label_smoothing: Probability that is spread over all classes.
-        input_range: What black and white, 0 and 1, are to the network.
-    """
+    """A training, in steps. Shorter ones keep its proportions."""
 
     steps: int
+    #: Steps after which the rate is divided by 10.
     rate_drops: tuple[int, ...] = ()
     learning_rate: float = 0.1
     batch_size: int = 128
     augmentation: str = "none"
+    #: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
     optimizer: str = "momentum"
     epsilon: float = 1e-8
+    #: AdamW's, as in Keras, which multiplies it with the rate.
     weight_decay: float = 0.0
+    #: Largest entry of a gradient.
     clip: float | None = None
     cosine_decay: bool = False
+    #: Steps in which the rate rises to what it would be otherwise.
     warmup_steps: int = 0
+    #: Factor of half the squared weights in the loss.
     penalty: float = 0.0
     label_smoothing: float = 0.0
+    #: What black and white, 0 and 1, are to the network.
     input_range: tuple[float, float] = (0.0, 1.0)
 
     def scaled(self, steps: int) -> Self:
@@ -135,7 +132,6 @@ def compile_classifier(
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if recipe.label_smoothing:
         loss = nsl_keras.losses.SmoothedCrossentropy(recipe.label_smoothing)
-    model = strategies.replicated(model)
     model.compile(
         optimizer=recipe.make_optimizer(spared),
         loss=loss,
@@ -196,18 +192,11 @@ class Batches(keras.utils.PyDataset):
 
 
 def chunk_steps(steps: int, longest: int = 500) -> int:
-    """The largest divisor up to `longest`: after so many steps, state is saved.
-
-    Where all divisors are small (a prime number), the whole training is one chunk.
-    """
+    """The largest divisor up to `longest`: after so many steps, state is saved."""
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
     if chunk >= longest // 10:
         return chunk
-    print(
-        f"An interrupted run begins anew: no divisor of its {steps:,} steps lies between "
-        f"{longest // 10} and {longest}.",
-        flush=True,
-    )
+    print(f"An interrupted run begins anew: {steps:,} steps have no fitting divisor.")
     return steps
 
 
@@ -228,7 +217,7 @@ def fit(
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.
-        stopping.OutOfTime: If the time of --stop_after_minutes comes first.
+        OutOfTime: If the time of --stop_after_minutes comes first.
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(
@@ -237,11 +226,10 @@ def fit(
     running = [
         Seconds(),
         keras.callbacks.TerminateOnNaN(),
-        stopping.StopInTime(backup, len(batches)),
+        StopInTime(backup, len(batches)),
         backup,
     ]
     model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
-    strategies.wait_for_workers()  # The first one writes the state, others may read it.
     loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
@@ -261,6 +249,40 @@ class Seconds(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["seconds"] = time.perf_counter() - self.start
+
+
+class OutOfTime(SystemExit):
+    """Ends a process before its runs are finished; the same command goes on."""
+
+    #: What the process returns: the system's code for "try again".
+    CODE = 75
+
+    def __init__(self, message: str) -> None:
+        print(f"{message} The same command goes on.", flush=True)
+        super().__init__(self.CODE)
+
+
+class StopInTime(keras.callbacks.Callback):
+    """Stops before a chunk that may end too late: it is taken to last as the last.
+
+    The first chunk of a call begins if the deadline is still to come, or calls shorter than
+    a chunk would never get on. `backup` knows the times of chunks of `steps`.
+    """
+
+    def __init__(self, backup: nsl_keras.callbacks.TrainingBackup, steps: int) -> None:
+        super().__init__()
+        self.backup, self.steps = backup, steps
+        self.first: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
+        if minutes is None:
+            return
+        if self.first is None:
+            self.first = epoch
+        expected = 0.0 if epoch == self.first else self.backup.history["seconds"][-1]
+        if time.monotonic() + expected > STARTED + 60 * minutes:
+            raise OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
 
 
 def first_record(

@@ -2,12 +2,9 @@
 
     {"name": "omniglot_cnn4_5way_1shot_tuned", "key": ["maml", 0], "commit": "af1d9f1", ...}
 
-A line of `results/few_shot.jsonl` has what its run recorded, the name of its setting, its
-key among the runs of that setting (method and seed), the commit of the package, and the
-setting. A kill may cut off the last line: it does not count, and its run is made again.
-
-The state of a run that is not finished is in a folder of its own, which goes when the
-record is there.
+A line has what its run recorded, the name of its setting, its key among the runs of that
+setting (method and seed), the commit of the package, and the setting. A kill may cut off
+the last line: it does not count, and its run is made again.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from typing import Any
 import keras
 
 import nsl_keras
-from experiments.common import strategies
 from nsl_keras.training import files
 
 #: What tells a run from the others of its setting, as `("maml", 0)`.
@@ -41,8 +37,7 @@ _PLACES = ("data_dir", "data_file", "state_dir", "model_dir")
 
 def command(module: str) -> str:
     """What was called, as anyone could call it: with a data folder of their own."""
-    arguments = []
-    given = iter(sys.argv[1:])
+    arguments, given = [], iter(sys.argv[1:])
     for argument in given:
         flag, separate, _ = argument.lstrip("-").partition("=")
         if flag in (*_PLACES, "stop_after_minutes") and not separate:
@@ -95,17 +90,13 @@ def _line(content: Any) -> str:
     return f"{json.dumps(content)}\n"
 
 
-def _text(path: pathlib.Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
 def read(path: pathlib.Path) -> list[dict]:
     """All records of an experiment.
 
     Raises:
         ValueError: If a line is damaged, as no kill leaves it.
     """
-    whole, _, _ = _text(path).rpartition("\n")
+    whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")
     try:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as error:
@@ -164,19 +155,15 @@ class RunRecords:
         line = {**own, "commit": commit(), **record, **own}
         if self.setting is not None:
             line.setdefault("setting", self.setting)
-        if strategies.is_first_worker():
-            others = [run for run in read(self.path) if {**run, **own} != run]
-            if "".join(map(_line, others)) == _text(self.path):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                # One write: other processes may add their runs to the same file.
-                with self.path.open("ab", buffering=0) as file:
-                    file.write(_line(line).encode())
-            else:
-                write_text(self.path, "".join(map(_line, [*others, line])))
-        self.forget(key)
-
-    def forget(self, key: Key) -> None:
-        """Deletes the state of a run."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        others = [run for run in read(self.path) if {**run, **own} != run]
+        if "".join(map(_line, others)) == self.path.read_text():
+            # One write: other processes may add their runs to the same file.
+            with self.path.open("ab", buffering=0) as file:
+                file.write(_line(line).encode())
+        else:
+            write_text(self.path, "".join(map(_line, [*others, line])))
         remove_state(self.state(key))
 
 
@@ -197,9 +184,8 @@ def all_of(path: pathlib.Path) -> list[RunRecords]:
 
 def clear(path: pathlib.Path, name: str) -> None:
     """Deletes the records of a setting."""
-    if strategies.is_first_worker():
-        left = [run for run in read(path) if run["name"] != name]
-        write_text(path, "".join(map(_line, left)))
+    left = [run for run in read(path) if run["name"] != name]
+    write_text(path, "".join(map(_line, left)))
 
 
 def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, str]:
@@ -214,23 +200,18 @@ def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, st
 def run_all(
     records: RunRecords, titles: Mapping[Key, str], run: Callable[..., dict]
 ) -> None:
-    """Makes every run that has no record yet.
-
-    Args:
-        records: Where records are kept.
-        titles: What the runs are called, by their keys.
-        run: A function of the parts of a key, which returns the record.
-    """
+    """Makes every run that has no record yet; `run` gets the parts of its key."""
     # What keeps records from being written shows before the runs.
     files.require_room(records.path.parent)
     for key, title in titles.items():
         if records.holds(key):
-            records.forget(key)  # Where a kill came between the record and this.
+            remove_state(
+                records.state(key)
+            )  # Where a kill came between the record and this.
             print(f"\n{title}: finished before", flush=True)
             continue
         print(f"\n{title}", flush=True)
         records.add(key, run(*key))
-        strategies.wait_for_workers()
 
 
 def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
@@ -241,8 +222,6 @@ def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
 
 def remove_state(folder: pathlib.Path) -> None:
     """Deletes the state of a run, and the `states_folder` that it leaves empty."""
-    if not strategies.is_first_worker():
-        return
     remove(folder)
     with contextlib.suppress(OSError):  # It holds others, or is gone.
         folder.parent.rmdir()

@@ -43,37 +43,27 @@ class ImageStream:
     #: Prepared sets are known by their names.
     fingerprint = None
 
-    def training_batches(self, batch_size: int, seed: int) -> Any:
-        """An endless iterator of NumPy batches, in random order."""
+    def batches(self, split: str, batch_size: int, seed: int | None = None) -> Any:
+        """A tf.data set of a split; by a seed in random order, without end."""
         import tensorflow as tf
         import tensorflow_datasets as tfds
 
-        # The order is that of a large buffer: of shards and within them.
         data = self.builder.as_dataset(
-            split="train",
-            shuffle_files=True,
+            split=split,
+            shuffle_files=seed is not None,
             read_config=tfds.ReadConfig(shuffle_seed=seed),
         )
-        data = data.shuffle(16 * batch_size, seed=seed).repeat()
-        counter = tf.data.Dataset.counter()
-        data = tf.data.Dataset.zip((data, counter)).map(
-            lambda example, number: self._example(
-                example, tf.stack([tf.cast(seed, tf.int64), number])
-            ),
+        if seed is not None:
+            # The order is that of a large buffer: of shards and within them.
+            data = data.shuffle(16 * batch_size, seed=seed).repeat()
+        data = data.enumerate().map(
+            lambda number, example: self._example(example, number, seed),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
-        return data.batch(batch_size).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
-
-    def evaluation_batches(self, batch_size: int) -> Any:
-        """A tf.data set of the evaluated images, in order."""
-        import tensorflow as tf
-
-        data = self.builder.as_dataset(split="validation")
-        data = data.map(self._example, num_parallel_calls=tf.data.AUTOTUNE)
         return data.batch(batch_size).prefetch(tf.data.AUTOTUNE)
 
-    def _example(self, example: dict[str, Any], seed: Any = None) -> tuple[Any, Any]:
-        """Image in [0, 1] and label; cropped and mirrored by `seed`, if there is one."""
+    def _example(self, example: dict[str, Any], number: Any, seed: int | None) -> Any:
+        """Image in [0, 1] and label; cropped and mirrored at random, if there is a seed."""
         import tensorflow as tf
 
         image = tf.cast(example["image"], "float32") / 255
@@ -87,8 +77,9 @@ class ImageStream:
             image = image[top[0] : top[0] + wanted[0], top[1] : top[1] + wanted[1]]
             image = tf.ensure_shape(image, wanted)
         else:
-            image = tf.image.stateless_random_crop(image, wanted, seed)
-            image = tf.image.stateless_random_flip_left_right(image, seed + 1)
+            drawn = tf.stack([tf.cast(seed, tf.int64), number])
+            image = tf.image.stateless_random_crop(image, wanted, drawn)
+            image = tf.image.stateless_random_flip_left_right(image, drawn + 1)
         return tf.clip_by_value(image, 0.0, 1.0), example["label"]
 
 
@@ -111,7 +102,7 @@ class StreamedBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0:
             generator = np.random.default_rng([self.seed, self.epoch * self.chunk])
-            self._batches = self.stream.training_batches(
-                self.batch_size, int(generator.integers(2**31))
-            )
+            seed = int(generator.integers(2**31))
+            batches = self.stream.batches("train", self.batch_size, seed)
+            self._batches = batches.as_numpy_iterator()
         return next(self._batches)

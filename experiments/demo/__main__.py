@@ -26,10 +26,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 import nsl_keras
-from experiments.common import command, data, pictures, recipe, runs, strategies
+from experiments.common import command, data, pictures, recipe, runs
 from experiments.demo import table
 from experiments.demo.networks import SETTINGS, Setting, build_model, compile_model
 from experiments.demo.table import TITLES
@@ -58,17 +58,8 @@ def train(
     """
     keras.utils.set_random_seed(seed)
     trained = setting.recipe(len(found.train.images))
-    strategy = strategies.strategy()
-    with strategy.scope():
-        model = build_model(
-            name,
-            setting,
-            found.image_shape,
-            len(found.class_names),
-            seed,
-            synchronized=strategy.num_replicas_in_sync > 1,
-        )
-        model = compile_model(model, trained)
+    model = build_model(name, setting, found.image_shape, len(found.class_names), seed)
+    compile_model(model, trained)
     batches = recipe.Batches(found.train, trained, seed, trained.steps // setting.epochs)
     took = recipe.fit(model, batches, trained, state, verbose=FLAGS.verbose)
     return model, {
@@ -83,9 +74,7 @@ def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any
     """Pictures of what was learned, by name."""
     figures = {}
     if "static" in models:
-        figures["similarities"] = nsl_keras.visualize.plot_similarities(
-            strategies.network_of(models["static"])
-        )
+        figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
     test = found.test.take(2000)
     for name in ("neighborhoods", "linear_neighborhoods"):
         if name in models:
@@ -108,7 +97,7 @@ def export_and_serve(
     """Writes a SavedModel with its card, and compares with a process serving it."""
     if not path.exists():  # An interrupted demo may have written it.
         nsl_keras.export.save_model(
-            strategies.network_of(model),
+            model,
             path.parent,
             int(path.name),
             examples=found.test.images[:8],
@@ -140,8 +129,6 @@ def export_and_serve(
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    strategies.strategy()
     setting = SETTINGS[FLAGS.dataset]
     if FLAGS.epochs:
         setting = dataclasses.replace(setting, epochs=FLAGS.epochs)
@@ -149,7 +136,7 @@ def main(_arguments: list[str]) -> None:
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_examples)
     names = FLAGS.model or list(TITLES)
     whole_setting = {**dataclasses.asdict(setting), **found.counts}
-    asked = [FLAGS.dataset, names, FLAGS.seeds, FLAGS.strategy]
+    asked = [FLAGS.dataset, names, FLAGS.seeds]
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_{served}"
@@ -167,41 +154,37 @@ def main(_arguments: list[str]) -> None:
     unfinished = runs.RunRecords(states / "records.jsonl", setting=whole_setting)
     titles = {name: TITLES[name] for name in names}
     runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
-    more: dict[str, dict] = {}
-    # Pictures, the served model and times are made on one machine.
-    if FLAGS.strategy != "multiworker":
-        for name in names:
-            if name not in models:  # An interrupted demo trained it.
-                models[name], _ = train(name, setting, found, 0, states / f"{name}_0")
-        runs.write_figures(results / "figures", draw(models, found))
-        first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
-        version = states / "version"
-        if not version.exists():
-            taken = [int(each.name) for each in served_folder.glob("[0-9]*")]
-            runs.write_text(version, str(max(taken, default=0) + 1))
-        folder = served_folder / version.read_text()
-        answers = export_and_serve(models[served], first[served], setting, found, folder)
-        # Last: timing goes on training the models. Times are ratios to the first.
-        batch = found.train.take(setting.batch_size)
-        ratios = timing.ratios_to_first(
-            {
-                name: lambda model=models[name]: model.train_on_batch(
-                    batch.images, batch.labels
-                )
-                for name in names
-            },
-            warm_up=3,
-            calls_per_round=3,
-        )
-        more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
-        more[served]["served"] = answers
+    for name in names:
+        if name not in models:  # An interrupted demo trained it.
+            models[name], _ = train(name, setting, found, 0, states / f"{name}_0")
+    runs.write_figures(results / "figures", draw(models, found))
+    first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
+    version = states / "version"
+    if not version.exists():
+        taken = [int(each.name) for each in served_folder.glob("[0-9]*")]
+        runs.write_text(version, str(max(taken, default=0) + 1))
+    folder = served_folder / version.read_text()
+    answers = export_and_serve(models[served], first[served], setting, found, folder)
+    # Last: timing goes on training the models. Times are ratios to the first.
+    batch = found.train.take(setting.batch_size)
+    ratios = timing.ratios_to_first(
+        {
+            name: lambda model=models[name]: model.train_on_batch(
+                batch.images, batch.labels
+            )
+            for name in names
+        },
+        warm_up=3,
+        calls_per_round=3,
+    )
+    more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
+    more[served]["served"] = answers
     runs.clear(path, FLAGS.dataset)
     records = runs.RunRecords(path, FLAGS.dataset, whole_setting)
     for record in unfinished.runs:
         added = more.get(record["method"], {}) if record["seed"] == 0 else {}
         records.add(record["key"], {**record, **added})
-    if strategies.is_first_worker():
-        runs.remove(states)
+    runs.remove(states)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts.")

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 import nsl_keras
 from experiments.common import command, runs, tables
@@ -117,7 +117,6 @@ def section(results: pathlib.Path) -> str:
 def main(_arguments: list[str]) -> None:
     from matplotlib.figure import Figure
 
-    logging.set_verbosity(logging.ERROR)
     keras.utils.set_random_seed(SEED)
     rng = np.random.default_rng(SEED)
     train, (points, labels) = (spirals(FLAGS.examples, rng) for _ in range(2))

@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 
-from experiments.common import command, options, runs
+from experiments.common import command, runs
 from experiments.few_shot import data, methods, table
 from experiments.few_shot.training import Setting, Training, run_methods
 
@@ -59,7 +59,6 @@ flags.DEFINE_bool(
 
 
 def main(_arguments: list[str]) -> None:
-    options.prepare()
     images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.image_size)
     if FLAGS.write_data_file:
         data.save(images, FLAGS.write_data_file)

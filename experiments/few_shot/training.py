@@ -12,7 +12,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import options, recipe, runs, strategies
+from experiments.common import options, recipe, runs
 from experiments.common.augmentation import augmented
 from experiments.common.data import PARTS, Split
 from experiments.few_shot import data, methods
@@ -169,7 +169,6 @@ def _fit(
     loss: keras.losses.Loss,
     folder: pathlib.Path,
 ) -> dict:
-    model = strategies.replicated(model)
     optimizer = trained.make_optimizer()
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=options.jit_compile())
     model.optimizer.build(model.trainable_variables)
@@ -241,8 +240,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
     def trial(method: str, rate: str) -> dict:
         record = {"method": method, "rate": float(rate), "seed": 0}
         try:
-            with strategies.strategy().scope():
-                learner, found = training.run(method, float(rate), images, seed=0)
+            learner, found = training.run(method, float(rate), images, seed=0)
             evaluation = few_shot.evaluate(
                 learner,
                 training.sampler("validation", VALIDATION_SEED),
@@ -269,8 +267,7 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
     record = recipe.first_record("few_shot", method, seed) | {"learning_rate": rate}
     sampler = training.sampler("test", TEST_SEED)
     try:
-        with strategies.strategy().scope():
-            learner, found = training.run(method, rate, setting.training_images, seed)
+        learner, found = training.run(method, rate, setting.training_images, seed)
         if isinstance(learner, few_shot.MAML):
             found["support_losses"] = support_losses(learner, sampler)
         start = time.perf_counter()

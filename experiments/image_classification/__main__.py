@@ -34,7 +34,6 @@ from experiments.common import (
     pictures,
     recipe,
     runs,
-    strategies,
     tables,
 )
 from experiments.image_classification import methods, table
@@ -112,7 +111,6 @@ def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
 
 
 def main(_arguments: list[str]) -> None:
-    options.prepare()
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
     # 32x32 as in the paper (A.1) but for digits and ImageNet.
@@ -159,18 +157,16 @@ def main(_arguments: list[str]) -> None:
         return model, methods.compile_model(model, trained, options.jit_compile())
 
     def finish(model: keras.Model, record: dict) -> None:
-        network = strategies.network_of(model)
-        if isinstance(network, nsl_keras.MetaNeighborhoodModel):
-            rates = [keras.ops.convert_to_numpy(rate) for rate in network.inner_rates]
+        if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+            rates = [keras.ops.convert_to_numpy(rate) for rate in model.inner_rates]
             record["inner_rate"] = float(
                 np.mean(np.concatenate([r.ravel() for r in rates]))
             )
         if experiment.coarse:
-            record["induction_accuracy"] = pictures.induction_accuracy(network, fine)
-        if strategies.is_first_worker():
-            name = f"{record['method']}_{record['seed']}.keras"
-            with files.replacing(models / name) as scratch:
-                network.save(scratch)
+            record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
+        name = f"{record['method']}_{record['seed']}.keras"
+        with files.replacing(models / name) as scratch:
+            model.save(scratch)
 
     rows = image_training.Rows(
         "image_classification",

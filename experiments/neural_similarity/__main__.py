@@ -69,7 +69,6 @@ def load_data() -> image_training.Images | None:
 
 
 def main(_arguments: list[str]) -> None:
-    options.prepare()
     chosen = methods.TABLES[FLAGS.table]
     names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")
     found = load_data()

@@ -20,7 +20,7 @@ import pathlib
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 from experiments.common import command, runs, tables
 
@@ -183,7 +183,6 @@ def section(results: pathlib.Path) -> str:
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)
     results = runs.results_folder(FLAGS.output_dir)
     names = ("learning_rate", "steps", "points")
     setting = {name: getattr(FLAGS, name) for name in names}

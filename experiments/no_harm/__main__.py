@@ -4,18 +4,12 @@
     python -m experiments.no_harm --dataset=digits --network=narrow_cnn --seeds=0
 
 Every method has every default, and is compared with the plain network of the same images,
-order and, where it has them, start weights: Adam(1e-3), batches of 32, five epochs, one
-core. What converts a trained network is compared with that network trained on for as long,
-both with a new optimizer. Where the 95 % interval of a method in a cell is wider than two
-points to either side, the method gets further seeds there, up to --most_seeds.
-
-With --batch_norm=unbiased the networks have this package's batch norms in place of Keras's:
-a matrix of its own, which shares the networks that have none.
-
-Each run is a line of --output_dir/results/no_harm.jsonl and is not made twice: an
-interrupted matrix goes on where it stopped. Processes may share a matrix, each with image
-sets or networks of its own. --output_dir=. adds to the results of this repository, of which
-`python -m experiments.tables` makes a page.
+order and, where it has them, start weights. What converts a trained network is compared
+with that network trained on for as long. Where the 95 % interval of a method in a cell is
+wider than two points to either side, the method gets further seeds, up to --most_seeds.
+With --batch_norm=unbiased the networks have this package's batch norms: a matrix of its
+own, which shares the networks that have none. Processes may share a matrix, each with image
+sets or networks of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +21,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags
 
-from experiments.common import runs
+from experiments.common import command, runs
 from experiments.no_harm import matrix, report
 from experiments.no_harm.data import DATASETS
 from experiments.no_harm.methods import METHODS
@@ -55,13 +49,9 @@ flags.DEFINE_string(
     os.environ.get("NSL_KERAS_DATA_DIR"),
     "Folder of tfds' prepared copies; by default NSL_KERAS_DATA_DIR, or tfds' own.",
 )
-flags.DEFINE_string("output_dir", "runs/no_harm", "Where results/ is written.")
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the output.
+def main(_arguments: list[str]) -> None:
     tf.config.set_visible_devices([], "GPU")
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -73,9 +63,9 @@ def main(arguments: list[str]) -> None:
     if setting.batch_norm != "keras":
         networks = [name for name in networks if NETWORKS[name].batch_norm]
     if not networks:
-        raise app.UsageError(
-            "--network must have batch norms with --batch_norm=unbiased. "
-            f"Received: --network={','.join(FLAGS.network)}"
+        raise ValueError(
+            "`network` must have batch norms with --batch_norm=unbiased. "
+            f"Received: network={FLAGS.network}"
         )
     share = FLAGS.dataset or DATASETS, networks
     methods = FLAGS.method or METHODS
@@ -89,4 +79,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -16,16 +16,17 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 import nsl_keras
-from experiments.common import command, recipe, runs, stopping
+from experiments.common import command, recipe, runs
 from experiments.common.data import fingerprint
 from experiments.regression import data, table
 
@@ -49,14 +50,10 @@ STEPS_KEPT = 100
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
-def mean_squared_error(predictions: np.ndarray, targets: np.ndarray) -> float:
-    return float(np.mean((predictions - targets) ** 2))
-
-
 def error(model: Any, part: data.Part) -> float:
-    """The error of a model of Keras or scikit-learn."""
+    """The mean squared error of a model of Keras or scikit-learn."""
     options = {"batch_size": 1024, "verbose": 0} if isinstance(model, keras.Model) else {}
-    return mean_squared_error(model.predict(part.x, **options), part.y)
+    return float(np.mean((model.predict(part.x, **options) - part.y) ** 2))
 
 
 def knn(fold: data.Fold) -> dict:
@@ -67,11 +64,8 @@ def knn(fold: data.Fold) -> dict:
     fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
     errors = {k: error(fitted[k], fold.validation) for k in counts}
     best = min(errors, key=errors.__getitem__)
-    return {
-        "k": best,
-        "validation_mse": errors[best],
-        "test_mse": error(fitted[best], fold.test),
-    }
+    test = error(fitted[best], fold.test)
+    return {"k": best, "validation_mse": errors[best], "test_mse": test}
 
 
 def make(fold: data.Fold, choice: dict) -> keras.Model:
@@ -148,7 +142,7 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
         callbacks=[
             early_stopping,
             recipe.Seconds(),
-            stopping.StopInTime(backup, len(batches)),
+            recipe.StopInTime(backup, len(batches)),
             backup,
         ],
         verbose=0,
@@ -158,62 +152,55 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
     return model, record
 
 
-def chosen(
-    fold: data.Fold, choices: list[dict], state: pathlib.Path
-) -> tuple[keras.Model, dict, list[dict]]:
-    """The model of the lowest validation error, its record, and all records."""
-    trained = [
-        train(fold, choice, state / "_".join(map(str, choice.values())))
-        for choice in choices
+def trained(
+    fold: data.Fold, choices: Iterable[dict], state: pathlib.Path
+) -> list[tuple[keras.Model, dict]]:
+    """The models of all choices, and their records."""
+    return [
+        train(fold, each, state / "_".join(map(str, each.values()))) for each in choices
     ]
-    model, record = min(trained, key=lambda each: each[1]["validation_mse"])
-    return model, record, [record for _, record in trained]
+
+
+def best(trials: list[tuple[keras.Model, dict]]) -> tuple[keras.Model, dict]:
+    return min(trials, key=lambda each: each[1]["validation_mse"])
 
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
-    first_decay, *other_decays = map(float, FLAGS.decays)
-    sizes = [
-        {"layers": layers, "units": units, "decay": first_decay}
-        for layers, units in itertools.product(
-            map(int, FLAGS.layers), map(int, FLAGS.units)
-        )
-    ]
-    vanilla, record, trials = chosen(fold, sizes, state / "vanilla")
-    size = {key: record[key] for key in ("layers", "units")}
-    decays = [{**size, "decay": decay} for decay in other_decays]
-    if decays:
-        other, other_record, more = chosen(fold, decays, state / "vanilla")
-        trials += more
-        if other_record["validation_mse"] < record["validation_mse"]:
-            vanilla, record = other, other_record
+    decays = list(map(float, FLAGS.decays))
+    sizes = itertools.product(map(int, FLAGS.layers), map(int, FLAGS.units))
+    first = [{"layers": n, "units": units, "decay": decays[0]} for n, units in sizes]
+    plain = trained(fold, first, state / "vanilla")
+    size = {key: best(plain)[1][key] for key in ("layers", "units")}
+    others = [{**size, "decay": decay} for decay in decays[1:]]
+    plain += trained(fold, others, state / "vanilla")
     choices = [
-        {**size, "decay": float(decay), "temperature": float(temperature)}
-        for temperature, decay in itertools.product(FLAGS.temperatures, FLAGS.decays)
+        {**size, "decay": decay, "temperature": temperature}
+        for temperature, decay in itertools.product(map(float, FLAGS.temperatures), decays)
     ]
-    model, model_record, model_trials = chosen(fold, choices, state / "neighborhoods")
-    plain = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
+    ours = trained(fold, choices, state / "neighborhoods")
+    (vanilla, record), (model, model_record) = best(plain), best(ours)
+    unadapted = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
     return {
         "knn": knn(fold),
         "vanilla": {
             **record,
             "parameters": vanilla.count_params(),
             "test_mse": error(vanilla, fold.test),
-            "trials": trials,
+            "trials": [each for _, each in plain],
         },
         "neighborhoods": {
             **model_record,
             "parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
             "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
             "test_mse": error(model, fold.test),
-            "test_mse_unadapted": mean_squared_error(plain, fold.test.y),
-            "trials": model_trials,
+            "test_mse_unadapted": float(np.mean((unadapted - fold.test.y) ** 2)),
+            "trials": [each for _, each in ours],
         },
     }
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
     sizes = {
         "examples": len(found.x),

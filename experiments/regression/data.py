@@ -18,34 +18,21 @@ class RegressionData:
     y: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """A UCI file: columns of the targets, columns left out, and how it is read."""
-
-    name: str
-    targets: tuple[int, ...]
-    left_out: tuple[int, ...] = ()
-    header_lines: int = 0
-
-
-#: The data sets of Table 2, as the UCI Machine Learning Repository names their files.
-UCI_FILES = {
-    "music": _File("YearPredictionMSD.txt", targets=(0,)),
-    "toms": _File("TomsHardware.data", targets=(-1,)),
+#: The data sets of Table 2, as the UCI Machine Learning Repository names their files:
+#: columns of the targets, columns left out, and lines above the table.
+UCI_FILES: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], int]] = {
+    "music": ("YearPredictionMSD.txt", (0,), (), 0),
+    "toms": ("TomsHardware.data", (-1,), (), 0),
     # The first column numbers the patients.
-    "cte": _File(
-        "slice_localization_data.csv", targets=(-1,), left_out=(0,), header_lines=1
-    ),
-    "super": _File("train.csv", targets=(-1,), header_lines=1),
-    "gom": _File("default_plus_chromatic_features_1059_tracks.txt", targets=(-2, -1)),
+    "cte": ("slice_localization_data.csv", (-1,), (0,), 1),
+    "super": ("train.csv", (-1,), (), 1),
+    "gom": ("default_plus_chromatic_features_1059_tracks.txt", (-2, -1), (), 0),
 }
 DATASETS = ("diabetes", *UCI_FILES)
 
 
 def load(
-    dataset: str,
-    data_dir: str | None = None,
-    data_file: str | None = None,
+    dataset: str, data_dir: str | None = None, data_file: str | None = None
 ) -> RegressionData:
     """Loads diabetes (442 patients, ships with scikit-learn), a UCI set, or a file.
 
@@ -53,10 +40,7 @@ def load(
     instead of `dataset`, and named by the file.
     """
     if data_file is not None:
-        path = pathlib.Path(data_file).expanduser()
-        data = _npz(path)
-        if data.name in DATASETS:  # It need not be what has this name.
-            data = dataclasses.replace(data, name=f"{data.name}_file")
+        data = _npz(_file("data_file", data_file))
     elif dataset == "diabetes":
         from sklearn.datasets import load_diabetes
 
@@ -73,8 +57,17 @@ def load(
     return data
 
 
+def _file(argument: str, *path: str) -> pathlib.Path:
+    found = pathlib.Path(*path).expanduser()
+    if not found.is_file():
+        raise ValueError(
+            f"`{argument}` must lead to a file (nothing is downloaded; UCI's are at "
+            f"https://archive.ics.uci.edu). Received: {found}, which does not exist"
+        )
+    return found
+
+
 def _npz(path: pathlib.Path) -> RegressionData:
-    _require(path, "data_file")
     with np.load(path) as archive:
         missing = {"x", "y"} - set(archive.files)
         if missing:
@@ -83,26 +76,19 @@ def _npz(path: pathlib.Path) -> RegressionData:
                 f"{', '.join(sorted(missing))}"
             )
         x, y = archive["x"].astype("float64"), archive["y"].astype("float64")
-    return RegressionData(path.stem, x, y.reshape(len(x), -1))
+    # A file need not be the data set that has its name.
+    name = f"{path.stem}_file" if path.stem in DATASETS else path.stem
+    return RegressionData(name, x, y.reshape(len(x), -1))
 
 
 def _uci(dataset: str, data_dir: str | None) -> RegressionData:
-    file = UCI_FILES[dataset]
-    path = pathlib.Path(data_dir or ".").expanduser() / file.name
-    _require(path, "data_dir")
-    table = np.genfromtxt(path, delimiter=",", skip_header=file.header_lines, ndmin=2)
-    columns = table.shape[1]
-    targets = [column % columns for column in file.targets]
-    inputs = [c for c in range(columns) if c not in (*targets, *file.left_out)]
-    return RegressionData(dataset, table[:, inputs], table[:, targets])
-
-
-def _require(path: pathlib.Path, argument: str) -> None:
-    if not path.is_file():
-        raise ValueError(
-            f"`{argument}` must lead to a file (nothing is downloaded; UCI's are at "
-            f"https://archive.ics.uci.edu). Received: {path}, which does not exist"
-        )
+    name, targets, left_out, header_lines = UCI_FILES[dataset]
+    path = _file("data_dir", data_dir or ".", name)
+    table = np.genfromtxt(path, delimiter=",", skip_header=header_lines, ndmin=2)
+    columns = range(table.shape[1])
+    outputs = [columns[target] for target in targets]
+    inputs = [each for each in columns if each not in (*outputs, *left_out)]
+    return RegressionData(dataset, table[:, inputs], table[:, outputs])
 
 
 class Part(NamedTuple):

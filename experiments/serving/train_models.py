@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 import nsl_keras
 from experiments.common import command, data, recipe, runs
@@ -71,15 +71,12 @@ def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageDa
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
     output = pathlib.Path(FLAGS.output_dir).expanduser()
     found, setting = data.load(DATASET), SETTINGS[DATASET]
     for name in SERVED:
         print(f"\n{TITLES[name]}", flush=True)
         keras.utils.set_random_seed(0)
-        model = build_model(
-            name, setting, found.image_shape, len(found.class_names), 0, synchronized=False
-        )
+        model = build_model(name, setting, found.image_shape, len(found.class_names), 0)
         compile_model(model, setting.recipe(len(found.train.images)))
         model.fit(
             found.train.images,

@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
-from absl import flags, logging
+from absl import flags
 
 from experiments.common import command, runs
 from experiments.speed import costs, memory, neighborhoods, similarity
@@ -81,7 +81,6 @@ def _on_or_off(xla: bool) -> str:
 
 
 def main(_arguments: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes split the tables.
     tf.config.set_visible_devices([], "GPU")
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / "benchmarks.jsonl")

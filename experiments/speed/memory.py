@@ -19,8 +19,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
+from experiments.common import command
 from experiments.speed import measure, neighborhoods, similarity
 
 BATCH = 128
@@ -83,9 +84,7 @@ def _resident(name: str) -> float:
     return int(match[1]) / 1024
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"Unknown arguments: {arguments[1:]}")
+def main(_arguments: list[str]) -> None:
     tf.config.set_visible_devices([], "GPU")
     print(growth_in_second_call(step_of(FLAGS.case, FLAGS.xla)))
 
@@ -93,4 +92,4 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_enum("case", CASES[0], list(CASES), "What to measure.")
     flags.DEFINE_boolean("xla", False, "Whether to compile with XLA.")
-    app.run(main)
+    command.run(main)

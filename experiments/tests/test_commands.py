@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, run_under_jax
 
-from experiments.common.stopping import OutOfTime
+from experiments.common.recipe import OutOfTime
 from experiments.tests.commands import few_shot_file, folders, records, run, run_well
 
 #: The flags of each command, how many runs they ask for, and rows of its table.
