@@ -96,12 +96,8 @@ def export_and_serve(
 ) -> dict:
     """Writes a SavedModel with its card, and compares with a process serving it."""
     if not path.exists():  # An interrupted demo may have written it.
-        nsl_keras.export.save_model(
-            model,
-            path.parent,
-            int(path.name),
-            examples=found.test.images[:8],
-        )
+        few = found.test.images[:8]
+        nsl_keras.export.save_model(model, path.parent, int(path.name), examples=few)
     runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
@@ -167,16 +163,11 @@ def main(_arguments: list[str]) -> None:
     answers = export_and_serve(models[served], first[served], setting, found, folder)
     # Last: timing goes on training the models. Times are ratios to the first.
     batch = found.train.take(setting.batch_size)
-    ratios = timing.ratios_to_first(
-        {
-            name: lambda model=models[name]: model.train_on_batch(
-                batch.images, batch.labels
-            )
-            for name in names
-        },
-        warm_up=3,
-        calls_per_round=3,
-    )
+    steps = {
+        name: lambda model=models[name]: model.train_on_batch(batch.images, batch.labels)
+        for name in names
+    }
+    ratios = timing.ratios_to_first(steps, warm_up=3, calls_per_round=3)
     more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
     more[served]["served"] = answers
     runs.clear(path, FLAGS.dataset)

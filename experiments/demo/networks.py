@@ -85,8 +85,7 @@ def build_model(
                 "sphere" if name == "dynamic" else None,
             ),
             batch_normalization=functools.partial(
-                nsl_keras.layers.BatchNormalization,
-                momentum=0.9,
+                nsl_keras.layers.BatchNormalization, momentum=0.9
             ),
         )
         if name == "neighborhoods_film":
@@ -109,10 +108,8 @@ def build_model(
 
 
 def compile_model(model: keras.Model, recipe: Recipe) -> keras.Model:
-    """Compiles a model of `build_model`; returns what to train.
-
-    The authors decay no similarity: it would be drawn away from the identity.
-    """
+    """Compiles a model of `build_model`."""
+    # The authors decay no similarity: it would be drawn away from the identity.
     similarities = [v for v in model.trainable_variables if v.name == "similarity"]
     return compile_classifier(
         model, recipe, spared_of(model) + similarities, jit_compile=False

@@ -76,14 +76,12 @@ def _of_images(setting: dict) -> str:
             "These runs are of an older version: all new classifiers start at Glorot's "
             "draw, the predictors' batch norms at a gamma of 1. "
         )
-    parts = []
-    if setting["augmentation"]:
-        parts.append("in pretraining")
-    if setting["episode_augmentation"]:
-        parts.append("in episodes of training")
-    if not parts:
-        return ""
-    return f"Images are shifted by up to 4 pixels and mirrored {' and '.join(parts)}. "
+    places = {
+        "augmentation": "in pretraining",
+        "episode_augmentation": "in episodes of training",
+    }
+    parts = " and ".join(places[name] for name in places if setting[name])
+    return f"Images are shifted by up to 4 pixels and mirrored {parts}. " if parts else ""
 
 
 def _is_older(setting: dict) -> bool:
@@ -193,12 +191,8 @@ def _difference(first: str, second: str, found: list[dict], setting: dict) -> st
     both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
     if not both or first == second:
         return ""
-    paired = few_shot.compare(
-        *(
-            _evaluation([run for run in each if run["seed"] in both], setting)
-            for each in pair
-        )
-    )
+    shared = [[run for run in each if run["seed"] in both] for each in pair]
+    paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
 
 

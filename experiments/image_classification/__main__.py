@@ -40,15 +40,10 @@ from experiments.image_classification import methods, table
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum(
-    "experiment", "table_1", list(methods.EXPERIMENTS), "Table 1, or an appendix."
-)
-flags.DEFINE_enum(
-    "backbone", "convnet4", list(methods.BACKBONES), "Network before the head."
-)
-flags.DEFINE_integer(
-    "num_neighbors", None, "Dictionary size S, instead of the published.", lower_bound=1
-)
+_EXPERIMENTS, _BACKBONES = list(methods.EXPERIMENTS), list(methods.BACKBONES)
+flags.DEFINE_enum("experiment", "table_1", _EXPERIMENTS, "Table 1, or an appendix.")
+flags.DEFINE_enum("backbone", "convnet4", _BACKBONES, "Network before the head.")
+flags.DEFINE_integer("num_neighbors", None, "Entries, instead of the published number.", 1)
 flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
 flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
 
@@ -128,11 +123,7 @@ def main(_arguments: list[str]) -> None:
         backbone=FLAGS.backbone,
         coarse=experiment.coarse,
         # The published one, of which experiments take shares.
-        dictionary={
-            "num_neighbors": entries,
-            "temperature": 0.2,
-            "dropout": 0.5,
-        },
+        dictionary={"num_neighbors": entries, "temperature": 0.2, "dropout": 0.5},
         sgd={name: getattr(recipes["nesterov"], name) for name in sgd},
     )
     dataset = f"{FLAGS.dataset}_coarse" if experiment.coarse else FLAGS.dataset
@@ -158,10 +149,8 @@ def main(_arguments: list[str]) -> None:
 
     def finish(model: keras.Model, record: dict) -> None:
         if isinstance(model, nsl_keras.MetaNeighborhoodModel):
-            rates = [keras.ops.convert_to_numpy(rate) for rate in model.inner_rates]
-            record["inner_rate"] = float(
-                np.mean(np.concatenate([r.ravel() for r in rates]))
-            )
+            rates = [keras.ops.ravel(rate) for rate in model.inner_rates]
+            record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
         if experiment.coarse:
             record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
         name = f"{record['method']}_{record['seed']}.keras"

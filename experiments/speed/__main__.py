@@ -1,4 +1,4 @@
-"""Measures times as ratios, and peak memory; prints Markdown tables and writes JSON.
+"""Measures times as ratios, and peak memory.
 
 One rule: only ratios of times taken side by side in this process are reported, because
 times on a shared machine mean nothing an hour later.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,7 +34,7 @@ GROUPS = {
     "model": neighborhoods.model,
     "costs": costs.comparisons,
 }
-MODES = {"off": (False,), "on": (True,), "both": (False, True)}
+MODES = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
@@ -43,41 +42,20 @@ flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is g
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
-def measured_rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
-    """Measures a group, printing its table row by row."""
-    print(f"\n### {group}, XLA {_on_or_off(xla)}\n")
+def measured(group: str, xla: str) -> list[dict[str, Any]]:
+    """Measures a group, printing row by row."""
+    print(f"\n### {group}, XLA {xla}\n", flush=True)
     keras.utils.set_random_seed(0)
     if group == MEMORY:
-        print("| case | candidate | peak memory in MiB |\n|---|---|---|", flush=True)
-        rows = memory.rows(xla)
+        found = memory.rows(xla == "on")
     else:
-        print("| case | candidate | time / baseline | 95 % interval | rounds | baseline |")
-        print("|---|---|---|---|---|---|", flush=True)
-        rows = (row for each in GROUPS[group](xla) for row in each.rows(FLAGS.rounds))
-    for row in rows:
-        cells = [row["case"], row["candidate"]]
-        if group == MEMORY:
-            cells.append(f"{row['mebibytes']:.0f}")
-        else:
-            cells += [f"{row['median']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"]
-            cells += [str(row["rounds"]), row["baseline"]]
-        print(f"| {' | '.join(cells)} |", flush=True)
-        yield row
-
-
-def content(xla: bool, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "command": runs.command("speed"),
-        "versions": runs.versions(),
-        "device": "cpu",
-        "cores": os.cpu_count(),
-        "xla": _on_or_off(xla),
-        "rows": rows,
-    }
-
-
-def _on_or_off(xla: bool) -> str:
-    return "on" if xla else "off"
+        comparisons = GROUPS[group](xla == "on")
+        found = (row for each in comparisons for row in each.rows(FLAGS.rounds))
+    rows = []
+    for row in found:
+        print(*(f"{key} {value}" for key, value in row.items()), sep=", ", flush=True)
+        rows.append(row)
+    return rows
 
 
 def main(_arguments: list[str]) -> None:
@@ -86,12 +64,19 @@ def main(_arguments: list[str]) -> None:
     records = runs.RunRecords(results / "benchmarks.jsonl")
     for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
         for xla in MODES[FLAGS.xla]:
-            rows = list(measured_rows(group, xla))
-            records.add((group, _on_or_off(xla)), content(xla, rows))
+            record = {
+                "command": runs.command("speed"),
+                "versions": runs.versions(),
+                "device": "cpu",
+                "cores": os.cpu_count(),
+                "xla": xla,
+                "rows": measured(group, xla),
+            }
+            records.add((group, xla), record)
             print(f"\nWrote {records.path}", flush=True)
             if group == "costs":
-                name = f"costs_xla_{_on_or_off(xla)}"
-                runs.write_figures(results / "figures", {name: costs.picture(rows)})
+                figure = costs.picture(record["rows"])
+                runs.write_figures(results / "figures", {f"costs_xla_{xla}": figure})
             keras.backend.clear_session()
             gc.collect()
 
