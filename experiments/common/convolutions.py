@@ -54,3 +54,11 @@ def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int
     size = functools.cache(size)
     above = bisect.bisect_left(widths, target, key=size)
     return min(widths[above - 1 : above + 1], key=lambda width: abs(size(width) - target))
+
+
+def size_of(model: keras.Model) -> dict[str, int]:
+    """The trainable parameters of a network, and its multiply-adds for one image."""
+    return {
+        "parameters": sum(int(keras.ops.size(each)) for each in model.trainable_variables),
+        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
+    }

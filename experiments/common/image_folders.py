@@ -33,12 +33,10 @@ Parts = tuple[Part, Part, Part, list[str]]
 def load_image_folder(
     folder: pathlib.Path, image_size: int
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Reads a folder of images with one sub-folder a class.
+    """Reads a folder of images with one sub-folder a class, at any depth below it.
 
-    Images are the files anywhere below a class's sub-folder whose names end like one; what
-    begins with a dot is passed over. They are resized (bilinear, antialiased, without
-    regard to their proportions). Returns uint8 images of three channels, their class
-    numbers, and the names of the classes; all in the order of names.
+    They are resized (bilinear, without regard to their proportions). Returns uint8 images
+    of three channels, class numbers, and names of the classes, in the order of names.
     """
     if not folder.is_dir():
         raise ValueError(f"`data_dir` must be a folder. Received: {str(folder)!r}")

@@ -7,14 +7,10 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.")
-flags.DEFINE_string(
-    "data_dir", None, "Folder of images of the set, or of tfds' prepared copies."
-)
+flags.DEFINE_string("data_dir", None, "Folder of images, or of tfds' prepared copies.")
 flags.DEFINE_string("data_file", None, "Images from an .npz file that --dataset names.")
 flags.DEFINE_string("write_data_file", None, "Write the images to such a file, and stop.")
-flags.DEFINE_integer(
-    "save_every", 500, "Steps after which state is saved, at most.", lower_bound=1
-)
+flags.DEFINE_integer("save_every", 500, "Steps between saved states, at most.", 1)
 flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what suits.")
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 

@@ -40,11 +40,9 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
 
 def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) -> object:
     """The prediction of some test images that adaptation changed most, taken apart."""
+    image, shown = test.images[most_changed(model, test)], data.train.take(SHOWN).images
     return visualize.plot_adaptation(
-        model,
-        test.images[most_changed(model, test)],
-        images=data.train.take(SHOWN).images,
-        class_names=data.class_names,
+        model, image, images=shown, class_names=data.class_names
     )
 
 

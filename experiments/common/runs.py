@@ -205,9 +205,8 @@ def run_all(
     files.require_room(records.path.parent)
     for key, title in titles.items():
         if records.holds(key):
-            remove_state(
-                records.state(key)
-            )  # Where a kill came between the record and this.
+            # A kill may have come between the record and this.
+            remove_state(records.state(key))
             print(f"\n{title}: finished before", flush=True)
             continue
         print(f"\n{title}", flush=True)

@@ -40,9 +40,7 @@ from nsl_keras.training import files
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")
 flags.DEFINE_string("data_dir", None, "Folder of prepared tensorflow-datasets copies.")
-flags.DEFINE_multi_enum(
-    "model", [], list(TITLES), "Models to train; all where none is given."
-)
+flags.DEFINE_multi_enum("model", [], list(TITLES), "Models to train; all by default.")
 flags.DEFINE_integer("seeds", 3, "Number of seeds.", lower_bound=1)
 flags.DEFINE_integer("epochs", None, "Epochs, instead of the recipe's.", lower_bound=1)
 flags.DEFINE_integer("train_examples", None, "Number of training images.", lower_bound=1)

@@ -32,30 +32,21 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
 flags.DEFINE_integer("image_size", 84, "Pixels of images from folders.", lower_bound=16)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
-flags.DEFINE_multi_enum(
-    "method", [], list(methods.METHODS), "Rows; all where none is given."
-)
+flags.DEFINE_multi_enum("method", [], list(methods.METHODS), "Rows; all by default.")
 flags.DEFINE_integer("ways", 5, "Classes of an episode.", lower_bound=2)
 flags.DEFINE_integer("shots", 5, "Support images of a class.", lower_bound=1)
 flags.DEFINE_integer("queries", 15, "Query images of a class.", lower_bound=1)
 flags.DEFINE_integer("training_images", 400_000, "Budget of a method and seed.")
 flags.DEFINE_integer("episodes_per_step", 4, "Episodes of a step.", lower_bound=1)
-flags.DEFINE_integer(
-    "proto_ways", 20, "Classes of an episode in ProtoNet's training.", lower_bound=2
-)
+flags.DEFINE_integer("proto_ways", 20, "Classes of an episode that trains ProtoNet.", 2)
 flags.DEFINE_integer("batch_size", 64, "Images of a step in pretraining.", lower_bound=1)
 flags.DEFINE_integer("test_episodes", 600, "Episodes of a test.", lower_bound=2)
 flags.DEFINE_multi_float("rates", [1e-3], "Rates of Adam tried for each method.")
 flags.DEFINE_float("trial_share", 0.25, "Images of a trial, as a share of the budget.")
 flags.DEFINE_integer("validation_episodes", 100, "Episodes that judge a trial.")
-flags.DEFINE_bool(
-    "augmentation",
-    None,
-    "Shift and mirror images in pretraining; None: those in colour.",
-)
-flags.DEFINE_bool(
-    "episode_augmentation", False, "Shift and mirror images of episodes in training."
-)
+_AUGMENTED = "Shift and mirror images in pretraining; by default those in colour."
+flags.DEFINE_bool("augmentation", None, _AUGMENTED)
+flags.DEFINE_bool("episode_augmentation", False, "The same in episodes of training.")
 
 
 def main(_arguments: list[str]) -> None:

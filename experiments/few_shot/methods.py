@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
-from experiments.common.convolutions import convolutions, nearest_width
+from experiments.common.convolutions import convolutions, nearest_width, size_of
 from nsl_keras import few_shot
 
 _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
@@ -51,12 +51,7 @@ def features(
     return keras.Model(model.input, outputs, name=f"{kind}_{backbone}")
 
 
-_MEASURES: dict[str, Callable[[keras.Model], int]] = {
-    "same_parameters": lambda network: sum(
-        int(np.prod(each.shape)) for each in network.trainable_variables
-    ),
-    "same_cost": lambda network: nsl_keras.convert.summary(network).multiply_adds,
-}
+_MEASURES = {"same_parameters": "parameters", "same_cost": "multiply_adds"}
 
 
 @functools.cache
@@ -64,8 +59,8 @@ def plain_width(backbone: str, kind: str, shape: tuple[int, ...]) -> int:
     """The filters of the plain network that is nearest to the dynamic one in a measure."""
     measure = _MEASURES[kind]
     return nearest_width(
-        lambda width: measure(features(backbone, "plain", shape, width)),
-        measure(features(backbone, "dynamic", shape)),
+        lambda width: size_of(features(backbone, "plain", shape, width))[measure],
+        size_of(features(backbone, "dynamic", shape))[measure],
         range(2, 512),
     )
 

@@ -26,7 +26,7 @@ VALIDATION_SEED, TEST_SEED = 1_000_001, 1_000_002
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all runs of a table have in common."""
+    """What all runs of a table have in common, by flags."""
 
     dataset: str
     backbone: str
@@ -35,16 +35,13 @@ class Setting:
     queries: int
     training_images: int
     episodes_per_step: int
-    #: Classes of an episode in ProtoNet's training.
     proto_ways: int
     batch_size: int
     test_episodes: int
     rates: Sequence[float]
     trial_share: float
     validation_episodes: int
-    #: Whether images are shifted and mirrored in pretraining.
     augmentation: bool = False
-    #: Whether those of episodes are, in training.
     episode_augmentation: bool = False
 
     def __post_init__(self) -> None:

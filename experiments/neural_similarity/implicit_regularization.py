@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -96,19 +97,15 @@ def measures(matrix: np.ndarray, inputs, targets, target) -> dict[str, float]:
     }
 
 
-def write_picture(found: list[dict], path: pathlib.Path) -> None:
-    """Draws nuclear norm and effective rank along the steps, for the first seed."""
+def picture(found: list[dict]) -> Any:
+    """Nuclear norm and effective rank along the steps, for the first seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots(2, len(DATA), sharex=True)
     for column, data in enumerate(DATA):
-        curves = {
-            run["flow"]: run for run in found if (run["data"], run["seed"]) == (data, 0)
-        }
-        shown = [curves[flow] for flow in FLOWS]
-        for row, measure in enumerate(("nuclear_norm", "effective_rank")):
-            axis = axes[row, column]
+        shown = [run for run in found if (run["data"], run["seed"]) == (data, 0)]
+        for axis, measure in zip(axes[:, column], MEASURES[1:], strict=False):
             for run in shown:
                 axis.plot(run["steps"][1:], run[measure][1:], label=run["flow"])
             axis.axhline(shown[0]["target"][measure], color="black", linestyle=":")
@@ -118,7 +115,7 @@ def write_picture(found: list[dict], path: pathlib.Path) -> None:
         axes[0, column].set_title(data)
         axes[1, column].set_xlabel("steps")
     axes[0, 0].legend(title="descent on")
-    runs.write_figures(path.parent, {path.stem: figure})
+    return figure
 
 
 def one_run(
@@ -196,7 +193,8 @@ def main(_arguments: list[str]) -> None:
     runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
     print(table(records.runs))
     print(f"Wrote {records.path}")
-    write_picture(records.runs, results / "figures" / "implicit_regularization.png")
+    figures = {"implicit_regularization": picture(records.runs)}
+    runs.write_figures(results / "figures", figures)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 import nsl_keras
 from experiments.common import rivals
-from experiments.common.convolutions import convolutions, nearest_width
+from experiments.common.convolutions import convolutions, nearest_width, size_of
 from experiments.common.recipe import Recipe, compile_classifier
 
 
@@ -198,14 +197,6 @@ def build(
         "spherenet": nsl_keras.backbones.self_attention_spherenet,
     }[network]
     return function(input_shape, classes, **options)
-
-
-def size_of(model: keras.Model) -> dict[str, Any]:
-    """The trainable parameters of a network, and its multiply-adds for one image."""
-    return {
-        "parameters": sum(int(ops.size(each)) for each in model.trainable_variables),
-        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
-    }
 
 
 def alike_filters(

@@ -35,15 +35,8 @@ flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all if none 
 flags.DEFINE_multi_enum("network", [], list(NETWORKS), "Networks; all if none is given.")
 flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all if none is given.")
 flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, separated by commas.")
-flags.DEFINE_integer(
-    "most_seeds", 10, "How many seeds a method may get in a cell where they scatter."
-)
-flags.DEFINE_enum(
-    "batch_norm",
-    "keras",
-    list(BATCH_NORMS),
-    "Batch norms of the networks; those without are left out where it is unbiased.",
-)
+flags.DEFINE_integer("most_seeds", 10, "Seeds of a method in a cell where they scatter.")
+flags.DEFINE_enum("batch_norm", "keras", list(BATCH_NORMS), "Batch norms of the networks.")
 flags.DEFINE_string(
     "data_dir",
     os.environ.get("NSL_KERAS_DATA_DIR"),

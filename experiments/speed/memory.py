@@ -1,11 +1,8 @@
 """Peak memory of one forward and backward pass, each case in a process of its own.
 
-One rule: a case's figure is the largest resident memory of its second pass above that of
-the process before the first, when layer and inputs are there and nothing is compiled.
-Figures of a few tens of MiB are lower bounds: freed memory is used again.
-Linux only: the kernel keeps the peak, and starts it anew on request.
-
-    python -m experiments.speed.memory --case="dynamic DNS, core" --xla
+A case's figure is the largest resident memory of its second pass above that of the process
+before the first, when layer and inputs are there and nothing is compiled. Figures of a few
+tens of MiB are lower bounds: freed memory is used again. Linux only.
 """
 
 from __future__ import annotations
