@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -160,11 +159,8 @@ def finish(
     if status:
         return kills, [f"status {status}: {(folder / 'log').read_text()[-1000:]}"]
     left = left_in(folder)
-    return kills, [
-        name
-        for name in sorted({*left, *whole})
-        if name not in left or name not in whole or left[name] != whole[name]
-    ]
+    names = sorted({*left, *whole})
+    return kills, [n for n in names if left.get(n, "none") != whole.get(n, "none")]
 
 
 def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
@@ -194,39 +190,35 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
     """Kills exports of version after version, and loads each as soon as it is there."""
     import tensorflow as tf
 
-    moments, ended, writes = random.Random(0), threading.Event(), 0
+    moments, writes = random.Random(0), 0
     loaded: set[str] = set()
     failures: list[str] = []
 
-    def versions() -> set[str]:
-        return {path.name for path in folder.iterdir() if path.name.isdigit()}
+    def load_new() -> None:
+        found = {path.name for path in folder.iterdir() if path.name.isdigit()}
+        for version in found - loaded:
+            loaded.add(version)
+            try:
+                model = tf.saved_model.load(str(folder / version))
+                model.serve(np.ones((2, 8), "float32"))
+            except Exception as error:
+                failures.append(f"version {version}: {error!r}")
 
-    def read() -> None:
-        while not ended.is_set() or versions() - loaded:
-            for version in versions() - loaded:
-                try:
-                    model = tf.saved_model.load(str(folder / version))
-                    model.serve(np.ones((2, 8), "float32"))
-                except Exception as error:
-                    failures.append(f"version {version}: {error!r}")
-                loaded.add(version)
-            time.sleep(0.001)
-
-    reader = threading.Thread(target=read)
-    reader.start()
     for _ in range(FLAGS.kills):
-        first = str(max(map(int, versions()), default=0) + 1)
+        first = str(1 + max(map(int, loaded), default=0))
         with subprocess.Popen(
             [sys.executable, "-c", EXPORTER, str(folder), first],
             cwd=ROOT,
             stdout=subprocess.PIPE,
         ) as process:
             process.stdout.readline()
-            time.sleep(moments.uniform(0, 3))
+            end = time.monotonic() + moments.uniform(0, 3)
+            while time.monotonic() < end:
+                load_new()
+                time.sleep(0.001)
             process.kill()
         writes += bool(list(folder.glob(".scratch-*")))
-    ended.set()
-    reader.join()
+        load_new()
     counts = {"kills": FLAGS.kills, "kills_in_writes": writes}
     return {**counts, "versions_read": len(loaded), "failures": failures}
 

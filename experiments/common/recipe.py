@@ -178,7 +178,8 @@ class Batches(keras.utils.PyDataset):
             self.recipe.augmentation,
             np.random.default_rng([self.seed, 1, step]),
         )
-        return images.astype("float32"), self.split.labels[chosen]
+        white = np.float32(255 if images.dtype == np.uint8 else 1)
+        return images.astype("float32") / white, self.split.labels[chosen]
 
     def _order(self, number: int) -> np.ndarray:
         """The order of the images in one pass."""

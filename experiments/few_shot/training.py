@@ -128,7 +128,7 @@ class Training:
         model = methods.classifier(network, self.classes)
         trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
         chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
-        batches = _Uint8Batches(self.images, trained, seed, chunk)
+        batches = recipe.Batches(self.images, trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
         folder = self.state(kind, rate, images, seed)
@@ -172,14 +172,6 @@ def _fit(
     found = recipe.fit(model, batches, trained, folder, FLAGS.verbose)
     images = trained.steps * trained.batch_size
     return {"seconds": found["seconds"], "training_images": images}
-
-
-class _Uint8Batches(recipe.Batches):
-    """Batches of images that are kept as uint8."""
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        images, labels = super().__getitem__(index)
-        return images / np.float32(255), labels
 
 
 class AugmentedEpisodes(keras.utils.PyDataset):
