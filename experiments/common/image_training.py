@@ -279,11 +279,8 @@ def tuned_rates(
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])
         accuracies.append(trial.get("validation_accuracy", 0.0))
-    tried = {
-        tuple((rate, len(each)) for rate, each in sorted(rates.items()))
-        for rates in found.values()
-    }
-    if tried == {()} or len(tried) > 1:
+    tried = {str(sorted((r, len(rates[r])) for r in rates)) for rates in found.values()}
+    if tried == {"[]"} or len(tried) > 1:
         counts = {name: len(rates) for name, rates in found.items()}
         raise ValueError(
             "`tuned` needs the same trials of every row: call the command with --tune "

@@ -66,17 +66,14 @@ def build_model(
     seed: int,
 ) -> keras.Model:
     """Returns one of `TITLES`, built: all end in a cosine classifier of logits."""
-    linear = name.startswith("linear")
-    if linear:
+    if name.startswith("linear"):
+        entries, temperature = setting.linear_num_neighbors, setting.linear_temperature
+        layers = keras.layers.Flatten(), keras.layers.Dense(setting.linear_features)
         backbone = keras.Sequential(
-            [
-                keras.Input(input_shape),
-                keras.layers.Flatten(),
-                keras.layers.Dense(setting.linear_features),
-            ],
-            name="linear_features",
+            [keras.Input(input_shape), *layers], name="linear_features"
         )
     else:
+        entries, temperature = setting.num_neighbors, setting.temperature
         backbone = nsl_keras.backbones.convnet4(
             input_shape,
             filters=setting.filters,
@@ -93,16 +90,10 @@ def build_model(
     head = nsl_keras.layers.CosineDense(classes, name="classifier")
     if "neighborhoods" not in name:
         return keras.Sequential([backbone, head], name=name)
-    model = nsl_keras.MetaNeighborhoodModel(
-        backbone,
-        head,
-        nsl_keras.layers.NeighborDictionary(
-            setting.linear_num_neighbors if linear else setting.num_neighbors,
-            temperature=setting.linear_temperature if linear else setting.temperature,
-            seed=seed,
-        ),
-        name=name,
+    dictionary = nsl_keras.layers.NeighborDictionary(
+        entries, temperature=temperature, seed=seed
     )
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary, name=name)
     model.build((None, *input_shape))
     return model
 

@@ -27,6 +27,7 @@ from experiments.common import command, runs, tables
 FLAGS = flags.FLAGS
 
 TURNS, RADIUS, SEED = 2.0, 3.0, 0
+NUM_NEIGHBORS = 100
 LIMIT = 1.15 * RADIUS
 COLORS, ENTRY_COLORS = ("tab:blue", "gold"), ("tab:green", "tab:red")
 
@@ -46,10 +47,8 @@ def predicted(model: keras.Model, points: np.ndarray) -> np.ndarray:
 
 
 def compile_model(model: keras.Model) -> keras.Model:
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.03),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.03), loss)
     return model
 
 
@@ -58,7 +57,7 @@ def neighborhoods() -> keras.Model:
         None,
         keras.layers.Dense(2),
         nsl_keras.layers.NeighborDictionary(
-            FLAGS.num_neighbors,
+            NUM_NEIGHBORS,
             metric="euclidean",
             temperature=0.1,
             fixed_values=True,
@@ -69,7 +68,7 @@ def neighborhoods() -> keras.Model:
     )
     model.build((None, 2))
     # In the plane of the points; the default suits features of unit length.
-    start = np.random.default_rng(SEED).normal(size=(FLAGS.num_neighbors, 2))
+    start = np.random.default_rng(SEED).normal(size=(NUM_NEIGHBORS, 2))
     model.dictionary.assign(keys=start)
     return compile_model(model)
 
@@ -154,7 +153,7 @@ def main(_arguments: list[str]) -> None:
         "versions": runs.versions(),
         "train_examples": FLAGS.examples,
         "test_examples": len(points),
-        "num_neighbors": FLAGS.num_neighbors,
+        "num_neighbors": NUM_NEIGHBORS,
         "linear_test_accuracy": accuracy(linear),
         "test_accuracy": accuracy(model),
     }
@@ -167,5 +166,4 @@ def main(_arguments: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_integer("epochs", 120, "Epochs.", lower_bound=3)
     flags.DEFINE_integer("examples", 1000, "Points to train on; as many again to test.")
-    flags.DEFINE_integer("num_neighbors", 100, "Dictionary entries.", lower_bound=2)
     command.run(main)

@@ -102,18 +102,11 @@ def _pairs(setting: dict, found: list[dict]) -> list[str]:
 def not_run() -> str:
     """Markdown of the published figures, where nothing ran for them."""
     columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
-    rows = [
-        [
-            method.title,
-            *(
-                source.get(backbone, "")
-                for source in (method.paper, method.rebuttal)
-                for backbone in ("cnn4", "cnn9")
-            ),
-            "not run",
-        ]
-        for method in methods.METHODS.values()
-    ]
+    rows = []
+    for method in methods.METHODS.values():
+        sources = (method.paper, method.rebuttal)
+        cells = [each.get(name, "") for each in sources for name in ("cnn4", "cnn9")]
+        rows.append([method.title, *cells, "not run"])
     return (
         "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
         + tables.markdown([*columns, "here"], rows)

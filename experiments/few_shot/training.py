@@ -230,12 +230,9 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
         record = {"method": method, "rate": float(rate), "seed": 0}
         try:
             learner, found = training.run(method, float(rate), images, seed=0)
-            evaluation = few_shot.evaluate(
-                learner,
-                training.sampler("validation", VALIDATION_SEED),
-                setting.validation_episodes,
-                batch_size=10,
-            )
+            sampler = training.sampler("validation", VALIDATION_SEED)
+            episodes = setting.validation_episodes
+            evaluation = few_shot.evaluate(learner, sampler, episodes, batch_size=10)
         except nsl_keras.NonFiniteLossError as error:
             return record | {"accuracy": 0.0, "diverged": str(error)}
         if "inner_rate" in found:
@@ -260,9 +257,8 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
         if isinstance(learner, few_shot.MAML):
             found["support_losses"] = support_losses(learner, sampler)
         start = time.perf_counter()
-        evaluation = few_shot.evaluate(
-            learner, sampler, setting.test_episodes, batch_size=10
-        )
+        episodes = setting.test_episodes
+        evaluation = few_shot.evaluate(learner, sampler, episodes, batch_size=10)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the published inner rate is one that steps may diverge at.
         return record | {"diverged": str(error)}

@@ -126,12 +126,9 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
     early_stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
     )
+    epochs = -(-STEPS_KEPT // len(batches))
     backup = nsl_keras.callbacks.TrainingBackup(
-        state,
-        batches,
-        [early_stopping],
-        -(-STEPS_KEPT // len(batches)),
-        delete_at_end=False,
+        state, batches, [early_stopping], epochs, delete_at_end=False
     )
     history = model.fit(
         batches,
