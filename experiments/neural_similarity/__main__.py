@@ -30,6 +30,7 @@ from experiments.neural_similarity import methods, table
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("table", "4", sorted(methods.TABLES), "Table of the paper.")
 flags.DEFINE_bool("stream", False, "Read the images while training: ImageNet's.")
+flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
 flags.DEFINE_enum("schedule", None, sorted(methods.RECIPES), "Instead of the table's.")
 
 #: Images that are themselves only one way round.
@@ -75,15 +76,16 @@ def main(_arguments: list[str]) -> None:
     if found is None:
         return
     trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))
+    variant = FLAGS.variant if chosen.network == "cnn9" else None
     setting = image_training.setting_of(
         found,
         trained,
         network=chosen.network,
-        variant="code" if chosen.network == "cnn9" else None,
+        variant=variant,
         batch_normalization_momentum=momentum,
         predictors=chosen.predictors,
     )
-    given = {"filters": setting["filters"]} if FLAGS.filters else {}
+    given = {"variant": variant, "filters": setting["filters"]}
 
     def make(
         name: str, _seed: int, trained: recipe.Recipe
@@ -95,7 +97,7 @@ def main(_arguments: list[str]) -> None:
             len(found.class_names),
             momentum,
             chosen.predictors == "published",
-            **given,
+            **{key: value for key, value in given.items() if value is not None},
         )
         return backbone, methods.trainable(backbone, trained, options.jit_compile())
 
@@ -106,7 +108,8 @@ def main(_arguments: list[str]) -> None:
         lambda name: trained,
         make,
     )
-    network = chosen.network + ("" if chosen.predictors == "published" else "_default")
+    network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
+    network += "" if chosen.predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
     made = image_training.make_runs(rows, place, setting, found)
     shown = tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.table])
