@@ -177,7 +177,9 @@ PLANS: dict[str, list[Row]] = {
             "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "
             "same_cost+same_cost_centroid "
             "meta_static_nsn+meta_static_published+meta_static_normalized "
-            "maml proto_net matching_net relation_net neighborhoods",
+            "maml proto_net matching_net relation_net neighborhoods "
+            "maml_static maml_dynamic proto_net_static proto_net_dynamic "
+            "relation_net_static relation_net_dynamic",
         )
     ],
     # The UCI files of Table 2 of Meta-Neighborhoods, in --data_dir.

@@ -87,7 +87,7 @@ class Training:
 
     def forget(self, names: Sequence[str]) -> None:
         """Deletes the states of finished methods, trials and pretraining included."""
-        trained = {*names, *(methods.METHODS[name].pretrained for name in names)}
+        trained = {*names, *(methods.METHODS[name].network for name in names)}
         for folder in self.states.glob("*_*_*_*"):
             if folder.name.rsplit("_", 3)[0] in trained:
                 runs.remove_state(folder)
@@ -99,7 +99,7 @@ class Training:
         row, setting = methods.METHODS[method], self.setting
         found: dict = {"seconds": 0.0, "training_images": 0}
         if row.pretrained:
-            network, found = self._pretrained(row.pretrained, rate, images, seed)
+            network, found = self._pretrained(row.network, rate, images, seed)
         keras.utils.set_random_seed(seed)
         given: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
@@ -107,15 +107,16 @@ class Training:
         if inner_rate is not None:
             found["inner_rate"] = given["inner_learning_rate"] = inner_rate
         if not row.pretrained:
-            network = methods.features(setting.backbone, "plain", self.data.image_shape)
+            network = methods.features(setting.backbone, row.network, self.data.image_shape)
         task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
         if not row.episodic:
             return row.learner(network, task), found
-        ways = setting.proto_ways if method == "proto_net" else setting.ways
+        is_proto_net = method.startswith("proto_net")
+        ways = setting.proto_ways if is_proto_net else setting.ways
         learner = row.learner(network, dataclasses.replace(task, ways=ways))
         folder = self.state(method, rate, images, seed)
         training = self._fit_episodes(method, learner, ways, rate, images, seed, folder)
-        if method == "proto_net":
+        if is_proto_net:
             learner = row.learner(learner.backbone, task)
         return learner, found | {key: found[key] + training[key] for key in training}
 
@@ -299,7 +300,10 @@ def run_methods(
     """
     for part in PARTS:
         training.sampler(part, 0)  # Said before the training, not after it.
-    if "proto_net" in names and training.setting.proto_ways > training.classes:
+    if (
+        any(name.startswith("proto_net") for name in names)
+        and training.setting.proto_ways > training.classes
+    ):
         raise ValueError(
             "`proto_ways` must be at most the number of training classes, "
             f"{training.classes}. Received: proto_ways={training.setting.proto_ways}"

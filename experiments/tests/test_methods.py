@@ -105,7 +105,7 @@ def test_multiply_adds_of_meta_neighborhoods(narrow):
 @pytest.mark.parametrize("name", few_shot_methods.METHODS)
 def test_rows_of_few_shot_learning(name):
     row, shape = few_shot_methods.METHODS[name], (16, 16, 3)
-    network = few_shot_methods.features("cnn4", row.pretrained or "plain", shape)
+    network = few_shot_methods.features("cnn4", row.network, shape)
     options = {"batch_normalization": row.batch_normalization}
     rate = few_shot_methods.inner_rate(name, "tiny")
     if rate is not None:
