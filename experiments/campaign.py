@@ -125,7 +125,7 @@ PLANS: dict[str, list[Row]] = {
         *_narrow_neighborhoods("plain neighborhoods_film neighborhoods"),
         *_narrow_similarity("cnn_cost cnn_parameters static_dns dynamic_uns"),
         *_narrow_similarity("squeeze_excite condconv eca"),
-        *_narrow_neighborhoods("plain_film"),
+        *_narrow_neighborhoods("plain_film maxl"),
     ],
     "cifar10": [
         *_similarity("4", "cifar10", "cnn dynamic_dns"),

@@ -18,6 +18,7 @@ import keras
 
 import nsl_keras
 from experiments.common.recipe import Recipe, compile_classifier, spared_of
+from experiments.image_classification.maxl import Maxl, maxl
 
 BACKBONES: dict[str, Callable[..., keras.Model]] = {
     "convnet4": nsl_keras.backbones.convnet4,
@@ -104,6 +105,7 @@ _INVERSE_TEMPERATURES = (0.2, 0.6, 1.4, 2.0, 4.0)
 
 METHODS = {
     "plain": Method("vanilla"),
+    "maxl": Method("MAXL", maxl),
     "plain_film": Method("vanilla + iFiLM", film=True),
     "neighborhoods": _neighborhoods("MN"),
     "neighborhoods_film": Method("MN + iFiLM", neighborhoods, film=True),
@@ -209,9 +211,8 @@ _TABLE_3 = _rows(
 EXPERIMENTS = {
     "table_1": Experiment(
         "Table 1. Image classification",
-        ("plain", "plain_film", "neighborhoods", "neighborhoods_film"),
+        ("plain", "maxl", "plain_film", "neighborhoods", "neighborhoods_film"),
         _TABLE_1,
-        note="MAXL, a baseline of other authors, is not part of this package.",
     ),
     "A.3": Experiment(
         "Appendix A.3, Figure 7. As many parameters in an extra layer",
@@ -301,6 +302,8 @@ def multiply_adds(network: keras.Model) -> int:
 
     The first step's pass over the dictionary, once per batch, is not counted.
     """
+    if isinstance(network, Maxl):
+        return nsl_keras.convert.summary(network.multi_task).multiply_adds
     total = nsl_keras.convert.summary(network).multiply_adds
     adapts = isinstance(network, nsl_keras.MetaNeighborhoodModel)
     for layer in (network.backbone if adapts else network.layers[0]).layers:

@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import nsl_keras
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
+from experiments.image_classification import maxl
 from experiments.image_classification import methods as image_methods
 from experiments.kills import tiny_images
 from experiments.neural_similarity import methods as similarity_methods
@@ -161,3 +164,30 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert max(run.brightest[:3]) < 180 / 255 < max(run.brightest[3:])
     (record,) = records.runs
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
+
+
+def test_the_generator_of_maxl_learns_through_a_step():
+    """Its gradient against finite differences, second derivatives of the step included."""
+    dense = functools.partial(keras.layers.Dense, dtype="float64")
+    inputs = keras.Input((4,), dtype="float64")
+    hidden = dense(5, "tanh")(inputs)
+    generator = keras.Sequential([keras.Input((4,), dtype="float64"), dense(10)])
+    network = keras.Model(inputs, [dense(2)(hidden), dense(10)(hidden)])
+    model = maxl.Maxl(network, generator, lookahead_rate=0.5)
+    images = np.random.default_rng(0).normal(size=(6, 4))
+    labels = np.arange(6) % 2
+    kernel = generator.layers[0].kernel
+    with tf.GradientTape() as tape:
+        loss = model.generator_loss(images, labels)
+    gradient = tape.gradient(loss, kernel.value)
+    start, numeric = kernel.numpy(), np.zeros(kernel.shape)
+    for place in np.ndindex(*kernel.shape):
+        values = []
+        for step in (1e-5, -1e-5):
+            moved = start.copy()
+            moved[place] += step
+            kernel.assign(moved)
+            values.append(float(model.generator_loss(images, labels)))
+        numeric[place] = (values[0] - values[1]) / 2e-5
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-9)
+    assert np.abs(numeric).max() > 1e-4
