@@ -2,10 +2,11 @@
 
 Linear regression, with a target matrix of low rank and too few data to tell it from others.
 Gradient descent on `W` is compared with that on `W'` and `M`, where `W = M^T W'` as in a
-layer with a neural similarity. All start from the same small `W`, and reach zero loss:
-which of the solutions they find is their implicit regularization. With whole targets, as in
-the paper, descent on `W` already finds the solution of smallest nuclear norm; with half of
-each hidden (matrix completion) it does not, and it matters where `M` starts.
+layer with a neural similarity, and on `W'` and two or three `M`, as with
+`similarities.Product`. All start from the same small `W`, and reach zero loss: which of the
+solutions they find is their implicit regularization. With whole targets, as in the paper,
+descent on `W` already finds the solution of smallest nuclear norm; with half of each hidden
+(matrix completion) it does not, and it matters where `M` starts, and how many there are.
 
     python -m experiments.neural_similarity.implicit_regularization
 
@@ -14,6 +15,8 @@ Writes --output_dir/results/implicit_regularization.jsonl, and a picture.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import pathlib
 from typing import Any
@@ -33,8 +36,15 @@ RANK = 2
 START = 1e-3
 #: By name: number of examples, and the share of the targets' entries that is seen.
 DATA = {"whole targets": (10, 1.0), "half of each target": (20, 0.5)}
-#: By name: what times the identity `M` starts at; `None` for descent on `W` itself.
-FLOWS = {"W": None, "M from I": 1.0, "M from I / 10": 0.1, "M from I / 30": 1 / 30}
+#: By name: the number of `M`, and what times the identity each starts at.
+FLOWS = {
+    "W": (0, 1.0),
+    "M from I": (1, 1.0),
+    "M from I / 10": (1, 0.1),
+    "M from I / 30": (1, 1 / 30),
+    "two M from I / 10": (2, 0.1),
+    "three M from I / 6": (3, 1 / 6),
+}
 MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
 #: The file of the records, in results/.
 PLACE = "implicit_regularization.jsonl"
@@ -53,7 +63,8 @@ def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]
 
 def descend(
     start: np.ndarray,
-    scale: float | None,
+    count: int,
+    scale: float,
     inputs: np.ndarray,
     targets: np.ndarray,
     learning_rate: float,
@@ -62,20 +73,25 @@ def descend(
 ) -> list[np.ndarray]:
     """Takes steps of gradient descent; returns `W` at the start and after `every` so many.
 
-    On `1/2 sum |targets - inputs W|^2` over the targets that are not NaN; `scale` is that
-    of the `M` to begin with.
+    On `1/2 sum |targets - inputs W|^2` over the targets that are not NaN, by all factors of
+    `W = M_1^T ... M_count^T W'`.
     """
-    kernel, similarity = start / (scale or 1), (scale or 1) * np.eye(FEATURES)
+    factors = [scale * np.eye(FEATURES)] * count + [start / scale**count]
     matrices = [start]
     for step in range(1, 1 + points * every):
-        residuals = np.nan_to_num(inputs @ (similarity.T @ kernel) - targets)
-        gradient = inputs.T @ residuals
-        moved = kernel - learning_rate * similarity @ gradient
-        if scale is not None:
-            similarity = similarity - learning_rate * kernel @ gradient.T
-        kernel = moved
+        left = list(itertools.accumulate([np.eye(FEATURES), *factors], np.matmul))
+        right = list(
+            itertools.accumulate(
+                [np.eye(OUTPUTS), *factors[::-1]], lambda after, own: own @ after
+            )
+        )[::-1]
+        gradient = inputs.T @ np.nan_to_num(inputs @ left[-1] - targets)
+        factors = [
+            factor - learning_rate * before.T @ gradient @ after.T
+            for factor, before, after in zip(factors, left[:-1], right[1:], strict=True)
+        ]
         if step % every == 0:
-            matrices.append(similarity.T @ kernel)
+            matrices.append(functools.reduce(np.matmul, factors))
     return matrices
 
 
@@ -124,7 +140,7 @@ def one_run(
     """The record of a descent: measures along the way, or where it ends."""
     inputs, targets, target, start = problem(*DATA[data], seed)
     every = max(1, steps // points)
-    matrices = descend(start, FLOWS[flow], inputs, targets, learning_rate, every, points)
+    matrices = descend(start, *FLOWS[flow], inputs, targets, learning_rate, every, points)
     found = [measures(each, inputs, targets, target) for each in matrices]
     # Curves of the first problem, and where the others end.
     kept = slice(None) if seed == 0 else slice(-1, None)
@@ -170,7 +186,8 @@ def section(results: pathlib.Path) -> str:
     seeds = len({run["seed"] for run in found})
     return (
         f"{title}\n\n{tables.commands(found)}: linear regression by gradient descent on "
-        "`W`, or on the factors `W'` and `M` of `W = M^T W'`, from the same small `W`; "
+        "`W`, or on the factors `W'` and `M` of `W = M^T W'`, and of products of several "
+        "`M`, from the same small `W`; "
         f"{found[0]['steps'][-1]:,} steps; number of problems that means are taken over: "
         f"{seeds}.\n\n"
         f"{table(found)}\n\n"
