@@ -130,7 +130,7 @@ def picture(found: list[dict]) -> Any:
             axis.set_ylabel(measure.replace("_", " "))
         axes[0, column].set_title(data)
         axes[1, column].set_xlabel("steps")
-    axes[0, 0].legend(title="descent on")
+    axes[1, 0].legend(title="descent on", loc="upper right")
     return figure
 
 
