@@ -76,7 +76,7 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
 
 
 def induction_accuracy(model: keras.Model, data: ImageData, neighbors: int = 5) -> float:
-    """How well fine classes, unknown to a model, are told by nearest training images.
+    """How well nearest training images find the classes of data, coarse or fine.
 
     Images are described by their attention over the dictionary, or by the features of a
     plain model, and compared by their cosine (Appendix A.9, which does not name the number

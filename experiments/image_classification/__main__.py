@@ -116,7 +116,9 @@ def main(_arguments: list[str]) -> None:
     recipes = recipes_from_flags(image_training.training_examples(fine))
     found = with_coarse_labels(fine) if experiment.coarse else fine
     sgd = ("steps", "rate_drops", "learning_rate")
-    entries = FLAGS.num_neighbors or methods.published_num_neighbors(FLAGS.dataset)
+    entries = FLAGS.num_neighbors or methods.published_num_neighbors(
+        FLAGS.dataset, experiment.coarse
+    )
     setting = image_training.setting_of(
         found,
         recipes["adamw"],
@@ -152,7 +154,8 @@ def main(_arguments: list[str]) -> None:
             rates = [keras.ops.ravel(rate) for rate in model.inner_rates]
             record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
         if experiment.coarse:
-            record["induction_accuracy"] = pictures.induction_accuracy(model, fine)
+            for key, classes in (("induction", fine), ("coarse_induction", found)):
+                record[f"{key}_accuracy"] = pictures.induction_accuracy(model, classes)
         name = f"{record['method']}_{record['seed']}.keras"
         with files.replacing(models / name) as scratch:
             model.save(scratch)

@@ -98,6 +98,7 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
 
     more = {"before adaptation": mean_of("test_unadapted_accuracy")}
     if experiment.coarse:
+        more["coarse classes, by nearest images"] = mean_of("coarse_induction_accuracy")
         more["fine classes, by nearest images"] = mean_of("induction_accuracy")
     made = tables.compared(
         found,
