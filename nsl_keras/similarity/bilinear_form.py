@@ -167,6 +167,7 @@ class BilinearForm(keras.layers.Layer):
                 geometry=geometry,
                 kernel_regularizer=kernel_regularizer,
                 dtype=self.dtype_policy,
+                is_depthwise=len(filter_axes) > 1,
             )
             self._build_network(context, input_shape)
 

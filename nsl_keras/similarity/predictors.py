@@ -53,6 +53,7 @@ class LayerContext:
             a convolution; `None` for layers of vectors.
         kernel_regularizer: Regularizer of the layer's kernel.
         dtype: The layer's dtype policy.
+        is_depthwise: Whether the layer convolves each channel by itself.
     """
 
     channels: int
@@ -62,6 +63,7 @@ class LayerContext:
     geometry: Any
     kernel_regularizer: Any
     dtype: Any
+    is_depthwise: bool = False
 
     @property
     def outputs(self) -> int:
@@ -120,7 +122,9 @@ class SimilarityPredictor:
     after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
     The first layer has the kernel size, strides, padding and dilation of the convolution;
-    the second has stride 1 and `"same"` (in causal layers `"causal"`).
+    the second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers
+    it is the second that has them, and the first is a 1x1 convolution of 8 filters, a
+    bottleneck: a full convolution would cost many times the layer.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
@@ -259,12 +263,9 @@ class SimilarityPredictor:
         """
         authors = 64 if context.is_diagonal else 128
         half = min(max(context.width // 2, LEAST_WIDTH), authors)
-        width = self.width or (authors if self.start == "published" else half)
-        geometry = dict(context.geometry or {})
-        if geometry:
-            geometry["strides"] = tuple(
-                self.downsampling * each for each in geometry["strides"]
-            )
+        own = LEAST_WIDTH if self._has_bottleneck(context) else half
+        width = self.width or (authors if self.start == "published" else own)
+        geometry, _ = self._geometries(context)
         layer = self._layer(
             context, "hidden", width, geometry, normalize, small_normal(0.1)
         )
@@ -281,14 +282,7 @@ class SimilarityPredictor:
         Takes the arguments of `hidden`. With `start="identity"` the prediction gives the
         identity until the first training step.
         """
-        geometry = dict(context.geometry or {})
-        if geometry:
-            causal = geometry["padding"] == "causal"
-            geometry = {
-                "kernel_size": self.output_kernel_size or geometry["kernel_size"],
-                "padding": "causal" if causal else "same",
-                "data_format": geometry["data_format"],
-            }
+        _, geometry = self._geometries(context)
         published = self.start == "published"
         start = None if published or self.residual else context.identity.reshape(-1)
         scales = self._batch_norms(
@@ -306,6 +300,26 @@ class SimilarityPredictor:
             bias=None if scales else start,
         )
         return [layer, *scales]
+
+    def _has_bottleneck(self, context: LayerContext) -> bool:
+        given = self.start == "published" or self.output_kernel_size is not None
+        return context.is_depthwise and not given
+
+    def _geometries(self, context: LayerContext) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the geometries of the first and of the second layer."""
+        geometry = context.geometry
+        if geometry is None:
+            return {}, {}
+        strides = tuple(self.downsampling * each for each in geometry["strides"])
+        own = {**geometry, "strides": strides}
+        other = {
+            "kernel_size": self.output_kernel_size or geometry["kernel_size"],
+            "padding": "causal" if geometry["padding"] == "causal" else "same",
+            "data_format": geometry["data_format"],
+        }
+        if self._has_bottleneck(context):
+            return {**other, "kernel_size": 1}, own
+        return own, other
 
     def _layer(
         self,

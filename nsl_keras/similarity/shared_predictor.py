@@ -111,7 +111,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         if self.shared_network is None:
             changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
             adapted = dataclasses.replace(
-                context, channels=self.adapted_filters, geometry=context.geometry | changes
+                context,
+                channels=self.adapted_filters,
+                geometry=context.geometry | changes,
+                is_depthwise=False,
             )
             self._padding = padding
             self.shared_network = self.predictor.network(adapted)

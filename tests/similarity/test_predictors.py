@@ -137,9 +137,23 @@ def test_width_follows_the_layer(filters, similarity, width):
     published = network_of(predictors.published(), filters, similarity=similarity)
     authors = 64 if similarity == "diagonal" else 128
     assert published.get_layer("hidden").filters == authors
-    depthwise = NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **options)
-    network = built(depthwise, (None, 7, 7, filters // 2)).bilinear_form.network
-    assert network.get_layer("hidden").filters == width
+
+
+def test_depthwise_layers_have_a_bottleneck():
+    """On wide maps the predictor is no larger than twice the layer; the authors' is."""
+    options = {"strides": 2, "dilation_rate": 1, "padding": "valid"}
+
+    def made(predictor):
+        layer = NeuralSimilarityDepthwiseConv2D(3, predictor=predictor, **options)
+        return built(layer, (None, 9, 9, 240))
+
+    layer = made("sphere")
+    hidden, output = map(layer.bilinear_form.network.get_layer, ("hidden", "output"))
+    assert (hidden.kernel_size, hidden.strides, hidden.filters) == ((1, 1), (1, 1), 8)
+    assert (output.kernel_size, output.strides, output.padding) == ((3, 3), (2, 2), "valid")
+    assert layer.bilinear_form.count_params() < 2 * 9 * 240
+    published = made(predictors.published()).bilinear_form.network.get_layer("hidden")
+    assert (published.kernel_size, published.filters) == ((3, 3), 64)
 
 
 @pytest.mark.parametrize("kind", ["sphere", "full_sphere"])

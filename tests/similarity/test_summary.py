@@ -58,7 +58,7 @@ def recipe(**options):
             layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW),
             (8, 8, 4),
             64 * 9 * 4,
-            64 * (SPHERE + 9 * 4),
+            64 * (4 * 5 + 9 * 5 * 9 + 9 * 4),
         ),
         (  # At each position of its input, on patches of 6 filters.
             layers.NeuralSimilarityConv2DTranspose(
