@@ -175,7 +175,8 @@ PLANS: dict[str, list[Row]] = {
             "--training_images=3840000 --rates=4e-3 --rates=2e-3 --rates=1e-3",
             "finetuning+nearest_centroid+static_nsn+closer_look+nearest_neighbor "
             "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "
-            "same_cost+same_cost_centroid "
+            "same_cost+same_cost_centroid squeeze_excite+squeeze_excite_centroid "
+            "condconv+condconv_centroid "
             "meta_static_nsn+meta_static_published+meta_static_normalized "
             "maml proto_net matching_net relation_net neighborhoods "
             "maml_static maml_dynamic proto_net_static proto_net_dynamic "

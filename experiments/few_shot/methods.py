@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 import nsl_keras
+from experiments.common import rivals
 from experiments.common.convolutions import convolutions, nearest_width, size_of
 from nsl_keras import few_shot
 
@@ -25,12 +26,13 @@ def features(
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"same_parameters"` and `"same_cost"` for plain networks of the width that has
-    its trainable parameters, or its multiply-adds. `width` is that of plain networks.
+    identity; `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for
+    plain networks of the width that has the dynamic one's trainable parameters, or its
+    multiply-adds. `width` is that of plain networks.
     """
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape))
-    convolution = convolutions(
+    convolution = _RIVALS.get(kind) or convolutions(
         "diagonal" if kind in ("static", "dynamic") else None,
         "sphere" if kind == "dynamic" else None,
         _MOMENTUM,
@@ -53,6 +55,10 @@ def features(
     return keras.Model(model.input, outputs, name=f"{kind}_{backbone}")
 
 
+_RIVALS: dict[str, Callable[..., keras.layers.Layer]] = {
+    "squeeze_excite": rivals.SqueezeExciteConv2D,
+    "condconv": rivals.ConditionalConv2D,
+}
 _MEASURES = {"same_parameters": "parameters", "same_cost": "multiply_adds"}
 
 
@@ -247,12 +253,13 @@ METHODS = {
         "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
     ),
     **{
-        f"same_{measure}{suffix}": Method(
-            f"plain network with the dynamic one's {what}{title}",
-            learner,
-            network=f"same_{measure}",
+        f"{network}{suffix}": Method(f"{what}{title}", learner, network=network)
+        for network, what in (
+            ("same_parameters", "plain network with the dynamic one's parameters"),
+            ("same_cost", "plain network with the dynamic one's multiply-adds"),
+            ("squeeze_excite", "squeeze-excite network"),
+            ("condconv", "CondConv network"),
         )
-        for measure, what in (("parameters", "parameters"), ("cost", "multiply-adds"))
         for suffix, title, learner in (
             ("", "", _classifier),
             ("_centroid", ", nearest centroid", nearest_centroid),
