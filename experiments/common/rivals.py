@@ -1,6 +1,7 @@
-"""What people add to a convolution for the same purpose, written as the papers have it.
+"""Published additions that make a convolution depend on its input.
 
-Each is a `keras.layers.Conv2D` with channels last.
+Each is a `keras.layers.Conv2D` with channels last, and acts on the layer's input, which the
+layer before has activated. The ratio and the number of kernels are ours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ EXPERTS = 4
 class SqueezeExciteConv2D(keras.layers.Conv2D):
     """A convolution that first scales its input's channels (Hu et al., CVPR 2018).
 
-    The input is what the layer before has activated. Images themselves are not scaled.
+    Inputs of few channels, as images, are not scaled.
     """
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
@@ -43,7 +44,7 @@ class SqueezeExciteConv2D(keras.layers.Conv2D):
 
 @keras.saving.register_keras_serializable("experiments")
 class ChannelAttentionConv2D(keras.layers.Conv2D):
-    """As above, with a convolution over the channels (ECA: Wang et al., CVPR 2020)."""
+    """The same with a convolution over the channels (ECA: Wang et al., CVPR 2020)."""
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         super().build(input_shape)
@@ -63,9 +64,11 @@ class ChannelAttentionConv2D(keras.layers.Conv2D):
 class ConditionalConv2D(keras.layers.Conv2D):
     """A convolution by a sum of kernels that the input weighs (Yang et al., NeurIPS 2019).
 
-    All kernels convolve at once, and their outputs are weighed: the same sum, and on few
+    All kernels convolve at once, and their outputs are weighed: the same sum, and with few
     kernels faster than a kernel for each image. Multiply-adds count one kernel, which is
     what the published method takes.
+
+    Not with groups or dilation.
     """
 
     # Keras's convolutions save the kernel and the bias alone.
@@ -74,9 +77,13 @@ class ConditionalConv2D(keras.layers.Conv2D):
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         super().build(input_shape)
+        # A clone draws other numbers.
         self.others = [
             self.add_weight(
-                name="kernel", shape=self.kernel.shape, initializer=self.kernel_initializer
+                name="kernel",
+                shape=self.kernel.shape,
+                initializer=self.kernel_initializer.clone(),
+                regularizer=self.kernel_regularizer,
             )
             for _ in range(EXPERTS - 1)
         ]
@@ -92,4 +99,4 @@ class ConditionalConv2D(keras.layers.Conv2D):
             weights[:, None, None, number : number + 1] * part
             for number, part in enumerate(parts)
         )
-        return outputs if self.bias is None else outputs + self.bias
+        return self.activation(outputs if self.bias is None else outputs + self.bias)
