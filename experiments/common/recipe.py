@@ -145,7 +145,7 @@ def compile_classifier(
 
 def spared_of(model: keras.Model) -> list:
     """What weight decay spares, as the authors': the classifier, dictionary and rates."""
-    if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+    if hasattr(model, "decay_exempt_variables"):
         return model.decay_exempt_variables
     return model.layers[-1].trainable_variables
 

@@ -3,12 +3,16 @@
 A generator `g` splits each class into five, and a multi-task network learns the classes and
 the generator's soft labels of the parts, both by a focal loss `F`:
 
-    L(theta)     = F(y, primary(x)) + F(g(x, y), auxiliary(x))
-    theta'       = theta - rate * dL/dtheta
-    generator    : F(y, primary'(x)) + 0.2 sum_k m_k log m_k,   m = mean of g(x, y)
+    L(theta)  = F(y, primary(x)) + F(g(x, y), auxiliary(x))
+    theta'    = theta - rate * dL/dtheta
+    generator : F(y, primary(x) at theta') + 0.2 sum_k m_k log m_k
 
-As in the authors' code, whose rate is 0.1 as in the paper. They train the two networks in
-turn, an epoch each; here each step trains both on its batch, the generator first.
+where `m` is the batch mean of `g(x, y)`: the last term spreads the labels over the parts.
+Losses and the 0.2 are those of the authors' code. It trains both networks by SGD, at 0.01
+(the step ahead too) and 0.001, in turn, an epoch each. Here the rate of the step ahead is
+the 0.1 that Meta-Neighborhoods (A.2) names, that of the generator 0.01 with a momentum of
+0.9, both constant; the multi-task network has the recipe of the other rows; and each step
+trains both networks, the generator first.
 """
 
 from __future__ import annotations
@@ -62,6 +66,12 @@ class Maxl(keras.Model):
         self.generator_optimizer.build(generator.trainable_variables)
         self.built = True
 
+    @property
+    def decay_exempt_variables(self) -> list:
+        """Both heads, as in the other rows."""
+        heads = self.multi_task.layers[-2:]
+        return [each for head in heads for each in head.trainable_variables]
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.multi_task(inputs, training=training)[0]
 
@@ -83,7 +93,7 @@ class Maxl(keras.Model):
         return losses(labels, parts, primary, auxiliary)
 
     def generator_loss(self, images: Any, labels: Any) -> Any:
-        """The loss of the classes after a step, and how unequally the parts are used."""
+        """The loss of the classes after a step, plus how unevenly the parts are used."""
         parts = self.generated(images, labels)
         weights = [each.value for each in self.multi_task.trainable_variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -134,7 +144,7 @@ class Maxl(keras.Model):
 
 
 def maxl(
-    features: keras.Model, head: keras.layers.Layer, dictionary: dict, seed: int
+    features: keras.Model, head: keras.layers.Layer, _dictionary: dict, _seed: int
 ) -> Maxl:
     """A row of Table 1; the generator has an untrained copy of the features."""
     parts = PARTS * head.units

@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, largest
+from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
@@ -280,13 +281,15 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         )
 
     def limit_rates(self) -> None:
-        """Lowers the inner rates to where a step on an entry does not overshoot its loss.
+        """Lowers the inner rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
-        A dense layer's step moves the outputs by the rate times the squared norm of its
-        input. `CosineDense` has inputs of unit norm.
+        At that rate a step of a dense layer, whose bias is the 1, does not overshoot the
+        loss of an entry of average norm. `CosineDense` has inputs of unit norm.
         """
-        loop = self._finetuning
-        if isinstance(loop, DualForm) and loop.stages[0].scale is not None:
+        layers = (
+            self.head.layers if isinstance(self.head, keras.Sequential) else [self.head]
+        )
+        if isinstance(layers[0], CosineDense):
             return
         squares = ops.sum(ops.square(self.dictionary.keys), axis=-1)
         self.rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))

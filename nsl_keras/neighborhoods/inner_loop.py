@@ -47,7 +47,7 @@ def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
     return ops.sum(ops.square(outputs - values), axis=-1)
 
 
-#: The inner loss of each task, and its largest second derivative by an output.
+#: The inner loss of each task, and a bound of its curvature along any change of outputs.
 LOSSES = {"classification": cross_entropy, "regression": squared_error}
 CURVATURES = {"classification": 0.5, "regression": 2.0}
 

@@ -270,8 +270,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Keys become the features of the drawn examples, values their smoothed labels or
         targets. With a backbone, do this once it is trained. Inner rates of other heads
-        than `CosineDense` are lowered, unless fixed, to where a step on an entry does not
-        overshoot: features may be long, and training would hide behind the entries.
+        than `CosineDense` are lowered, unless fixed, to where a step on an entry of average
+        norm does not overshoot: features may be long.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.

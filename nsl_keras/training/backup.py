@@ -302,12 +302,11 @@ def _from_bytes(written: bytes) -> tuple[dict[str, Any], list[np.ndarray]] | Non
 
 def _variables_of(model: keras.Model) -> list[keras.Variable]:
     """Returns all variables that training changes, in a reproducible order."""
-    optimizer = model.optimizer
-    if optimizer is None:
-        return list(model.variables)
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return [*model.variables, *optimizer.variables]
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    # A model with a training step of its own may have several.
+    optimizers = [x for x in vars(model).values() if isinstance(x, keras.Optimizer)]
+    return [*model.variables, *(v for each in optimizers for v in each.variables)]
 
 
 def _described(variable: keras.Variable) -> list[Any]:

@@ -188,10 +188,11 @@ def test_a_model_s_entries_are_its_features():
         (keras.layers.Dense(3), {"inner_loop": "tape"}, 0.5),
         (keras.layers.Dense(1), {"task": "regression"}, 2),
         (CosineDense(3), {}, None),
+        (CosineDense(3), {"inner_loop": "tape"}, None),
         (keras.layers.Dense(3), {"learning_rate_form": "fixed"}, None),
         (keras.layers.Dense(3), {"inner_learning_rate": 1e-5}, None),
     ],
-    ids=["dense", "tape", "regression", "cosine", "fixed", "small"],
+    ids=["dense", "tape", "regression", "cosine", "cosine tape", "fixed", "small"],
 )
 def test_a_step_on_an_entry_does_not_overshoot(head, options, curvature):
     """Below the inverse of the loss's curvature along the features, whose length varies."""

@@ -230,6 +230,27 @@ def test_a_state_of_another_model(tmp_path):
         fit(model, tmp_path)
 
 
+class TwoOptimizers(keras.Sequential):
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        self.other_optimizer = keras.optimizers.Adam()
+        self.other_optimizer.build(self.trainable_variables)
+
+
+def test_a_second_optimizer(tmp_path):
+    def made():
+        model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    first, second = made(), made()
+    first.other_optimizer.iterations.assign(7)
+    for model, epochs in ((first, 1), (second, 2)):
+        callbacks = [TrainingBackup(tmp_path, delete_at_end=False)]
+        model.fit(X, X[:, :1], epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False)
+    assert int(second.other_optimizer.iterations) == 7
+
+
 @pytest.mark.jax
 def test_other_dtypes(tmp_path):
     """Seeds of 32 bits, weights in bfloat16."""
