@@ -1,10 +1,11 @@
-"""Kills experiments at random moments and inside each write, and lets them go on.
+"""Kills experiments at random moments and at each new file, then resumes them.
 
     python -m experiments.kills --output_dir=.           # about an hour on two cores
     python -m experiments.kills --example=demo --kills=3
 
-Each must end with all that an uninterrupted run leaves, to the last digit: weights,
-pictures, records without times. `exports` are killed while a reader loads each version as
+Each must end with the weights, records (without times), models and pictures that an
+uninterrupted run leaves, to the last digit. Each new file is one kill, just before it takes
+its place, or just after. `exports` are killed while a reader loads each version as
 soon as it sees it. Writes results/kills.jsonl below --output_dir, a line an example. Needs
 Linux and TensorFlow.
 """
@@ -37,10 +38,10 @@ from experiments.few_shot import data
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).parents[1]
-#: What no two runs have in common, by endings of keys in records.
-TIMES = ("command", "seconds", "per_second", "step_time_ratio")
-#: Files whose content they do not have in common either.
-OTHERS = ("killed", "log", "README.md", "*.pb", "variables.*")
+#: What differs from run to run, by endings of keys in records.
+VOLATILE_KEYS = ("command", "seconds", "per_second", "step_time_ratio")
+#: Files whose content does, too.
+VOLATILE_FILES = ("killed", "log", "README.md", "*.pb", "variables.*")
 
 #: Experiments in small.
 EXAMPLES = {
@@ -63,10 +64,11 @@ for version in itertools.count(int(sys.argv[2])):
 
 
 def run(folder: pathlib.Path, stage: str, example: str, *arguments: str) -> None:
-    """Runs an example in this process, which dies in its next write of another file.
+    """Runs an example in this process, which kills itself at its next new file.
 
-    The stage is "before" or "after" the file takes its place, or "never". Two runs are
-    equal to the last digit, and FOLDER/weights lists digests of the weights after each fit.
+    The stage is "before" or "after" the file takes its place, or "never". Operations are
+    deterministic: two runs are equal to the last digit. FOLDER/weights lists digests of the
+    weights after each fit.
     """
     import tensorflow as tf
 
@@ -130,13 +132,13 @@ def left_in(folder: pathlib.Path) -> dict[str, Any]:
             found[name] = lines(path)
         elif path.suffix == ".jsonl":
             found[name] = [
-                {key: record[key] for key in record if not key.endswith(TIMES)}
+                {key: record[key] for key in record if not key.endswith(VOLATILE_KEYS)}
                 for record in runs.read(path)
             ]
         elif path.suffix == ".keras":
             model = keras.saving.load_model(path)
             found[name] = [each.tobytes() for each in model.get_weights()]
-        elif path.is_dir() or any(map(path.match, OTHERS)):
+        elif path.is_dir() or any(map(path.match, VOLATILE_FILES)):
             found[name] = None
         else:
             found[name] = path.read_bytes()
@@ -145,26 +147,27 @@ def left_in(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def finish(
-    example: str, folder: pathlib.Path, whole: dict[str, Any], most: int | None = 0
+    example: str, folder: pathlib.Path, whole: dict[str, Any], max_kills: int | None = 0
 ) -> tuple[int, list[str]]:
-    """Lets a run go on to its end, killed in each write or in `most`.
+    """Resumes a run until it ends, killed at each new file or at `max_kills` of them.
 
-    Returns how often it was killed, and what is wrong in the end.
+    Returns how often it was killed, and in a list what is wrong in the end, if anything.
     """
     kills, status = 0, -signal.SIGKILL
     while status == -signal.SIGKILL:
-        stage = "never" if kills == most else ("before", "after")[kills % 2]
+        stage = "never" if kills == max_kills else ("before", "after")[kills % 2]
         status = start(example, folder, stage).wait()
         kills += status == -signal.SIGKILL
     if status:
         return kills, [f"status {status}: {(folder / 'log').read_text()[-1000:]}"]
     left = left_in(folder)
     names = sorted({*left, *whole})
-    return kills, [n for n in names if left.get(n, "none") != whole.get(n, "none")]
+    wrong = [n for n in names if left.get(n, "none") != whole.get(n, "none")]
+    return kills, [f"other files: {', '.join(wrong)}"] if wrong else []
 
 
 def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
-    """Kills runs of an example at a moment each, and one more in its writes."""
+    """Kills runs of an example at a moment each, and one more at each new file."""
     moments, began, kills = random.Random(0), time.monotonic(), 0
     if start(example, folder / "whole").wait():
         raise RuntimeError((folder / "whole" / "log").read_text()[-3000:])
@@ -174,7 +177,8 @@ def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
         own = pathlib.Path(tempfile.mkdtemp(dir=folder))
         process = start(example, own)
         try:
-            process.wait(moments.uniform(0, seconds))
+            if process.wait(moments.uniform(0, seconds)):
+                raise RuntimeError((own / "log").read_text()[-3000:])
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # With what it started.
             kills += 1
@@ -206,6 +210,7 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
 
     for _ in range(FLAGS.kills):
         first = str(1 + max(map(int, loaded), default=0))
+        before = set(folder.glob(".scratch-*"))
         with subprocess.Popen(
             [sys.executable, "-c", EXPORTER, str(folder), first],
             cwd=ROOT,
@@ -217,8 +222,11 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
                 load_new()
                 time.sleep(0.001)
             process.kill()
-        writes += bool(list(folder.glob(".scratch-*")))
+        scratch = set(folder.glob(".scratch-*"))
+        writes += bool(scratch - before)
         load_new()
+    if not loaded:
+        failures.append("no version was written")
     counts = {"kills": FLAGS.kills, "kills_in_writes": writes}
     return {**counts, "versions_read": len(loaded), "failures": failures}
 
@@ -237,7 +245,7 @@ def tiny_images() -> data.FewShotData:
 def section(results: pathlib.Path, names: Sequence[str]) -> str:
     """Markdown of some examples."""
     found = {run["key"][0]: run for run in runs.read(results / "kills.jsonl")}
-    columns = {"kills": "kills at random", "kills_in_writes": "kills in writes"}
+    columns = {"kills": "kills at random", "kills_in_writes": "kills at new files"}
     if "exports" in names:
         columns["versions_read"] = "versions read"
     rows = [[name, "not run"] for name in names]
@@ -273,5 +281,7 @@ if __name__ == "__main__":
     examples = [*EXAMPLES, "exports"]
     flags.DEFINE_multi_enum("example", examples, examples, "What is killed.")
     flags.DEFINE_integer("kills", 10, "Kills at random moments, each example.", 0)
-    flags.DEFINE_integer("kills_in_writes", None, "Kills in writes; all if not given.", 0)
+    flags.DEFINE_integer(
+        "kills_in_writes", None, "Kills at new files; all if not given.", 0
+    )
     command.run(main)

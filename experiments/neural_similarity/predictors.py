@@ -157,7 +157,7 @@ def compare(found: list[dict]) -> dict[str, list[Comparison]]:
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
-    """The mean of the cells' mean differences, and half its 95 % interval."""
+    """The mean of the cells' mean differences, and about half its 95 % interval."""
     widths = [each.half_width(LAST_EPOCHS) for each in cells]
     mean = float(np.mean([each.difference(LAST_EPOCHS) for each in cells]))
     return mean, math.hypot(*widths) / len(widths)

@@ -42,11 +42,10 @@ def requests_at_random(
     chosen = random.Random(seed)
     model = tf.saved_model.load(str(MODEL))
     predicted = model.serve(images).numpy()
-    found, memory = {"good": 0, "equal": 0, "malformed": 0, "refused": 0}, []
+    found = {"good": 0, "equal": 0, "malformed": 0, "refused": 0}
+    before = server.memory
     with client.Connection(server.http_port) as connection:
-        for number in range(count):
-            if number % (count // 20) == 0:
-                memory.append(round(server.memory, 2))
+        for _ in range(count):
             first, size = chosen.randrange(len(images) - 16), chosen.choice((1, 2, 5, 16))
             part = slice(first, first + size)
             if chosen.random() < 0.1:
@@ -60,7 +59,14 @@ def requests_at_random(
                 difference = np.max(np.abs(received - predicted[part]))
                 found["good"] += 1
                 found["equal"] += bool(difference <= 1e-5 * np.abs(predicted).max())
-    return {**found, "memory": [memory[0], memory[-1]]}
+    return {**found, "memory": [round(each, 2) for each in (before, server.memory)]}
+
+
+def answered(connection: client.Connection, body: bytes) -> None:
+    """Sends a good request; raises if it is not answered."""
+    status, text = connection.infer(NAME, body)
+    if status != 200:
+        raise RuntimeError(f"Status {status}: {text!r}")
 
 
 def latency(server: client.Server, body: bytes, count: int) -> list[float]:
@@ -69,7 +75,7 @@ def latency(server: client.Server, body: bytes, count: int) -> list[float]:
     with client.Connection(server.http_port) as connection:
         for _ in range(count):
             start = time.perf_counter()
-            connection.infer(NAME, body)
+            answered(connection, body)
             seconds.append(time.perf_counter() - start)
     return [round(1000 * float(np.percentile(seconds, share)), 3) for share in (50, 99)]
 
@@ -84,7 +90,7 @@ def images_per_second(
         done = 0
         with client.Connection(server.http_port) as connection:
             while time.perf_counter() < start + seconds:
-                connection.infer(NAME, body)
+                answered(connection, body)
                 done += len(images)
         return done
 
@@ -99,7 +105,7 @@ def section(results: pathlib.Path) -> str:
         rows = {
             "good requests that got what the model predicts": "{equal:,} of {good:,}",
             "malformed ones that got status 400 or 422": "{refused:,} of {malformed:,}",
-            "server's memory, MiB, at first and at last": "{memory[0]}, {memory[1]}",
+            "server's memory, MiB, before and after": "{memory[0]}, {memory[1]}",
         }
         for name in SIGNATURES:
             rows |= {
@@ -108,7 +114,7 @@ def section(results: pathlib.Path) -> str:
                 f"images a second in batches of 64, {name}": f"{{speed[{name}]:,.0f}}",
             }
         made = [[what, form.format(**found)] for what, form in rows.items()]
-        how = f"{tables.commands([found])}, {found['cores']} cores, shared with other work."
+        how = f"{tables.commands([found])}, {found['cores']} cores, shared with the client."
         return f"{how}\n\n{tables.markdown(['what', 'found'], made)}"
     return "Not run."
 

@@ -124,7 +124,12 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
     images = tf.random.normal((64, 32, 32, 3))
     networks = {
         methods.METHODS[name].title: methods.build(
-            *("cnn9", methods.METHODS[name], (32, 32, 3), CLASSES, 0.9, False),
+            "cnn9",
+            methods.METHODS[name],
+            (32, 32, 3),
+            CLASSES,
+            momentum=0.9,
+            published=False,
             filters=(16, 32, 64),
         )
         for name in methods.TABLES["cost"].methods

@@ -16,9 +16,9 @@ _MOST_COLUMNS = 4
 def plot_spectra(model: keras.Model) -> figures.Figure:
     """Draws the singular values of `W`, `M` and `M^T W` for each static similarity.
 
-    Each matrix is a line, from its largest value to its smallest, as shares of the largest;
-    the legend has the effective ranks. What training has done to the equivalent kernel is
-    the distance between the lines of `W` and of `M^T W`.
+    Each matrix is a line, from its largest value to its smallest, relative to the largest;
+    the legend has the effective ranks. The gap between the lines of `W` and `M^T W` shows
+    what `M` does to the kernel.
 
     Args:
         model: See `nsl_keras.convert.spectra`.
@@ -60,6 +60,6 @@ def plot_spectra(model: keras.Model) -> figures.Figure:
             )
         axis.legend(title="effective rank", fontsize=7, title_fontsize=7)
         axis.set_title(layer.replace("/", "\n"), fontsize=7)
-    figure.supxlabel("number of the singular value", fontsize=8)
-    figure.supylabel("share of the largest", fontsize=8)
+    figure.supxlabel("index of the singular value", fontsize=8)
+    figure.supylabel("relative to the largest", fontsize=8)
     return figure
