@@ -178,14 +178,18 @@ def table(comparisons: dict[str, list[Comparison]]) -> str:
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
         gain, width = pooled(cells)
         shown = [
-            f"{cell.difference(LAST_EPOCHS):+.2f} ± {cell.half_width(LAST_EPOCHS):.2f}"
+            _shown(cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
             if (cell := by_place.get(place))
             else "not run"
             for place in places
         ]
-        own = [name, f"{gain:+.2f} ± {width:.2f}", f"{step_time(cells):.2f}x"]
+        own = [name, _shown(gain, width), f"{step_time(cells):.2f}x"]
         rows.append([*own, *shown, ", ".join(str(len(cell.seeds)) for cell in cells)])
     return tables.markdown(["predictor", "mean", "step time", *columns, "seeds"], rows)
+
+
+def _shown(gain: float, width: float) -> str:
+    return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
 
 
 def write_picture(comparisons: dict[str, list[Comparison]], path: pathlib.Path) -> None:
