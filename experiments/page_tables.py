@@ -85,12 +85,20 @@ def _where() -> str:
         return re.sub("^commits? ", "", tables.commits(found))
 
     return tables.markdown(
-        ["where", "plain, %", "with", "%", "difference, points", "training time", "commit"],
+        [
+            "situation",
+            "plain, %",
+            "method",
+            "%",
+            "difference, points",
+            "training time",
+            "commit",
+        ],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
             + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"]
             + [made(few_shot, "finetuning", "dynamic_nsn")],
-            ["", plain[0], "more filters, as many parameters", *wide[:2]]
+            ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [f"{_seconds(wide, plain):.1f}x"]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["every default, five epochs, small data: mean of 15 tasks", ""]
