@@ -123,8 +123,8 @@ class SimilarityPredictor:
 
     The first layer has the kernel size, strides, padding and dilation of the convolution;
     the second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers
-    it is the second that has them, and the first is a 1x1 convolution of 8 filters, a
-    bottleneck: a full convolution would cost many times the layer.
+    the second has them, after a 1x1 bottleneck of 8 filters: a full convolution would cost
+    many times the layer. Not with `start="published"` or an `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
