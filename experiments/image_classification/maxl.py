@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
+
+from nsl_keras.backend import GradientTape
 
 PARTS = 5
 ENTROPY_WEIGHT = 0.2
@@ -96,7 +97,7 @@ class Maxl(keras.Model):
         """The loss of the classes after a step, plus how unevenly the parts are used."""
         parts = self.generated(images, labels)
         weights = [each.value for each in self.multi_task.trainable_variables]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             _, both = self.loss_at(weights, images, labels, parts)
         stepped = [
@@ -109,12 +110,12 @@ class Maxl(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         images, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
+        with GradientTape() as tape:
             loss = self.generator_loss(images, labels)
         variables = self.generator.trainable_variables
         self.generator_optimizer.apply(tape.gradient(loss, variables), variables)
         parts = self.generated(images, labels)
-        with tf.GradientTape() as tape:
+        with GradientTape() as tape:
             primary, auxiliary = self.multi_task(images, training=True)
             _, both = losses(labels, parts, primary, auxiliary)
             both = sum(self.multi_task.losses, both)
