@@ -155,6 +155,7 @@ def test_a_convolution_of_a_1x1_map_is_a_classifier():
     assert np.ptp(found[0]) > 0.01
 
 
+@eager
 def test_what_lies_before_the_adapted_layers_is_computed_once():
     """A residual connection keeps it from being cut later."""
     model, episodes = perturbed(network(7, residual=True)), make_episodes()
