@@ -32,7 +32,7 @@ from nsl_keras.training import files
 Key = tuple[str | int, ...]
 
 #: Flags that name places on a machine.
-_PLACES = ("data_dir", "data_file", "state_dir", "model_dir")
+_PLACES = ("data_dir", "data_file", "cifar10_file", "state_dir", "model_dir")
 
 
 def command(module: str) -> str:

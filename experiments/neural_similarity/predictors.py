@@ -1,12 +1,14 @@
 """What predictors of dynamic similarities give, and what they cost: a table and a picture.
 
     python -m experiments.neural_similarity.predictors --data_dir=DIR --data_file=FILE.npz
+    python -m experiments.neural_similarity.predictors --costs
 
 The narrow CNN and the small ResNet of `experiments.no_harm`, with this package's batch
 norms, are trained on 5,000 images by its recipe: plain, and with every predictor below in
 all convolutions. The images are of 40 training classes of CIFAR-FS, and of CIFAR-10; both
 are judged by validation images, which come from the training images. Predictors are
-compared with the plain network of the same images, order and start weights.
+compared with the plain network of the same images, order and start weights. With --costs
+nothing is trained: the time of a step is taken beside the plain network's.
 
 Each run is a line of --output_dir/results/predictors.jsonl and is not made twice.
 """
@@ -22,10 +24,6 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# One core, so that times do not depend on how many there are.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 import keras
 import numpy as np
@@ -38,6 +36,7 @@ from experiments.no_harm.data import Images, draw
 from experiments.no_harm.methods import BASELINES, PLAIN, MakeNetwork, Method
 from experiments.no_harm.networks import NETWORKS, copy_weights
 from experiments.no_harm.training import Cell, Setting
+from experiments.speed import timing
 from nsl_keras.predictors import SimilarityPredictor
 from nsl_keras.training.normalization import BatchNormalization
 
@@ -45,7 +44,13 @@ FLAGS = flags.FLAGS
 
 #: The file of the records, in results/.
 PLACE = "predictors.jsonl"
+#: The name, in that file, of the records of times.
+COSTS = "costs"
+#: The images of CIFAR-10 that those for training are drawn from.
+POOL = 10_000
 TRAINING_IMAGES = 5_000
+#: Images of a step whose time is taken.
+BATCH = 64
 CLASSES = 40
 DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
 NAMES = ("narrow_cnn", "small_resnet")
@@ -115,11 +120,13 @@ METHODS = {PLAIN: BASELINES[PLAIN]} | {
 
 
 @functools.cache
-def read(dataset: str, data_dir: str | None, data_file: str | None) -> data.ImageData:
-    """Returns all images of a set."""
-    if dataset == "cifar10":
-        return data.load(dataset, data_dir)
-    return data.load_file(data_file)
+def read(dataset: str) -> data.ImageData:
+    """Returns the images of a set that the flags name."""
+    if dataset == "cifar_fs":
+        return data.load_file(FLAGS.data_file)
+    if FLAGS.cifar10_file:
+        return data.load_file(FLAGS.cifar10_file, POOL)
+    return data.load(dataset, FLAGS.data_dir, POOL)
 
 
 def images(dataset: str, found: data.ImageData, seed: int) -> Images:
@@ -137,6 +144,18 @@ def images(dataset: str, found: data.ImageData, seed: int) -> Images:
     count = min(TRAINING_IMAGES, len(members) * 4 // 5)
     rest = data.Split(chosen.images[count:], chosen.labels[count:])
     return Images(chosen.take(count), rest, len(classes))
+
+
+def step_time(network: str, name: str) -> dict[str, float]:
+    """Measures a training step against the plain network's."""
+    make = functools.partial(NETWORKS[network].make, (32, 32, 3), 10)
+    models = [method.make(make, make()) for method in (METHODS[PLAIN], METHODS[name])]
+    for model in models:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=False)
+    rng = np.random.default_rng(0)
+    batch = rng.random((BATCH, 32, 32, 3), "float32"), rng.integers(0, 10, BATCH)
+    return timing.step_time_ratio(models[1], models[0], batch)
 
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
@@ -163,16 +182,17 @@ def pooled(cells: list[Comparison]) -> tuple[float, float]:
     return mean, math.hypot(*widths) / len(widths)
 
 
-def step_time(cells: list[Comparison]) -> float:
-    """The median over cells and seeds; not a number where there is none."""
-    known = [each for cell in cells for each in cell.step_times]
-    return float(np.median(known)) if known else math.nan
+def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:
+    """Times of a step by method and network."""
+    found = runs.RunRecords(results / PLACE, COSTS).runs
+    return {(run["method"], run["network"]): run["step_time"] for run in found}
 
 
-def table(comparisons: dict[str, list[Comparison]]) -> str:
+def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
     """One line a similarity and predictor."""
     places = [(dataset, network) for dataset in DATASETS for network in NAMES]
     columns = [f"{DATASETS[d]}, {NETWORKS[n].title}" for d, n in places]
+    titles = [f"step time, {NETWORKS[network].title}" for network in NAMES]
     rows = []
     for name, cells in comparisons.items():
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
@@ -183,16 +203,20 @@ def table(comparisons: dict[str, list[Comparison]]) -> str:
             else "not run"
             for place in places
         ]
-        own = [name, _shown(gain, width), f"{step_time(cells):.2f}x"]
-        rows.append([*own, *shown, ", ".join(str(len(cell.seeds)) for cell in cells)])
-    return tables.markdown(["predictor", "mean", "step time", *columns, "seeds"], rows)
+        measured = [times.get((name, network)) for network in NAMES]
+        own = [f"{each['median']:.2f}x" if each else "unknown" for each in measured]
+        seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
+        rows.append([name, _shown(gain, width), *own, *shown, seeds])
+    return tables.markdown(["predictor", "mean", *titles, *columns, "seeds"], rows)
 
 
 def _shown(gain: float, width: float) -> str:
     return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
 
 
-def write_picture(comparisons: dict[str, list[Comparison]], path: pathlib.Path) -> None:
+def write_picture(
+    comparisons: dict[str, list[Comparison]], times: dict, path: pathlib.Path
+) -> None:
     """Draws the gain in validation accuracy against the time of a step."""
     import matplotlib.pyplot as plt
 
@@ -200,8 +224,9 @@ def write_picture(comparisons: dict[str, list[Comparison]], path: pathlib.Path) 
     for name, cells in comparisons.items():
         gain, width = pooled(cells)
         similarity, predictor = name.split(" ", 1)
+        known = [ratio["median"] for (of, _), ratio in times.items() if of == name]
         axis.errorbar(
-            step_time(cells),
+            np.mean(known) if known else math.nan,
             gain,
             yerr=width if math.isfinite(width) else None,
             fmt="os"[similarity == "UNS"],
@@ -228,46 +253,60 @@ def section(results: pathlib.Path) -> str:
         f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
         f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
         f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
-        "interval; time of a step over the plain network's, on one core without XLA."
-        f"\n\n{table(compare(found))}\n\n"
+        f"interval; time of a step over the plain network's, on two cores without XLA, "
+        f"{BATCH} images of CIFAR-10.\n\n{table(compare(found), step_times(results))}\n\n"
         "![Gain in accuracy against the time of a step](figures/predictors.png)"
     )
 
 
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
+    path = results / PLACE
     setting = Setting(batch_norm="unbiased")
-    held = dataclasses.asdict(setting) | {"training_images": TRAINING_IMAGES}
-    records = runs.RunRecords(results / PLACE, setting=held)
+    held = dataclasses.asdict(setting) | {"pool": POOL, "training_images": TRAINING_IMAGES}
+    records = runs.RunRecords(path, setting=held)
+    networks = FLAGS.network or NAMES
+    own = {"command": runs.command("neural_similarity.predictors")}
+    own |= {"versions": runs.versions()}
 
     def run(dataset: str, network: str, name: str, seed: int) -> dict:
-        found = images(dataset, read(dataset, FLAGS.data_dir, FLAGS.data_file), seed)
+        found = images(dataset, read(dataset), seed)
         record = Cell(setting, found, NETWORKS[network], seed).run(METHODS[name])
         keras.utils.clear_session()
         names = {"dataset": dataset, "network": network, "method": name, "seed": seed}
-        own = {
-            "command": runs.command("neural_similarity.predictors"),
-            "versions": runs.versions(),
-        }
         return names | record | own
 
-    titles: dict[runs.Key, str] = {
-        (dataset, network, name, seed): f"{DATASETS[dataset]}, "
-        f"{NETWORKS[network].title}, {METHODS[name].title}, seed {seed}"
-        for seed in map(int, FLAGS.seeds)
-        for dataset in FLAGS.dataset or DATASETS
-        for network in FLAGS.network or NAMES
-        for name in FLAGS.method or METHODS
-    }
-    runs.run_all(records, titles, run)
-    comparisons = compare(records.runs)
-    print(f"\n{table(comparisons)}")
-    write_picture(comparisons, results / "figures" / "predictors.png")
+    def measure(network: str, name: str) -> dict:
+        names = {"network": network, "method": name}
+        return names | {"step_time": step_time(network, name)} | own
+
+    if FLAGS.costs:
+        pairs: dict[runs.Key, str] = {
+            (network, name): f"{NETWORKS[network].title}, {name}"
+            for network in networks
+            for name in FLAGS.method or list(METHODS)[1:]
+        }
+        runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
+    else:
+        titles: dict[runs.Key, str] = {
+            (dataset, network, name, seed): f"{DATASETS[dataset]}, "
+            f"{NETWORKS[network].title}, {METHODS[name].title}, seed {seed}"
+            for seed in map(int, FLAGS.seeds)
+            for dataset in FLAGS.dataset or DATASETS
+            for network in networks
+            for name in FLAGS.method or METHODS
+        }
+        runs.run_all(records, titles, run)
+    comparisons, times = compare(records.runs), step_times(results)
+    print(f"\n{table(comparisons, times)}")
+    write_picture(comparisons, times, results / "figures" / "predictors.png")
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("data_dir", None, "The folder of CIFAR-10, as tfds prepares it.")
     flags.DEFINE_string("data_file", None, "CIFAR-FS, as for experiments.few_shot.")
+    flags.DEFINE_string("cifar10_file", None, "CIFAR-10 from a file, without --data_dir.")
+    flags.DEFINE_bool("costs", False, "Measure the times of a step.")
     flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all by default.")
     flags.DEFINE_multi_enum("network", [], list(NAMES), "Networks; both by default.")
     flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all by default.")
