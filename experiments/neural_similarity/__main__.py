@@ -1,5 +1,7 @@
 r"""Trains the image networks of Neural Similarity Learning: Tables 1 to 5 and 8.
 
+Also those of the authors' response to the reviews.
+
 A row of a table is a method; every method and seed sees the same batches, and is
 evaluated once, after the last step. Table "cost" is none of the paper's: it sets dynamic
 similarities beside plain networks with as many parameters, and as many multiply-adds.
@@ -23,7 +25,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 from absl import flags
 
+import nsl_keras
 from experiments.common import command, data, image_training, options, recipe, tables
+from experiments.common.convolutions import size_of
 from experiments.common.stream import ImageStream
 from experiments.neural_similarity import methods, table
 
@@ -101,12 +105,18 @@ def main(_arguments: list[str]) -> None:
         )
         return backbone, methods.trainable(backbone, trained, options.jit_compile())
 
+    def finish(model: keras.Model, record: dict) -> None:
+        network = methods.served(model.layers[-1])
+        record["served_parameters"] = size_of(network)["parameters"]
+
     rows = image_training.Rows(
         "neural_similarity",
         {name: chosen.methods[name].title for name in names},
         chosen.baseline,
         lambda name: trained,
         make,
+        finish,
+        lambda network: nsl_keras.convert.summary(methods.served(network)).multiply_adds,
     )
     network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
     network += "" if chosen.predictors == "published" else "_default"

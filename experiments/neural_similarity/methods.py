@@ -13,6 +13,7 @@ import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, nearest_width, size_of
 from experiments.common.recipe import Recipe, compile_classifier
+from experiments.neural_similarity.mobile import mobile_net
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,17 @@ class Method:
 
 def _rival(title: str, layer: type[keras.layers.Layer]) -> Method:
     return Method(title, lambda **_: layer)
+
+
+def _pointwise(filters: int, _size: Any, **options: Any) -> keras.layers.Layer:
+    return keras.layers.Conv2D(filters, 1, **options)
+
+
+#: A shift and a 1x1 convolution, once it is folded.
+_ONE_TAP: dict[str, Any] = {
+    "similarity": nsl_keras.similarities.Sparse(1),
+    "similarity_regularizer": keras.regularizers.L1(1e-4),
+}
 
 
 def _nsn(title: str, similarity: str, **options: Any) -> Method:
@@ -68,6 +80,33 @@ METHODS = {
     "squeeze_excite": _rival("CNN, squeeze-excite", rivals.SqueezeExciteConv2D),
     "condconv": _rival("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
     "eca": _rival("CNN, ECA", rivals.ChannelAttentionConv2D),
+    "pointwise": Method("1x1 convolutions alone", lambda **_: _pointwise),
+    "one_tap": Method(
+        "static NSN, M of one entry, L1",
+        lambda **_: functools.partial(nsl_keras.layers.NeuralSimilarityConv2D, **_ONE_TAP),
+    ),
+}
+
+MOBILE_METHODS = {
+    "cnn": Method("depthwise 3x3", lambda **_: keras.layers.DepthwiseConv2D),
+    "pointwise": Method(
+        "depthwise 1x1",
+        lambda **_: lambda _size, **options: keras.layers.DepthwiseConv2D(1, **options),
+    ),
+    "one_tap": Method(
+        "depthwise static NSN, M of one entry, L1",
+        lambda **_: functools.partial(
+            nsl_keras.layers.NeuralSimilarityDepthwiseConv2D, **_ONE_TAP
+        ),
+    ),
+    "one_tap_each": Method(
+        "the same with an M of each channel",
+        lambda **_: functools.partial(
+            nsl_keras.layers.NeuralSimilarityDepthwiseConv2D,
+            shared_by="filter",
+            **_ONE_TAP,
+        ),
+    ),
 }
 
 # The authors' decay, and their penalty on kernels that are compared by angle.
@@ -101,7 +140,8 @@ class Table:
 
     @property
     def methods(self) -> dict[str, Method]:
-        known = SPHERENET_METHODS if self.network == "spherenet" else METHODS
+        own = {"spherenet": SPHERENET_METHODS, "mobile": MOBILE_METHODS}
+        known = own.get(self.network, METHODS)
         return {name: known[name] for name in self.errors}
 
 
@@ -156,6 +196,30 @@ TABLES = {
         network="spherenet",
         recipe="attention",
     ),
+    **{
+        f"resnet{depth}": Table(
+            f"ResNet-{depth} (the authors' response to the reviews, Table 2)",
+            {
+                name: {"imagenet2012": error}
+                for name, error in zip(
+                    ("cnn", "static_dns", "dynamic_dns"), errors, strict=True
+                )
+            },
+            network=f"resnet{depth}",
+            recipe="imagenet",
+            predictors="default",
+        )
+        for depth, errors in ((18, (31.69, 30.12, 29.68)), (50, (24.77, 23.91, 23.45)))
+    },
+    "efficient": Table(
+        "Efficient networks: convolutions of one tap",
+        {name: {} for name in ("cnn", "pointwise", "one_tap")},
+    ),
+    "mobile": Table(
+        "Efficient networks: depthwise convolutions of one tap",
+        {name: {} for name in MOBILE_METHODS},
+        network="mobile",
+    ),
     "cost": Table(
         "Plain networks with the parameters and the multiply-adds of a dynamic one, and "
         "what else people add to convolutions; not in the paper",
@@ -195,8 +259,17 @@ def build(
         "cnn9": nsl_keras.backbones.cnn9,
         "cnn10": nsl_keras.backbones.cnn10,
         "spherenet": nsl_keras.backbones.self_attention_spherenet,
+        "resnet18": nsl_keras.backbones.resnet18,
+        "resnet50": nsl_keras.backbones.resnet50,
+        "mobile": mobile_net,
     }[network]
     return function(input_shape, classes, **options)
+
+
+def served(network: keras.Model) -> keras.Model:
+    """The network as it is served: folded where that is possible."""
+    folds = nsl_keras.convert.summary(network).folds
+    return nsl_keras.convert.fold(network) if folds else network
 
 
 def alike_filters(

@@ -80,12 +80,14 @@ def _heading(setting: dict, found: list[dict]) -> str:
 def _table(number: str, dataset: str, found: list[dict]) -> str:
     table = methods.TABLES[number]
     errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
-    top_5 = {}
+    more = {}
     if errors and table.top_5_errors:
-        top_5 = {
+        more = {
             "paper, top-5": lambda name: tables.figure(table.top_5_errors[name]),
             "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
         }
+    if any("served_parameters" in run for run in found):
+        more["parameters, served"] = lambda name: _served_parameters(found, name)
     made = tables.compared(
         found,
         {name: method.title for name, method in table.methods.items()},
@@ -93,9 +95,15 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
         "difference to baseline",
         lambda name: _errors(found, name, "test_accuracy"),
         (f"paper ({dataset})", errors) if errors else None,
-        top_5,
+        more,
     )
     return f"{_title(number)}\n\n{made}"
+
+
+def _served_parameters(found: list[dict], method: str) -> str:
+    runs_of = tables.of_method(found, method)
+    counts = [run["served_parameters"] for run in runs_of if "served_parameters" in run]
+    return f"{counts[0]:,}" if counts else ""
 
 
 def _title(number: str) -> str:

@@ -120,27 +120,25 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
 
 
 def network(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields comparisons of a narrow CNN-9, with what people add to convolutions."""
+    """Yields comparisons of narrow networks, with what people put in their convolutions."""
     images = tf.random.normal((64, 32, 32, 3))
-    networks = {
-        methods.METHODS[name].title: methods.build(
-            "cnn9",
-            methods.METHODS[name],
-            (32, 32, 3),
-            CLASSES,
-            momentum=0.9,
-            published=False,
-            filters=(16, 32, 64),
-        )
-        for name in methods.TABLES["cost"].methods
-    }
-    case = "narrow CNN-9, training step, B=64"
-    yield measure.training(case, networks, images, CLASSES, xla)
-    served = {
-        name: nsl_keras.convert.fold(model)
-        if nsl_keras.convert.summary(model).folds
-        else model
-        for name, model in networks.items()
-    }
-    case = "narrow CNN-9, one image"
-    yield measure.inference(case, served, images[:1], xla, calls_per_round=20)
+    for number, title in (
+        ("cost", "narrow CNN-9"),
+        ("efficient", "narrow CNN-9, one tap"),
+        ("mobile", "narrow MobileNet"),
+    ):
+        table = methods.TABLES[number]
+        networks = {
+            method.title: methods.build(
+                *(table.network, method, (32, 32, 3), CLASSES),
+                momentum=0.9,
+                published=False,
+                filters=(16, 32, 64),
+            )
+            for method in table.methods.values()
+        }
+        case = f"{title}, training step, B=64"
+        yield measure.training(case, networks, images, CLASSES, xla)
+        served = {name: methods.served(model) for name, model in networks.items()}
+        case = f"{title}, one image"
+        yield measure.inference(case, served, images[:1], xla, calls_per_round=20)

@@ -76,6 +76,11 @@ class LayerContext:
         return 0 if self.geometry is None else len(self.geometry["kernel_size"])
 
     @property
+    def is_dilated(self) -> bool:
+        """Whether the layer is a dilated convolution."""
+        return self.rank > 0 and self.geometry["dilation_rate"] != (1,) * self.rank
+
+    @property
     def channel_axis(self) -> int:
         """The axis of the channels, in the input and in the prediction."""
         first = self.rank and self.geometry["data_format"] == "channels_first"
@@ -141,7 +146,8 @@ class SimilarityPredictor:
         downsampling: int, the side of the blocks of positions that share one `M`: with 2,
             the first layer has twice the strides, and each block of 2x2 positions of an
             image takes one prediction. Blocks begin at the first position; those at the
-            end may be smaller. Not in dilated convolutions.
+            end may be smaller. Not in dilated convolutions. `None` is 2 where it may be,
+            but 1 if `pooled`, and with `start="published"`.
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
@@ -188,7 +194,7 @@ class SimilarityPredictor:
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
     width: int | None = None
     output_kernel_size: Any = None
-    downsampling: int = 1
+    downsampling: int | None = None
     pooled: bool = False
     batch_normalization: bool | dict[str, Any] | None = None
     residual: bool = True
@@ -199,7 +205,7 @@ class SimilarityPredictor:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
-        validation.positive_integer(self.downsampling, "downsampling")
+        validation.optional(validation.positive_integer, self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
         if not isinstance(self.batch_normalization, (bool, dict, type(None))):
             raise ValueError(
@@ -209,17 +215,26 @@ class SimilarityPredictor:
         validation.boolean(self.residual, "residual")
         validation.one_of(self.start, STARTS, "start")
 
+    def block(self, context: LayerContext) -> int:
+        """Returns the side of the blocks of positions that share one `M` in a layer."""
+        if self.downsampling is not None:
+            return self.downsampling
+        everywhere = self.pooled or self.start == "published"
+        return 1 if everywhere or context.rank == 0 or context.is_dilated else 2
+
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
         geometry = context.geometry
         if geometry is None and (
-            self.pooled or self.downsampling > 1 or self.output_kernel_size is not None
+            self.pooled
+            or (self.downsampling or 1) > 1
+            or self.output_kernel_size is not None
         ):
             raise ValueError(
                 "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
                 f"convolutions. Received: predictor={self}"
             )
-        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * context.rank:
+        if self.block(context) > 1 and context.is_dilated:
             raise ValueError(
                 "`downsampling` of a predictor must be 1 in a dilated convolution. "
                 f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
@@ -310,7 +325,7 @@ class SimilarityPredictor:
         geometry = context.geometry
         if geometry is None:
             return {}, {}
-        strides = tuple(self.downsampling * each for each in geometry["strides"])
+        strides = tuple(self.block(context) * each for each in geometry["strides"])
         own = {**geometry, "strides": strides}
         other = {
             "kernel_size": self.output_kernel_size or geometry["kernel_size"],
