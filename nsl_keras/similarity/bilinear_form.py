@@ -350,8 +350,16 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
         parameters = ops.reshape(ops.concatenate([each] * block, axis + 1), shape)
     repeated = shape[1 : len(positions) + 1]
     known = all(isinstance(each, int) for each in (*repeated, *positions))
-    if known and repeated == list(positions):
-        return parameters  # A slice of everything would cost a copy in the gradient.
+    if known:
+        left = [more - wanted for more, wanted in zip(repeated, positions, strict=True)]
+        if not any(left):
+            return parameters  # A slice of everything would cost a copy in the gradient.
+        if min(left) < 0 or max(left) >= block:
+            raise ValueError(
+                "`predictor` must predict once for each block of `downsampling` positions. "
+                f"Received: downsampling={block}, predictions for {repeated} positions "
+                f"of a convolution with {list(positions)}"
+            )
     shape[1 : len(positions) + 1] = positions
     return ops.slice(parameters, (0,) * len(shape), shape)
 

@@ -116,8 +116,9 @@ class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
     The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input `x` and returns, at every output position, the difference
-    between the parameters of `M(x)` and of the identity. By `kind`, if `M` is diagonal:
+    It reads the layer's input `x` and returns, for every block of 2x2 output positions, the
+    difference between the parameters of `M(x)` and of the identity. By `kind`, if `M` is
+    diagonal:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
@@ -126,10 +127,11 @@ class SimilarityPredictor:
     For other similarities (`T^2` outputs if unconstrained) there is no batch norm, except
     after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
-    The first layer has the kernel size, strides, padding and dilation of the convolution;
-    the second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers
-    the second has them, after a 1x1 bottleneck of 8 filters: a full convolution would cost
-    many times the layer. Not with `start="published"` or an `output_kernel_size`.
+    The first layer has the kernel size, padding, dilation and, times `downsampling`, the
+    strides of the convolution; the second has stride 1 and `"same"` (in causal layers
+    `"causal"`). In depthwise layers the second has them, after a 1x1 bottleneck of 8
+    filters: a full convolution would cost many times the layer. Not with
+    `start="published"` or an `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
@@ -146,8 +148,8 @@ class SimilarityPredictor:
         downsampling: int, the side of the blocks of positions that share one `M`: with 2,
             the first layer has twice the strides, and each block of 2x2 positions of an
             image takes one prediction. Blocks begin at the first position; those at the
-            end may be smaller. Not in dilated convolutions. `None` is 2 where it may be,
-            but 1 if `pooled`, and with `start="published"`.
+            end may be smaller. Not in dilated convolutions. `None` is 2, but 1 in dilated
+            ones, if `pooled`, with `start="published"`, and if `kind` is a function.
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
@@ -219,7 +221,7 @@ class SimilarityPredictor:
         """Returns the side of the blocks of positions that share one `M` in a layer."""
         if self.downsampling is not None:
             return self.downsampling
-        everywhere = self.pooled or self.start == "published"
+        everywhere = self.pooled or self.start == "published" or callable(self.kind)
         return 1 if everywhere or context.rank == 0 or context.is_dilated else 2
 
     def network(self, context: LayerContext) -> keras.Sequential:

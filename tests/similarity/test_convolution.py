@@ -147,13 +147,13 @@ def test_static_layer_follows_the_formula(name, similarity, data_format):
 
 def make_predictor(kind, member, similarity, dtype, geometry):
     """A predictor of a kind with a narrow hidden layer."""
-    recipe = functools.partial(SimilarityPredictor, width=5)
+    recipe = functools.partial(SimilarityPredictor, width=5, downsampling=1)
     if kind in ("sphere", "full_sphere", "cnn"):
         return recipe(kind)
     if kind == "pooled":
         return recipe(pooled=True)
     if kind == "in_blocks":
-        return recipe(downsampling=2)
+        return recipe(downsampling=None)  # Unless the layer is dilated.
     if kind.startswith("shared"):
         return SharedSimilarityPredictor(
             recipe(pooled=kind == "shared_pooled"), adapted_filters=3
@@ -244,8 +244,7 @@ def test_dynamic_layer_follows_the_formula(name, similarity, kind, data_format):
 def test_causal_layer_never_looks_ahead(kind, data_format):
     member = FAMILY["conv1d"]
     first = data_format == "channels_first"
-    dilated = [] if kind == "in_blocks" else [{"dilation_rate": 2}]
-    for options in ({}, {"strides": 2}, *dilated):
+    for options in ({}, {"strides": 2}, {"dilation_rate": 2}):
         geometry = {
             "kernel_size": 3,
             "padding": "causal",
@@ -485,6 +484,10 @@ def test_errors_of_inputs_that_are_too_small(name, predictor):
         layer(member.tensor()[:, :2])
 
 
+def at_each_position(predictor, context):
+    return [keras.layers.Conv2D(context.outputs, 1)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -500,8 +503,12 @@ def test_errors_of_inputs_that_are_too_small(name, predictor):
             {"predictor": SimilarityPredictor(downsampling=2), "dilation_rate": 2},
             r"`downsampling` of a predictor must be 1 in a dilated convolution.*\(2, 2\)",
         ),
+        (
+            {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
+            r"`predictor` must predict once for each block of `downsampling` positions",
+        ),
     ],
-    ids=["outputs", "rank", "holes"],
+    ids=["outputs", "rank", "holes", "blocks"],
 )
 @one_layer_of_a_kind
 def test_errors_at_build(name, options, message):
