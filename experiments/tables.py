@@ -20,6 +20,7 @@ from experiments.demo import spirals
 from experiments.neural_similarity import implicit_regularization, predictors
 from experiments.no_harm import report
 from experiments.page_tables import with_tables
+from experiments.pretrained import table as pretrained
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -40,8 +41,8 @@ averages over the last ninth of the steps; now they are averages over the last 5
 examples, or the last batch and 32 examples if that is more. The two differ in the first
 thousand steps, and with a momentum of 0.99 in the first ten thousand. Newer are the runs
 named "unbiased" in `no_harm.jsonl`, those of networks without batch norm, and those whose
-commit is newer. [Do no harm](no_harm.md) is a page of
-its own."""
+commit is newer. Until commit 9f2920d a default predictor gave each position an `M`, not
+each block of 2x2. [Do no harm](no_harm.md) is a page of its own."""
 
 
 def results_readme() -> str:
@@ -54,6 +55,7 @@ def results_readme() -> str:
         predictors.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
+        pretrained.section(RESULTS),
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]

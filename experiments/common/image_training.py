@@ -173,7 +173,10 @@ def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
         network = f"{network}_{'-'.join(FLAGS.filters)}"
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
     tuned = "_tuned" if FLAGS.tuned or FLAGS.tune else ""
-    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}"
+    # Backends draw other start weights, which seeds would hide.
+    backend = keras.backend.backend()
+    other = "" if backend == "tensorflow" else f"_{backend}"
+    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}{other}"
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -52,9 +53,24 @@ def seeds(runs: list[dict]) -> str:
 
 
 def commands(runs: list[dict]) -> str:
-    """The commands that made the runs, and the commits that they ran."""
-    called = "; ".join(dict.fromkeys(f"`{run['command']}`" for run in runs))
-    return f"{called} ({commits(runs)})"
+    """The commands that made the runs, one for all methods and seeds, and their commits."""
+    several: dict[str, dict[str, None]] = {}
+    for run in runs:
+        words = shlex.split(run["command"])
+        chosen = [each for each in words if each.startswith(_CHOOSING)]
+        rest = shlex.join(each for each in words if each not in chosen)
+        several.setdefault(rest, {}).update(dict.fromkeys(chosen))
+    called = []
+    for rest, chosen in several.items():
+        seeds = ",".join(each[8:] for each in chosen if each.startswith("--seeds="))
+        flags = [each for each in chosen if not each.startswith("--seeds=")]
+        flags += ["--seeds=" + ",".join(sorted({*seeds.split(",")}))] if seeds else []
+        called.append(f"`{' '.join([rest, shlex.join(flags)]).strip()}`")
+    return f"{'; '.join(called)} ({commits(runs)})"
+
+
+#: Flags of which a command takes several.
+_CHOOSING = ("--method=", "--network=", "--seeds=")
 
 
 def commits(runs: list[dict]) -> str:
@@ -140,7 +156,7 @@ def images_per_second(runs: list[dict]) -> str:
     speeds = [
         run["images_per_second"]
         for run in runs
-        if "diverged" not in run
+        if "images_per_second" in run
         and not any(device.startswith("cpu") for device in run["devices"])
     ]
     return f"{statistics.median(speeds):,.0f}" if speeds else ""

@@ -190,4 +190,5 @@ def _difference(first: str, second: str, found: list[dict], setting: dict) -> st
 
 
 def _median(found: list[dict], key: str) -> str:
-    return f"{statistics.median(run[key] for run in found):,.0f}"
+    known = [run[key] for run in found if key in run]
+    return f"{statistics.median(known):,.0f}" if known else ""

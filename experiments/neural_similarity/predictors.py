@@ -28,6 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from absl import flags
+from scipy import stats
 
 import nsl_keras
 from experiments.common import command, data, runs, tables
@@ -176,10 +177,18 @@ def compare(found: list[dict]) -> dict[str, list[Comparison]]:
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
-    """The mean of the cells' mean differences, and about half its 95 % interval."""
-    widths = [each.half_width(LAST_EPOCHS) for each in cells]
-    mean = float(np.mean([each.difference(LAST_EPOCHS) for each in cells]))
-    return mean, math.hypot(*widths) / len(widths)
+    """The mean of the cells' mean differences, and half its 95 % interval.
+
+    The interval takes differences of seeds to scatter alike in all cells.
+    """
+    found = [np.array(each.differences(LAST_EPOCHS)) for each in cells]
+    mean = float(np.mean([each.mean() for each in found]))
+    freedom = sum(len(each) - 1 for each in found)
+    if not freedom:
+        return mean, math.inf
+    variance = sum(((each - each.mean()) ** 2).sum() for each in found) / freedom
+    error = math.sqrt(sum(variance / len(each) for each in found)) / len(found)
+    return mean, float(stats.t.ppf(0.975, freedom)) * error
 
 
 def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:

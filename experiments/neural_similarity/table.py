@@ -69,7 +69,8 @@ def _heading(setting: dict, found: list[dict]) -> str:
     return (
         f"### {setting['network']}{variant} on {setting['dataset']}: "
         f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
-        f"{tables.commands(found)}. {tables.training(setting)}, batch norm momentum "
+        f"{tables.commands(found)} with {found[0]['versions']['backend']}. "
+        f"{tables.training(setting)}, batch norm momentum "
         f"{setting['batch_normalization_momentum']:g}, "
         f"{setting.get('predictors', 'published')} predictors. Errors on "
         f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
