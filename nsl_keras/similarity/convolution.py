@@ -138,9 +138,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             as these do.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
-            `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms, or
-            fewer positions; a `SharedSimilarityPredictor`; or a layer that maps the input
-            to the parameters of `M`, at every output position or one set per example.
+            `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms or
+            blocks of positions; a `SharedSimilarityPredictor`; or a layer that maps the
+            input to the parameters of `M`, at every output position or one set per example.
             Not with `groups` above 1.
         learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
             place of `M`, with a Boolean diagonal `D`, `learned_shape`.
