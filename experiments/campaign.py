@@ -119,6 +119,23 @@ def _both_tables(dataset: str, backbones: str) -> list[Row]:
     return first + _table_3(dataset, backbones)
 
 
+def _few_shot(own: str) -> list[Row]:
+    """A hundred passes over 38,400 images; rows of one command share their pretraining."""
+    names = (
+        "finetuning+nearest_centroid+static_nsn+closer_look+nearest_neighbor "
+        "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "
+        "same_cost+same_cost_centroid squeeze_excite+squeeze_excite_centroid "
+        "condconv+condconv_centroid "
+        "meta_static_nsn+meta_static_published+meta_static_normalized "
+        "maml proto_net matching_net relation_net neighborhoods "
+        "maml_static maml_dynamic proto_net_static proto_net_dynamic "
+        "relation_net_static relation_net_dynamic"
+    )
+    line = "few_shot --dataset=mini_imagenet --training_images=3840000"
+    backbones = ("cnn4", "cnn9")
+    return [r for b in backbones for r in rows(f"{line} --backbone={b} {own}", names)]
+
+
 PLANS: dict[str, list[Row]] = {
     "narrow": [
         *_narrow_similarity("cnn dynamic_dns"),
@@ -165,24 +182,8 @@ PLANS: dict[str, list[Row]] = {
         "neural_similarity --table=5 --dataset=imagenet2012 --stream --mixed_precision",
         "cnn dynamic_dns cnn_plus",
     ),
-    # A hundred passes over the 38,400 training images; rows of one command share their
-    # pretraining.
-    "mini_imagenet": [
-        row
-        for backbone in ("cnn4", "cnn9")
-        for row in rows(
-            f"few_shot --dataset=mini_imagenet --backbone={backbone} --trial_share=0.1 "
-            "--training_images=3840000 --rates=4e-3 --rates=2e-3 --rates=1e-3",
-            "finetuning+nearest_centroid+static_nsn+closer_look+nearest_neighbor "
-            "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "
-            "same_cost+same_cost_centroid squeeze_excite+squeeze_excite_centroid "
-            "condconv+condconv_centroid "
-            "meta_static_nsn+meta_static_published+meta_static_normalized "
-            "maml proto_net matching_net relation_net neighborhoods "
-            "maml_static maml_dynamic proto_net_static proto_net_dynamic "
-            "relation_net_static relation_net_dynamic",
-        )
-    ],
+    "mini_imagenet": _few_shot("--trial_share=0.1 --rates=4e-3 --rates=2e-3 --rates=1e-3"),
+    "mini_imagenet_published": _few_shot("--published"),
     # The UCI files of Table 2 of Meta-Neighborhoods, in --data_dir.
     "regression": [
         Row(f"regression --dataset={name}", "")

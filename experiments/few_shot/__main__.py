@@ -46,6 +46,12 @@ flags.DEFINE_float("trial_share", 0.25, "Images of a trial, as a share of the bu
 flags.DEFINE_integer("validation_episodes", 100, "Episodes that judge a trial.")
 _AUGMENTED = "Shift and mirror images in pretraining; by default those in colour."
 flags.DEFINE_bool("augmentation", None, _AUGMENTED)
+flags.DEFINE_bool(
+    "published",
+    None,
+    "As in the paper: trained on validation classes too, a constant rate, no "
+    "augmentation, the authors' predictors.",
+)
 flags.DEFINE_bool("episode_augmentation", False, "The same in episodes of training.")
 
 
@@ -58,7 +64,7 @@ def main(_arguments: list[str]) -> None:
     names = [field.name for field in dataclasses.fields(Setting)]
     values = {name: getattr(FLAGS, name) for name in names}
     if FLAGS.augmentation is None:
-        values["augmentation"] = images.image_shape[-1] == 3
+        values["augmentation"] = images.image_shape[-1] == 3 and not FLAGS.published
     setting = Setting(**values)
     states = runs.states_folder(
         FLAGS.state_dir,

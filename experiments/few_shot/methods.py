@@ -21,21 +21,27 @@ _MOMENTUM = 0.9
 
 
 def features(
-    backbone: str, kind: str, shape: tuple[int, ...], width: int | None = None
+    backbone: str,
+    kind: str,
+    shape: tuple[int, ...],
+    width: int | None = None,
+    published: bool = False,
 ) -> keras.Model:
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
     identity; `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for
     plain networks of the width that has the dynamic one's trainable parameters, or its
-    multiply-adds. `width` is that of plain networks.
+    multiply-adds. `width` is that of plain networks; `published` predictors are the
+    authors'.
     """
     if kind in _MEASURES:
-        width = plain_width(backbone, kind, tuple(shape))
+        width = plain_width(backbone, kind, tuple(shape), published)
     convolution = _RIVALS.get(kind) or convolutions(
         "diagonal" if kind in ("static", "dynamic") else None,
         "sphere" if kind == "dynamic" else None,
         _MOMENTUM,
+        published=published,
     )
     filters: Any = width
     if backbone == "cnn9" and width is not None:  # Its stages widen.
@@ -63,12 +69,14 @@ _MEASURES = {"same_parameters": "parameters", "same_cost": "multiply_adds"}
 
 
 @functools.cache
-def plain_width(backbone: str, kind: str, shape: tuple[int, ...]) -> int:
+def plain_width(
+    backbone: str, kind: str, shape: tuple[int, ...], published: bool = False
+) -> int:
     """The filters of the plain network that is nearest to the dynamic one in a measure."""
     measure = _MEASURES[kind]
     return nearest_width(
         lambda width: size_of(features(backbone, "plain", shape, width))[measure],
-        size_of(features(backbone, "dynamic", shape))[measure],
+        size_of(features(backbone, "dynamic", shape, published=published))[measure],
         range(2, 512),
     )
 

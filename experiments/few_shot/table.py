@@ -54,12 +54,15 @@ def section(
         if tuned
         else f"at {rates}"
     )
+    both, decay = "the paper trains on both", "decayed to 0 along a cosine"
+    if setting.get("published"):
+        both, decay = "trained on both, as in the paper", "constant"
     text = (
         f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
-        f"{setting['validation_classes']} for validation (the paper trains on both), "
+        f"{setting['validation_classes']} for validation ({both}), "
         f"{setting['test_classes']} for the test: {setting['test_episodes']} episodes with "
-        f"{setting['queries']} queries a class, the same for all. Adam {chosen}, decayed "
-        f"to 0 along a cosine; ProtoNet is trained with {setting['proto_ways']} ways. "
+        f"{setting['queries']} queries a class, the same for all. Adam {chosen}, {decay}; "
+        f"ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
         f"{_of_images(setting)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "

@@ -43,11 +43,18 @@ class Setting:
     validation_episodes: int
     augmentation: bool = False
     episode_augmentation: bool = False
+    #: Records from before there was the flag have none.
+    published: bool | None = None
 
     def __post_init__(self) -> None:
         # Trials are told apart by them.
         if len(set(self.rates)) < len(self.rates):
             raise ValueError(f"`rates` must be different. Received: rates={self.rates}")
+        if self.published and len(self.rates) > 1:
+            raise ValueError(
+                "`rates` must be one with --published, which leaves no classes to choose "
+                f"by. Received: rates={self.rates}"
+            )
 
     @property
     def name(self) -> str:
@@ -57,6 +64,8 @@ class Setting:
             name += "_augmented"
         if self.episode_augmentation:
             name += "_augmented_episodes"
+        if self.published:
+            name += "_published"
         return f"{name}_tuned" if len(self.rates) > 1 else name
 
 
@@ -67,15 +76,21 @@ class Training:
         self, setting: Setting, images: data.FewShotData, states: pathlib.Path
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
-        classes, labels = np.unique(images.train.labels, return_inverse=True)
+        parts = [images.train, *([images.validation] if setting.published else [])]
+        self.train = Split(
+            np.concatenate([each.images for each in parts]),
+            np.concatenate([each.labels for each in parts]),
+        )
+        classes, labels = np.unique(self.train.labels, return_inverse=True)
         self.classes = len(classes)
-        self.images = Split(images.train.images, labels)
+        self.images = Split(self.train.images, labels)
 
     def sampler(
         self, part: str, seed: int, ways: int | None = None
     ) -> few_shot.EpisodeSampler:
         """Episodes of a part's classes, of the test's ways unless others are given."""
-        chosen, setting = getattr(self.data, part), self.setting
+        chosen = self.train if part == "train" else getattr(self.data, part)
+        setting = self.setting
         sizes = ways or setting.ways, setting.shots, setting.queries
         return few_shot.EpisodeSampler(
             chosen.images, chosen.labels, *sizes, seed, scale=1 / 255
@@ -107,7 +122,7 @@ class Training:
         if inner_rate is not None:
             found["inner_rate"] = given["inner_learning_rate"] = inner_rate
         if not row.pretrained:
-            network = methods.features(setting.backbone, row.network, self.data.image_shape)
+            network = self._features(row.network)
         task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
         if not row.episodic:
             return row.learner(network, task), found
@@ -120,14 +135,37 @@ class Training:
             learner = row.learner(learner.backbone, task)
         return learner, found | {key: found[key] + training[key] for key in training}
 
+    def _features(self, kind: str) -> keras.Model:
+        shape, published = self.data.image_shape, bool(self.setting.published)
+        return methods.features(self.setting.backbone, kind, shape, published=published)
+
+    def _recipe(
+        self, images: int, images_per_step: int, rate: float, augmentation: bool = False
+    ) -> recipe.Recipe:
+        """Adam, for about so many images, in steps that states are saved between."""
+        steps = max(1, round(images / images_per_step))
+        if steps > 100:
+            steps = 100 * round(steps / 100)
+        return recipe.Recipe(
+            steps,
+            learning_rate=rate,
+            batch_size=images_per_step,
+            augmentation=_AUGMENTATION if augmentation else "none",
+            optimizer="adam",
+            epsilon=1e-7,
+            cosine_decay=not self.setting.published,
+        )
+
     def _pretrained(
         self, kind: str, rate: float, images: int, seed: int
     ) -> tuple[keras.Model, dict]:
         """A network trained to classify all training classes; kept for the next method."""
         keras.utils.set_random_seed(seed)
-        network = methods.features(self.setting.backbone, kind, self.data.image_shape)
+        network = self._features(kind)
         model = methods.classifier(network, self.classes)
-        trained = _recipe(images, self.setting.batch_size, rate, self.setting.augmentation)
+        trained = self._recipe(
+            images, self.setting.batch_size, rate, self.setting.augmentation
+        )
         chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
         batches = recipe.Batches(self.images, trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -149,7 +187,7 @@ class Training:
         support, queries = ways * setting.shots, ways * setting.queries
         # As many images a step, whatever the ways.
         episodes = max(1, setting.episodes_per_step * setting.ways // ways)
-        trained = _recipe(images, episodes * (support + queries), rate)
+        trained = self._recipe(images, episodes * (support + queries), rate)
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
         batches = self.sampler("train", seed, ways).batches(
@@ -200,24 +238,6 @@ class AugmentedEpisodes(keras.utils.PyDataset):
 
 
 _AUGMENTATION = "pad_crop_flip"
-
-
-def _recipe(
-    images: int, images_per_step: int, rate: float, augmentation: bool = False
-) -> recipe.Recipe:
-    """Adam, for about so many images: a number of steps that states are saved between."""
-    steps = max(1, round(images / images_per_step))
-    if steps > 100:
-        steps = 100 * round(steps / 100)
-    return recipe.Recipe(
-        steps,
-        learning_rate=rate,
-        batch_size=images_per_step,
-        augmentation=_AUGMENTATION if augmentation else "none",
-        optimizer="adam",
-        epsilon=1e-7,
-        cosine_decay=True,
-    )
 
 
 def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
