@@ -30,6 +30,7 @@ FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
 COSTS = {
     "static": r"(static UNS, CNN-9, training|folded UNS, CNN-9, inference)",
     "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
+    "network": r"(dynamic|CNN, [sSCE]).*narrow CNN-9, training",
     "model": r".*S=5000",
 }
 MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
@@ -37,7 +38,7 @@ MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
 WORDS = {
     "DNS": "diagonal similarity",
     "UNS": "unconstrained similarity",
-    ", layer, in blocks": " with `downsampling=2`",
+    ", layer, at each position": " with `downsampling=1`",
     ", layer": "",
     ", dual form": "",
     "d=256, C=10": "256 features, 10 classes",
