@@ -67,8 +67,10 @@ _NARROW = (
 _NARROW_TRIALS = "--rates=1e-3,3e-3,1e-2 --tuning_share=0.3"
 
 
-def _narrow_similarity(names: str) -> list[Row]:
-    own = "neural_similarity --table=cost --filters=16,32,64 --optimizer=adam"
+def _narrow_similarity(
+    names: str, table: str = "cost", filters: str = "16,32,64"
+) -> list[Row]:
+    own = f"neural_similarity --table={table} --filters={filters} --optimizer=adam"
     return rows(f"{own} {_NARROW}", names, _NARROW_TRIALS)
 
 
@@ -143,6 +145,9 @@ PLANS: dict[str, list[Row]] = {
         *_narrow_similarity("cnn_cost cnn_parameters static_dns dynamic_uns"),
         *_narrow_similarity("squeeze_excite condconv eca"),
         *_narrow_neighborhoods("plain_film maxl"),
+        *_narrow_similarity("cnn static_dns dynamic_dns", "resnet18", "16,32,64,128"),
+        *_narrow_similarity("cnn pointwise one_tap", "efficient"),
+        *_narrow_similarity("cnn pointwise one_tap one_tap_each", "mobile"),
     ],
     "cifar10": [
         *_similarity("4", "cifar10", "cnn dynamic_dns"),

@@ -18,6 +18,7 @@ import experiments.regression.table
 import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
+from experiments.neural_similarity import predictors
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.serving import load
@@ -79,6 +80,7 @@ def _where() -> str:
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
     naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
+    step = predictors.step_times(RESULTS)["UNS blocks", "narrow_cnn"]
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
     def made(records: runs.RunRecords, *methods: str) -> str:
@@ -103,7 +105,8 @@ def _where() -> str:
             + [f"{_seconds(wide, plain):.1f}x"]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["every default, five epochs, small data: mean of 15 tasks", ""]
-            + ["dynamic similarity", "", naive[1], naive[-1], tables.commits(matrix)],
+            + ["dynamic similarity", "", naive[1], f"{step['median']:.2f}x a step"]
+            + [tables.commits(tables.of_method(matrix, "dynamic_uns"))],
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(demo, "linear", "linear_neighborhoods")],
@@ -154,6 +157,15 @@ def _converged() -> str:
     )
     similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
+
+
+def _efficient() -> str:
+    """Networks of one tap, with full and with depthwise convolutions."""
+    made = "16-32-64_cifar10_10000_2340_tuned_jax"
+    return "\n\n".join(
+        _neural_similarity(f"{network}_{made}", table, 7)
+        for network, table in (("cnn9", "efficient"), ("mobile", "mobile"))
+    )
 
 
 def _no_harm() -> str:
@@ -225,6 +237,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
+    "rivals": lambda: _neural_similarity(
+        "cnn9_default_16-32-64_cifar10_10000_2340_tuned_jax", "cost", 7
+    ),
+    "efficient": _efficient,
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),

@@ -64,15 +64,16 @@ def not_run(numbers: list[str]) -> str:
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe = setting["recipe"]
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
+    backend, version = found[0]["versions"]["backend"].split()
     if setting.get("filters"):
         variant += f" of {'-'.join(map(str, setting['filters']))} filters"
     return (
         f"### {setting['network']}{variant} on {setting['dataset']}: "
-        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
-        f"{tables.commands(found)} with {found[0]['versions']['backend']}. "
+        f"{setting['train_examples']:,} images, {recipe['steps']:,} steps, "
+        f"{setting.get('predictors', 'published')} predictors, {backend}\n\n"
+        f"{tables.commands(found)} with {backend} {version}. "
         f"{tables.training(setting)}, batch norm momentum "
-        f"{setting['batch_normalization_momentum']:g}, "
-        f"{setting.get('predictors', 'published')} predictors. Errors on "
+        f"{setting['batch_normalization_momentum']:g}. Errors on "
         f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
         "standard deviation over seeds; differences paired by seed."
     )
