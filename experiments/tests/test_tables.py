@@ -87,6 +87,7 @@ def record(method, seed, accuracy, **others):
         "parameters": 1234,
         "images_per_second": 100.0,
         "devices": ["gpu:0"],
+        "versions": {"backend": "jax 0.11"},
         "test_accuracy": accuracy,
         **others,
     }
