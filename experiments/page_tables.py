@@ -33,6 +33,7 @@ COSTS = {
     "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
     "network": r"(dynamic|CNN, [sSCE]).*narrow CNN-9, training",
     "model": r".*S=5000",
+    "many_classes": r".*",
 }
 MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
 #: Words for what the benchmarks abbreviate.
@@ -49,6 +50,7 @@ WORDS = {
     ", B=128": "",
     ", C=10": "",
     "S=5000": "5,000 entries",
+    ", S=10000, C=100, B=16": ", 10,000 entries, 100 classes, B=16",
     "S=": "entries: ",
     "convnet4": "4-layer network",
     "resnet_v2(29)": "ResNet-29",

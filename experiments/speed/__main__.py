@@ -32,6 +32,7 @@ GROUPS = {
     "network": similarity.network,
     "head": neighborhoods.head,
     "model": neighborhoods.model,
+    "many_classes": neighborhoods.many_classes,
     "costs": costs.comparisons,
 }
 MODES = {"off": ("off",), "on": ("on",), "both": ("off", "on")}

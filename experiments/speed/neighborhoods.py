@@ -7,7 +7,8 @@ times of the rest.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -123,17 +124,20 @@ def built(layer: keras.layers.Layer) -> keras.layers.Layer:
 MODELS = (
     ("convnet4", 5000, 10, 128),
     ("resnet_v2(29)", 5000, 10, 128),
-    ("resnet_v2(29)", 10000, 100, 16),
 )
+#: The same with many classes.
+MANY_CLASSES = (("resnet_v2(29)", 10000, 100, 16),)
 BACKBONES = {
     "convnet4": nsl_keras.backbones.convnet4,
     "resnet_v2(29)": lambda: nsl_keras.backbones.resnet_v2(29),
 }
 
 
-def model(xla: bool) -> Iterator[measure.Comparison]:
+def model(
+    xla: bool, chosen: Sequence[tuple[str, int, int, int]] = MODELS
+) -> Iterator[measure.Comparison]:
     """Yields comparisons of whole models, which all take the same step."""
-    for title, neighbors, classes, batch in MODELS:
+    for title, neighbors, classes, batch in chosen:
         images = tf.random.normal((batch, 32, 32, 3))
         models = plain_and_adapting(BACKBONES[title], neighbors, classes)
         case = f"{title}, S={neighbors}, C={classes}, B={batch}"
@@ -141,19 +145,24 @@ def model(xla: bool) -> Iterator[measure.Comparison]:
         yield measure.training(f"{case}, training step", models, images, classes, xla)
 
 
+many_classes = functools.partial(model, chosen=MANY_CLASSES)
+
+
 def plain_and_adapting(
     backbone: Callable[[], keras.Model], neighbors: int, classes: int
 ) -> dict[str, keras.Model]:
-    """The model with a plain head and the one that adapts it, by name."""
+    """The model with a plain head, and those that adapt a head, by name."""
     features = backbone()
     logits = nsl_keras.layers.CosineDense(classes)(features.output)
-    adapting = nsl_keras.MetaNeighborhoodModel(
-        backbone(),
-        nsl_keras.layers.CosineDense(classes),
-        nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
-    )
-    adapting.build((None, *features.input_shape[1:]))
-    return {
-        "backbone + CosineDense": keras.Model(features.input, logits),
-        "Meta-Neighborhoods": adapting,
-    }
+    models = {"backbone + CosineDense": keras.Model(features.input, logits)}
+    for name, head in (
+        ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
+        ("Meta-Neighborhoods, Dense", keras.layers.Dense),
+    ):
+        models[name] = nsl_keras.MetaNeighborhoodModel(
+            backbone(),
+            head(classes),
+            nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
+        )
+        models[name].build((None, *features.input_shape[1:]))
+    return models
