@@ -38,6 +38,7 @@ COSTS = {
 MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
 #: Words for what the benchmarks abbreviate.
 WORDS = {
+    "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
     "DNS": "diagonal similarity",
     "UNS": "unconstrained similarity",
     ", layer, at each position": " with `downsampling=1`",
@@ -50,7 +51,6 @@ WORDS = {
     ", B=128": "",
     ", C=10": "",
     "S=5000": "5,000 entries",
-    ", S=10000, C=100, B=16": ", 10,000 entries, 100 classes, B=16",
     "S=": "entries: ",
     "convnet4": "4-layer network",
     "resnet_v2(29)": "ResNet-29",
