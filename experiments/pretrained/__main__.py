@@ -162,7 +162,9 @@ def without_training(make: Callable[[Few], keras.Model]) -> Run:
     return run
 
 
-def adapted(similarity: str | None, *kinds: type[keras.layers.Layer]) -> Run:
+def adapted(
+    similarity: str | None, *kinds: type[keras.layers.Layer], shared_by: str = "layer"
+) -> Run:
     """Trains similarities, the head, and layers of some kinds, from the regression."""
 
     def call(layer: keras.layers.Layer, *arguments: Any, **keywords: Any) -> Any:
@@ -174,7 +176,7 @@ def adapted(similarity: str | None, *kinds: type[keras.layers.Layer]) -> Run:
     def run(few: Few, rate: float) -> dict:
         source = classifier(few)
         if similarity:
-            source = convert.add_similarity(source, similarity)
+            source = convert.add_similarity(source, similarity, shared_by=shared_by)
         model = keras.models.clone_model(source, call_function=call)
         model.set_weights(source.get_weights())
         for layer in model.layers:
@@ -226,6 +228,7 @@ METHODS: dict[str, Run] = {
     "neighbours, initialize_from": on_features(neighbors, initialize=True),
     "batch norms + head": adapted(None, _NORM),
     "M diagonal + head": adapted("diagonal"),
+    "M diagonal of each channel + head": adapted("diagonal", shared_by="filter"),
     "M unconstrained + head": adapted("unconstrained"),
     "M diagonal, batch norms + head": adapted("diagonal", _NORM),
     "M unconstrained, batch norms + head": adapted("unconstrained", _NORM),

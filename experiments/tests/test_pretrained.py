@@ -48,7 +48,7 @@ def test_methods_train_what_they_say(monkeypatch):
     # The head has 12 numbers, the batch norm 6, an M 9 or 81, the kernel 27.
     trained = [each.get("trained") for each in found.values()]
     assert trained[:5] == [None, None, None, 12, 10]
-    assert trained[7:] == [18, 21, 93, 27, 99, 45]
+    assert trained[7:] == [18, 21, 39, 93, 27, 99, 45]
     assert all(0 <= each["accuracy"] <= 1 for each in found.values())
     assert max(each.get("folded_difference", 0) for each in found.values()) < 1e-4
     for value, start in zip(network.get_weights(), before, strict=True):
