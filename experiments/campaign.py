@@ -122,7 +122,10 @@ def _both_tables(dataset: str, backbones: str) -> list[Row]:
 
 
 def _few_shot(own: str) -> list[Row]:
-    """A hundred passes over 38,400 images; rows of one command share their pretraining."""
+    """As many images as in a hundred passes over the 38,400 for training.
+
+    Rows of one command share their pretraining.
+    """
     names = (
         "finetuning+nearest_centroid+static_nsn+closer_look+nearest_neighbor "
         "dynamic_nsn+dynamic_centroid same_parameters+same_parameters_centroid "

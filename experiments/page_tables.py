@@ -31,7 +31,7 @@ FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
 COSTS = {
     "static": r"(static UNS, CNN-9, training|folded UNS, CNN-9, inference)",
     "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
-    "network": r"(dynamic|CNN, [sSCE]).*narrow CNN-9, training",
+    "network": r"(dynamic|CNN, [sCE]).*narrow CNN-9, training",
     "model": r".*S=5000",
     "many_classes": r".*",
 }
@@ -79,10 +79,10 @@ def _where() -> str:
     neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
     static = _cells(digits, "CNN, static neural similarity")
     plain = _cells(episodes, "finetuning of the classifier, from zero")
-    dynamic = _cells(episodes, "dynamic NSN")
+    dynamic = _cells(episodes, "dynamic NSN, at each position")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
-    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
-    step = predictors.step_times(RESULTS)["UNS blocks", "narrow_cnn"]
+    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS, at each position")
+    step = predictors.step_times(RESULTS)["UNS kernel-sized output", "narrow_cnn"]
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
     def made(records: runs.RunRecords, *methods: str) -> str:
@@ -101,14 +101,23 @@ def _where() -> str:
         ],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"]
-            + [made(few_shot, "finetuning", "dynamic_nsn")],
+            + [
+                "dynamic similarity, at each position",
+                *dynamic[:2],
+                f"{_seconds(dynamic, plain):.1f}x",
+            ]
+            + [made(few_shot, "finetuning", "dynamic_nsn_each")],
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [f"{_seconds(wide, plain):.1f}x"]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["every default, five epochs, small data: mean of 15 tasks", ""]
-            + ["dynamic similarity", "", naive[1], f"{step['median']:.2f}x a step"]
-            + [tables.commits(tables.of_method(matrix, "dynamic_uns"))],
+            + [
+                "dynamic similarity, at each position",
+                "",
+                naive[1],
+                f"{step['median']:.2f}x a step",
+            ]
+            + [tables.commits(tables.of_method(matrix, "dynamic_uns_each"))],
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(demo, "linear", "linear_neighborhoods")],
@@ -157,7 +166,7 @@ def _converged() -> str:
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
+    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}_each", "cost", 8, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
@@ -165,7 +174,7 @@ def _efficient() -> str:
     """Networks of one tap, with full and with depthwise convolutions."""
     made = "16-32-64_cifar10_10000_2340_tuned_jax"
     return "\n\n".join(
-        _neural_similarity(f"{network}_{made}", table, 7)
+        _neural_similarity(f"{network}_default_{made}", table, 7)
         for network, table in (("cnn9", "efficient"), ("mobile", "mobile"))
     )
 
@@ -196,7 +205,7 @@ def _measured(shown: Iterable[tuple[str, str]], key: str, form: str, unit: str) 
                     cells[each["xla"]] = form.format(row[key])
     columns = ["what", f"{unit}without XLA", f"{unit}with XLA"]
     made = tables.markdown(columns, [[title, *rows[title].values()] for title in rows])
-    how = f"`make bench` ({tables.commits(found)}); times are ratios to the plain layer."
+    how = f"`make bench` ({tables.commits(found)}); ratios are to the plain layer."
     return _shown(f"{how}\n\n{made}", "benchmarks.jsonl")
 
 

@@ -54,17 +54,21 @@ def seeds(runs: list[dict]) -> str:
 
 def commands(runs: list[dict]) -> str:
     """The commands that made the runs, one for all methods and seeds, and their commits."""
-    several: dict[str, dict[str, None]] = {}
+    several: dict[tuple[str, bool], dict[str, None]] = {}
     for run in runs:
         words = shlex.split(run["command"])
         chosen = [each for each in words if each.startswith(_CHOOSING)]
         rest = shlex.join(each for each in words if each not in chosen)
-        several.setdefault(rest, {}).update(dict.fromkeys(chosen))
+        # A command without a method makes all.
+        kind = any(each.startswith("--method=") for each in chosen)
+        several.setdefault((rest, kind), {}).update(dict.fromkeys(chosen))
     called = []
-    for rest, chosen in several.items():
+    for (rest, _), chosen in several.items():
         seeds = ",".join(each[8:] for each in chosen if each.startswith("--seeds="))
         flags = [each for each in chosen if not each.startswith("--seeds=")]
-        flags += ["--seeds=" + ",".join(sorted({*seeds.split(",")}))] if seeds else []
+        flags += (
+            ["--seeds=" + ",".join(sorted({*seeds.split(",")}, key=int))] if seeds else []
+        )
         called.append(f"`{' '.join([rest, shlex.join(flags)]).strip()}`")
     return f"{'; '.join(called)} ({commits(runs)})"
 

@@ -63,6 +63,7 @@ def main(_arguments: list[str]) -> None:
         return
     names = [field.name for field in dataclasses.fields(Setting)]
     values = {name: getattr(FLAGS, name) for name in names}
+    values["published"] = FLAGS.published or None
     if FLAGS.augmentation is None:
         values["augmentation"] = images.image_shape[-1] == 3 and not FLAGS.published
     setting = Setting(**values)

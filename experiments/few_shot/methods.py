@@ -30,18 +30,19 @@ def features(
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for
-    plain networks of the width that has the dynamic one's trainable parameters, or its
-    multiply-adds. `width` is that of plain networks; `published` predictors are the
-    authors'.
+    identity; `"dynamic_each"` for an `M` at each position; `"squeeze_excite"` and
+    `"condconv"`; `"same_parameters"` and `"same_cost"` for plain networks of the width that
+    has the dynamic one's trainable parameters, or its multiply-adds. `width` is that of
+    plain networks; `published` predictors are the authors'.
     """
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape), published)
     convolution = _RIVALS.get(kind) or convolutions(
-        "diagonal" if kind in ("static", "dynamic") else None,
-        "sphere" if kind == "dynamic" else None,
+        "diagonal" if kind.startswith(("static", "dynamic")) else None,
+        "sphere" if kind.startswith("dynamic") else None,
         _MOMENTUM,
         published=published,
+        downsampling=1 if kind == "dynamic_each" else None,
     )
     filters: Any = width
     if backbone == "cnn9" and width is not None:  # Its stages widen.
@@ -259,6 +260,14 @@ METHODS = {
     ),
     "dynamic_centroid": Method(
         "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
+    ),
+    "dynamic_nsn_each": Method(
+        "dynamic NSN, at each position", _classifier, network="dynamic_each"
+    ),
+    "dynamic_centroid_each": Method(
+        "dynamic network, nearest centroid, at each position",
+        nearest_centroid,
+        network="dynamic_each",
     ),
     **{
         f"{network}{suffix}": Method(f"{what}{title}", learner, network=network)

@@ -64,12 +64,23 @@ def section(
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, {decay}; "
         f"ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
-        f"{_of_images(setting)}Accuracies in %: "
+        f"{_of_images(setting)}{_backends(found)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
     differences = _pairs(setting, found)
     return "\n\n".join([title, text, _table(setting, found, names), *differences])
+
+
+def _backends(found: list[dict]) -> str:
+    """Which rows were not run on TensorFlow, as the others were."""
+    others = {
+        run["method"]: run["versions"]["backend"]
+        for run in found
+        if not run["versions"]["backend"].startswith("tensorflow")
+    }
+    titles = ", ".join(methods.METHODS[name].title for name in others)
+    return f"With {', '.join({*others.values()})}: {titles}. " if others else ""
 
 
 def _of_images(setting: dict) -> str:

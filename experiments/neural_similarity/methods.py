@@ -214,11 +214,13 @@ TABLES = {
     "efficient": Table(
         "Efficient networks: convolutions of one tap",
         {name: {} for name in ("cnn", "pointwise", "one_tap")},
+        predictors="default",
     ),
     "mobile": Table(
         "Efficient networks: depthwise convolutions of one tap",
         {name: {} for name in MOBILE_METHODS},
         network="mobile",
+        predictors="default",
     ),
     "cost": Table(
         "Plain networks with the parameters and the multiply-adds of a dynamic one, and "

@@ -20,7 +20,6 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,11 +34,10 @@ from experiments.common import command, data, runs, tables
 from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
 from experiments.no_harm.data import Images, draw
 from experiments.no_harm.methods import BASELINES, PLAIN, MakeNetwork, Method
-from experiments.no_harm.networks import NETWORKS, copy_weights
+from experiments.no_harm.networks import BATCH_NORMS, NETWORKS, copy_weights
 from experiments.no_harm.training import Cell, Setting
 from experiments.speed import timing
 from nsl_keras.predictors import SimilarityPredictor
-from nsl_keras.training.normalization import BatchNormalization
 
 FLAGS = flags.FLAGS
 
@@ -57,36 +55,11 @@ DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
 NAMES = ("narrow_cnn", "small_resnet")
 
 
-@keras.saving.register_keras_serializable("experiments")
-def depthwise(predictor: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
-    """A separable hidden layer, and an output that looks at one position."""
-    return [
-        keras.layers.SeparableConv2D(
-            predictor.hidden(context)[0].filters,
-            context.geometry["kernel_size"],
-            context.geometry["strides"],
-            padding="same",
-            use_bias=False,
-        ),
-        BatchNormalization(),
-        keras.layers.ReLU(),
-        *predictor.output(context, None, context.is_diagonal),
-    ]
-
-
-def blocks_where_wide(name: str) -> SimilarityPredictor:
-    """Blocks of 2x2 where the map is at least 16 wide: not in the last stage."""
-    return SimilarityPredictor(downsampling=1 if name.startswith("stage_2") else 2)
-
-
-#: Predictors by name; a function takes the name of the convolution.
-PREDICTORS: dict[str, SimilarityPredictor | Callable[[str], SimilarityPredictor]] = {
-    "kernel-sized output": SimilarityPredictor(downsampling=1, output_kernel_size=None),
+PREDICTORS = {
+    "kernel-sized output": SimilarityPredictor(downsampling=1),
     "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
-    "blocks": SimilarityPredictor(downsampling=2, output_kernel_size=None),
+    "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
-    "blocks where wide": blocks_where_wide,
-    "depthwise": SimilarityPredictor(kind=depthwise, output_kernel_size=1),
 }
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
@@ -96,12 +69,11 @@ def with_predictor(similarity: str, name: str) -> Method:
     predictor = PREDICTORS[name]
 
     def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
-        own = predictor(options["name"]) if callable(predictor) else predictor
         return nsl_keras.layers.NeuralSimilarityConv2D(
             filters,
             *arguments,
             similarity=SIMILARITIES[similarity],
-            predictor=own,
+            predictor=predictor,
             **options,
         )
 
@@ -149,7 +121,9 @@ def images(dataset: str, found: data.ImageData, seed: int) -> Images:
 
 def step_time(network: str, name: str) -> dict[str, float]:
     """Measures a training step against the plain network's."""
-    make = functools.partial(NETWORKS[network].make, (32, 32, 3), 10)
+    make = functools.partial(
+        NETWORKS[network].make, (32, 32, 3), 10, batch_norm=BATCH_NORMS["unbiased"]
+    )
     models = [method.make(make, make()) for method in (METHODS[PLAIN], METHODS[name])]
     for model in models:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -193,8 +167,13 @@ def pooled(cells: list[Comparison]) -> tuple[float, float]:
 
 def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:
     """Times of a step by method and network."""
-    found = runs.RunRecords(results / PLACE, COSTS).runs
+    found = costs(results)
     return {(run["method"], run["network"]): run["step_time"] for run in found}
+
+
+def costs(results: pathlib.Path) -> list[dict]:
+    """The records of times."""
+    return runs.RunRecords(results / PLACE, COSTS).runs
 
 
 def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
@@ -213,7 +192,7 @@ def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
             for place in places
         ]
         measured = [times.get((name, network)) for network in NAMES]
-        own = [f"{each['median']:.2f}x" if each else "unknown" for each in measured]
+        own = [f"{each['median']:.2f}x" if each else "not run" for each in measured]
         seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
         rows.append([name, _shown(gain, width), *own, *shown, seeds])
     return tables.markdown(["predictor", "mean", *titles, *columns, "seeds"], rows)
@@ -262,8 +241,11 @@ def section(results: pathlib.Path) -> str:
         f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
         f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
         f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
-        f"interval; time of a step over the plain network's, on two cores without XLA, "
-        f"{BATCH} images of CIFAR-10.\n\n{table(compare(found), step_times(results))}\n\n"
+        "interval (over all, differences of seeds are taken to scatter alike in all "
+        f"cells); {found[0]['versions']['backend']}. Times of a step over the plain "
+        f"network's, on two cores without XLA, {BATCH} random images: "
+        f"{tables.commands(costs(results))}."
+        f"\n\n{table(compare(found), step_times(results))}\n\n"
         "![Gain in accuracy against the time of a step](figures/predictors.png)"
     )
 

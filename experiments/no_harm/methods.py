@@ -51,7 +51,7 @@ def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return plain
 
 
-def with_similarity(similarity: str, predictor: str | None = None) -> Make:
+def with_similarity(similarity: str, predictor: Any = None) -> Make:
     """Returns what makes a network with similarities in place of its convolutions."""
     convolution = functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
@@ -96,6 +96,8 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_trained(plain)
 
 
+#: What was the default.
+EACH = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 BASELINES = {
     PLAIN: Method("plain", leave_plain),
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
@@ -105,6 +107,12 @@ COMPARED = {
     "static_uns": Method("static UNS", with_similarity("unconstrained")),
     "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
     "dynamic_uns": Method("dynamic UNS", with_similarity("unconstrained", "sphere")),
+    "dynamic_dns_each": Method(
+        "dynamic DNS, at each position", with_similarity("diagonal", EACH)
+    ),
+    "dynamic_uns_each": Method(
+        "dynamic UNS, at each position", with_similarity("unconstrained", EACH)
+    ),
     "neighbors_dense": Method(
         "Meta-Neighborhoods, Dense", with_neighbors(keras.layers.Dense)
     ),
@@ -122,6 +130,11 @@ COMPARED = {
     "converted_dynamic_dns": Method(
         "converted to dynamic DNS",
         add_similarity(similarity="diagonal", predictor="sphere"),
+        pretrained=True,
+    ),
+    "converted_dynamic_dns_each": Method(
+        "converted to dynamic DNS, at each position",
+        add_similarity(similarity="diagonal", predictor=EACH),
         pretrained=True,
     ),
     "converted_neighbors": Method(

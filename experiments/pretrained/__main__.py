@@ -28,7 +28,7 @@ from absl import flags
 from scipy import ndimage
 
 import nsl_keras
-from experiments.common import command, image_folders, options, recipe, runs
+from experiments.common import command, image_folders, options, runs
 from experiments.pretrained import efficientnet, table
 from nsl_keras import convert, few_shot
 
@@ -41,7 +41,7 @@ TEST, VALIDATION = 40, 20
 #: Of the network, and of what is trained on its features alone.
 EPOCHS, FEATURES_EPOCHS, BATCH = 30, 300, 32
 RATES = (1e-4, 1e-3, 1e-2)
-#: Entries of dictionaries: as many as there are examples.
+#: Entries of dictionaries: the examples of five a class.
 ENTRIES = 35
 #: The draw of the trials.
 TRIAL = 1_000
@@ -109,22 +109,14 @@ def classifier(few: Few) -> keras.Model:
 def fit(
     model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int = EPOCHS
 ) -> dict:
-    """Trains by the recipe; the first epoch, which traces, is not in the time of a step."""
+    """Trains by the recipe."""
     model.compile(
         keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=options.jit_compile(),
     )
-    timer = recipe.Seconds()
-    history = model.fit(
-        x, labels, batch_size=BATCH, epochs=epochs, callbacks=[timer], verbose=0
-    ).history
-    steps = -(-len(labels) // BATCH)
-    trained = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
-    return {
-        "trained": trained,
-        "seconds_per_step": float(np.median(history["seconds"][1:])) / steps,
-    }
+    model.fit(x, labels, batch_size=BATCH, epochs=epochs, verbose=0)
+    return {"trained": sum(int(np.prod(each.shape)) for each in model.trainable_variables)}
 
 
 def accuracy(model: keras.Model, x: np.ndarray, labels: np.ndarray) -> float:
@@ -241,8 +233,8 @@ FIXED = list(METHODS)[:3]
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / table.PLACE
     common = {"image_size": IMAGE_SIZE, "test": TEST, "epochs": EPOCHS, "batch": BATCH}
-    common |= {"features_epochs": FEATURES_EPOCHS}
     setting = common | {"rates": RATES, "validation": VALIDATION}
+    setting |= {"features_epochs": FEATURES_EPOCHS, "entries": ENTRIES}
     trials = runs.RunRecords(path, "trials", setting)
     about = {"command": runs.command("pretrained"), "versions": runs.versions()}
     names = FLAGS.method or list(METHODS)

@@ -82,7 +82,7 @@ def read_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
             _Unpickler(file).load()
         unpickler = _Unpickler(file)
         arrays = unpickler.load()
-        for key in pickle.load(file):
+        for key in _Unpickler(file).load():
             storage = unpickler.storages[key]
             (count,) = np.fromfile(file, "int64", 1)
             storage[:] = np.fromfile(file, storage.dtype, count)

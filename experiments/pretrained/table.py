@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import statistics
 
 from experiments.common import runs, tables
 
@@ -15,29 +14,23 @@ DOMAINS = {"sketch": "sketches", "noise": "noisy photos", "blur": "blurred photo
 def table(found: list[dict]) -> str:
     """A line a method: the first has accuracies, the others what is above them."""
     places = sorted({(run["shots"], run["domain"]) for run in found})
-    by_key = {
-        (run["method"], run["shots"], run["domain"], run["seed"]): 100 * run["accuracy"]
-        for run in found
-    }
     rows = []
     for name in dict.fromkeys(run["method"] for run in found):
         own, cells = tables.of_method(found, name), []
         for place in places:
-            values = {key[3]: by_key[key] for key in by_key if key[:3] == (name, *place)}
-            baseline = {s: by_key.get((BASELINE, *place, s)) for s in values}
+            here = [run for run in found if (run["shots"], run["domain"]) == place]
+            values = tables.percent(here, name, "accuracy")
             if name == BASELINE:
                 cells.append(tables.mean(values.values()))
             else:
-                pairs = [(values[s], b) for s, b in baseline.items() if b is not None]
-                cells.append(tables.mean((v - b for v, b in pairs), "+") or "not run")
+                baseline = tables.percent(here, BASELINE, "accuracy")
+                cells.append(tables.difference(values, baseline) or "not run")
         trained = own[0].get("trained")
-        times = [run["seconds_per_step"] for run in own if "seconds_per_step" in run]
         rates = "" if not own[0]["rate"] else f"{own[0]['rate']:g}"
         cells += [f"{trained:,}" if trained else "", rates]
-        cells.append(f"{1000 * statistics.median(times):.0f}" if times else "")
         rows.append([name, *cells])
     titles = [f"{DOMAINS[domain]}, {shots} a class" for shots, domain in places]
-    columns = ["method", *titles, "trained numbers", "rate", "ms a step"]
+    columns = ["method", *titles, "trained numbers", "rate"]
     return tables.markdown(columns, rows)
 
 
@@ -53,6 +46,6 @@ def section(results: pathlib.Path) -> str:
         f"classes of PACS at {found[0]['setting']['image_size']} pixels. Test accuracy of "
         f"the {BASELINE} on the features in %, and what other methods have above it, "
         "paired by draw; mean ± standard deviation over draws. Methods that change the "
-        f"backbone start from it. Folded networks differ by at most {largest:.1g}."
-        f"\n\n{table(found)}"
+        "backbone start from it. Logits of folded networks differ by at most "
+        f"{largest:.1g}.\n\n{table(found)}"
     )

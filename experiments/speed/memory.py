@@ -23,9 +23,10 @@ from experiments.speed import measure, neighborhoods, similarity
 
 BATCH = 128
 SIZE, CHANNELS = 32, 32
+PARTS = ("core", "layer", "layer, at each position")
 CASES = (
     "Conv2D",
-    *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in ("core", "layer")),
+    *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in PARTS),
     *neighborhoods.IN_MEMORY,
 )
 

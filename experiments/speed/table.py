@@ -6,7 +6,7 @@ import pathlib
 
 from experiments.common import runs, tables
 
-GROUPS = ("static", "dynamic", "network", "head", "model", "costs")
+GROUPS = ("static", "dynamic", "network", "head", "model", "many_classes", "costs")
 MEMORY = "memory"
 
 

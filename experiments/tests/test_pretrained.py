@@ -25,9 +25,10 @@ def test_weights_are_read_without_pytorch(tmp_path):
     )
     (kernel,) = efficientnet.read_weights(path).values()
     np.testing.assert_array_equal(kernel, values.reshape(2, 3).T)
-    path.write_bytes(b"".join([*head, pickle.dumps(print)]))
-    with pytest.raises(pickle.UnpicklingError, match=r"builtins.print is not"):
-        efficientnet.read_weights(path)
+    for others in ([], [VIEW]):
+        path.write_bytes(b"".join([*head, *others, pickle.dumps(print)]))
+        with pytest.raises(pickle.UnpicklingError, match=r"builtins.print is not"):
+            efficientnet.read_weights(path)
 
 
 def test_methods_train_what_they_say(monkeypatch):

@@ -356,7 +356,8 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
             return parameters  # A slice of everything would cost a copy in the gradient.
         if min(left) < 0 or max(left) >= block:
             raise ValueError(
-                "`predictor` must predict once for each block of `downsampling` positions. "
+                "`predictor` must predict once for each block of positions with the side "
+                "`downsampling`. "
                 f"Received: downsampling={block}, predictions for {repeated} positions "
                 f"of a convolution with {list(positions)}"
             )

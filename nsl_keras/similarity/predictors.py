@@ -116,7 +116,7 @@ class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
     The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input `x` and returns, for every block of 2x2 output positions, the
+    It reads the layer's input `x` and returns, for each block of output positions, the
     difference between the parameters of `M(x)` and of the identity. By `kind`, if `M` is
     diagonal:
 
@@ -127,10 +127,10 @@ class SimilarityPredictor:
     For other similarities (`T^2` outputs if unconstrained) there is no batch norm, except
     after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
-    The first layer has the kernel size, padding, dilation and, times `downsampling`, the
-    strides of the convolution; the second has stride 1 and `"same"` (in causal layers
-    `"causal"`). In depthwise layers the second has them, after a 1x1 bottleneck of 8
-    filters: a full convolution would cost many times the layer. Not with
+    The first layer has the convolution's kernel size, padding and dilation, and
+    `downsampling` times its strides; the second has stride 1 and `"same"` (in causal layers
+    `"causal"`). In depthwise layers the second has all of these, after a 1x1 bottleneck of
+    8 filters, since a full convolution would cost many times the layer; but not with
     `start="published"` or an `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
@@ -145,11 +145,11 @@ class SimilarityPredictor:
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
             and 128 for others; with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
-        downsampling: int, the side of the blocks of positions that share one `M`: with 2,
-            the first layer has twice the strides, and each block of 2x2 positions of an
-            image takes one prediction. Blocks begin at the first position; those at the
-            end may be smaller. Not in dilated convolutions. `None` is 2, but 1 in dilated
-            ones, if `pooled`, with `start="published"`, and if `kind` is a function.
+        downsampling: int, the side of the blocks of positions that share one `M`. Blocks
+            begin at the first position; the last may be smaller. `None` is 2, but 1 in
+            dilated layers (where it must be 1), if `pooled`, with `start="published"`, and
+            if `kind` is a function. In a shared predictor the layers' dilation does not
+            count.
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set

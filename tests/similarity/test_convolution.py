@@ -505,7 +505,7 @@ def at_each_position(predictor, context):
         ),
         (
             {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
-            r"`predictor` must predict once for each block of `downsampling` positions",
+            r"`predictor` must predict once for each block of positions .*downsampling=2",
         ),
     ],
     ids=["outputs", "rank", "holes", "blocks"],
