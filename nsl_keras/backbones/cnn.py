@@ -10,6 +10,7 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     FAST_BATCH_NORMALIZATION,
+    GLOROT,
     Factory,
     Units,
     check_images,
@@ -65,12 +66,7 @@ def convnet4(
     """
     widths = validation.positive_integers(filters, 4, "filters")
     check_images(input_shape, 7)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        kernel_regularizer,
-        keras.initializers.GlorotUniform,
-    )
+    layers = Units(convolution, batch_normalization, kernel_regularizer, GLOROT)
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, widths[0], 3, "layer_0")
     outputs = keras.layers.MaxPooling2D(3, strides=2, name="layer_0_pool")(outputs)

@@ -10,6 +10,7 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     FAST_BATCH_NORMALIZATION,
+    GLOROT,
     Factory,
     Units,
     channel_axis,
@@ -75,12 +76,7 @@ def densenet_bc(
         raise ValueError(f"`depth` must be of the form 6n + 4. Received: depth={depth}")
     validation.fraction(dropout, "dropout")
     check_images(input_shape, 4)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        kernel_regularizer,
-        keras.initializers.GlorotUniform,
-    )
+    layers = Units(convolution, batch_normalization, kernel_regularizer, GLOROT)
     # Layers with the same seed would drop the same places.
     seeds = itertools.repeat(None) if seed is None else itertools.count(seed)
 

@@ -10,6 +10,7 @@ import keras
 from nsl_keras import validation
 from nsl_keras.backbones.units import (
     FAST_BATCH_NORMALIZATION,
+    GLOROT,
     Factory,
     Units,
     check_images,
@@ -62,12 +63,7 @@ def resnet_v2(
     if rest or blocks < 1:
         raise ValueError(f"`depth` must be of the form 9n + 2. Received: depth={depth}")
     check_images(input_shape, 1)
-    layers = Units(
-        convolution,
-        batch_normalization,
-        kernel_regularizer,
-        keras.initializers.GlorotUniform,
-    )
+    layers = Units(convolution, batch_normalization, kernel_regularizer, GLOROT)
     inputs = keras.Input(input_shape)
     outputs = layers.unit(inputs, 16, 3, "root")
     for stage, (inner, outer) in enumerate(((16, 64), (64, 128), (128, 256))):

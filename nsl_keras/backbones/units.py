@@ -17,6 +17,8 @@ Factory = Callable[..., keras.layers.Layer]
 
 #: The batch norm of the networks of Meta-Neighborhoods.
 FAST_BATCH_NORMALIZATION = functools.partial(BatchNormalization, momentum=0.9)
+#: Makes the initializers of their kernels.
+GLOROT = keras.initializers.GlorotUniform
 
 
 def he_normal() -> keras.initializers.Initializer:

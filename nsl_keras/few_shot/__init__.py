@@ -14,7 +14,7 @@ from nsl_keras.few_shot.classes import (
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
-from nsl_keras.few_shot.finetuning import Finetuner, finetune, finetuning_recipe
+from nsl_keras.few_shot.finetuning import Finetuner, finetuning_recipe
 from nsl_keras.few_shot.maml import MAML
 from nsl_keras.few_shot.matching import MatchingNet
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
@@ -40,7 +40,6 @@ __all__ = [
     "compare",
     "disjoint",
     "evaluate",
-    "finetune",
     "finetuning_recipe",
     "relation_module",
     "rotated_classes",

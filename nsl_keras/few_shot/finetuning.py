@@ -21,7 +21,6 @@ from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_element
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
-from nsl_keras.few_shot.episodes import Episode
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalModel,
@@ -468,50 +467,6 @@ def finetuning_recipe(name: str) -> dict[str, Any]:
         et al., NeurIPS 2019), Appendix A, has the same rule and number of epochs.
     """
     return dict(_RECIPES[validation.one_of(name, _RECIPES, "name")])
-
-
-def finetune(
-    model: keras.Model,
-    episodes: Episode,
-    variables: Selection | None = None,
-    **kwargs: Any,
-) -> np.ndarray:
-    """Returns logits of the queries, from a model finetuned in each episode.
-
-    `Finetuner(model, ways, variables, **kwargs)(episodes)`, with as many ways as the
-    support labels have. For many batches of episodes make one `Finetuner`, which compiles
-    once.
-
-    Args:
-        model: See `Finetuner`.
-        episodes: A batch of episodes, as `EpisodeSampler.episodes` returns it.
-        variables: See `Finetuner`.
-        **kwargs: Other arguments of `Finetuner`.
-
-    Returns:
-        NumPy array of shape `(episodes, queries, ways)`.
-
-    Raises:
-        ValueError: See `Finetuner`.
-        NonFiniteLossError: See `Finetuner`.
-
-    Example:
-
-    >>> import keras
-    >>> import numpy as np
-    >>> from nsl_keras import few_shot
-    >>> images = np.random.default_rng(0).normal(size=(60, 8, 8, 1))
-    >>> sampler = few_shot.EpisodeSampler(images, np.arange(60) // 20, ways=3, queries=4)
-    >>> network = keras.Sequential([
-    ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
-    >>> few_shot.finetune(network, sampler.episodes(2), "classifier", steps=5).shape
-    (2, 12, 3)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2.
-    """
-    ways = int(np.max(episodes.support_labels)) + 1
-    return Finetuner(model, ways, variables, **kwargs)(episodes)
 
 
 def _check_losses(losses: np.ndarray, first: int) -> None:

@@ -7,7 +7,7 @@ from keras import ops
 
 import nsl_keras
 from nsl_keras import few_shot
-from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner, finetune
+from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner
 from nsl_keras.layers import CosineDense, NeuralSimilarityConv2D
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -119,8 +119,8 @@ def test_through_the_network_is_a_loop_over_fit(policy):
     expected = looped(model, episodes, similarity_and_classifier, 3, policy)
     if policy == "moving":  # A Sequential model, too.
         model = keras.Sequential([model.input, *model.layers[1:]])
-    received = finetune(model, episodes, steps=3, batch_normalization=policy)
-    np.testing.assert_allclose(received, expected, rtol=0, atol=ATOL)
+    finetuner = Finetuner(model, WAYS, steps=3, batch_normalization=policy)
+    np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=ATOL)
 
 
 @pytest.mark.parametrize("classifier", [keras.layers.Dense, CosineDense])
@@ -130,8 +130,8 @@ def test_classifier_alone_is_a_loop_over_fit(classifier):
     start = np.random.default_rng(2).normal(size=(36, WAYS)).astype("float32")
     expected = looped(model, episodes, lambda v: "classifier" in v.path, 5, start=start)
     options = {"classifier_initializer": keras.initializers.Constant(start)}
-    received = finetune(model, episodes, "classifier", steps=5, **options)
-    np.testing.assert_allclose(received, expected, rtol=0, atol=1e-4)
+    finetuner = Finetuner(model, WAYS, "classifier", steps=5, **options)
+    np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=1e-4)
     assert np.ptp(expected) > 0.1
 
 
@@ -150,7 +150,7 @@ def test_a_convolution_of_a_1x1_map_is_a_classifier():
         ]
         model = keras.Sequential([*layers, *end])
         episodes = make_episodes(dtype="float32")
-        found.append(finetune(model, episodes, "classifier", steps=5))
+        found.append(Finetuner(model, WAYS, "classifier", steps=5)(episodes))
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
     assert np.ptp(found[0]) > 0.01
 
@@ -175,7 +175,7 @@ def test_all_episodes_at_once_is_one_after_the_other(batch_size):
     ending = keras.layers.Activation("linear", dtype=DTYPE)(model.output)
     options = {"variables": "classifier", "steps": 3, "batch_size": batch_size}
     found = [
-        finetune(each, make_episodes(), new_classifier=False, **options)
+        Finetuner(each, WAYS, new_classifier=False, **options)(make_episodes())
         for each in (model, keras.Model(model.input, ending))
     ]
     np.testing.assert_allclose(*found, rtol=0, atol=min(ATOL, 1e-5))
@@ -192,7 +192,7 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed():
     perturbed(model, seed=5)
     after = finetuner(episodes)
     assert np.max(np.abs(after - before)) > 1e-2
-    again = finetune(model, episodes, steps=2)
+    again = Finetuner(model, WAYS, steps=2)(episodes)
     np.testing.assert_allclose(after, again, rtol=0, atol=1e-6)
 
 
@@ -246,9 +246,9 @@ def test_episodes_of_other_sizes_are_not_traced_again(variables):
 
 def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     model, episodes = perturbed(network(7)), make_episodes(1)
-    expected = finetune(model, episodes, "classifier", steps=2)
+    expected = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
     model.get_layer("classifier").trainable = False
-    found = finetune(model, episodes, "classifier", steps=2)
+    found = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.raises(ValueError, match="trainable=False have none"):
         Finetuner(model, 7, "classifier", new_classifier=False)
@@ -326,7 +326,7 @@ def test_draws_are_an_episodes_own_wherever_it_stands():
     np.testing.assert_array_equal(finetuner(episodes), received)
     alone = finetuner([array[1:2] for array in episodes])
     np.testing.assert_allclose(alone[0], received[1], rtol=0, atol=1e-6)
-    other = finetune(model, episodes, **recipe, seed=1)
+    other = Finetuner(model, 5, **recipe, seed=1)(episodes)
     assert np.max(np.abs(other - received)) > 1e-2
     kernels, _, _ = finetuner._draws(episodes.support_images)
     assert len({kernel.tobytes() for kernel in kernels}) == 3
@@ -352,7 +352,7 @@ def test_keras_initializers_are_drawn_anew_whatever_their_seed():
 
 def test_the_first_step_from_zero_leads_to_class_means():
     episodes = clustered(2)
-    logits = finetune(feature_network(64), episodes, "classifier", steps=1)
+    logits = Finetuner(feature_network(64), 5, "classifier", steps=1)(episodes)
     for index in range(2):
         support, labels, queries, _ = (array[index] for array in episodes)
         targets = np.eye(5)[labels]
@@ -363,8 +363,8 @@ def test_the_first_step_from_zero_leads_to_class_means():
 @eager
 def test_the_variables_of_the_paper_are_the_default():
     episodes, plain = clustered(2), feature_network(64)
-    expected = finetune(plain, episodes, "classifier", steps=2)
-    np.testing.assert_array_equal(finetune(plain, episodes, steps=2), expected)
+    expected = Finetuner(plain, 5, "classifier", steps=2)(episodes)
+    np.testing.assert_array_equal(Finetuner(plain, 5, steps=2)(episodes), expected)
     static, episodes = perturbed(network(WAYS)), make_episodes(1)
     # Without a new classifier a model that is frozen as a whole may adapt in all of it.
     for trainable, new_classifier, variables in (
@@ -373,20 +373,20 @@ def test_the_variables_of_the_paper_are_the_default():
         (False, False, "similarity+classifier"),
     ):
         static.trainable = trainable
-        options = {"steps": 2, "new_classifier": new_classifier}
-        expected = finetune(static, episodes, variables, **options)
-        np.testing.assert_array_equal(finetune(static, episodes, **options), expected)
+        options = {"ways": WAYS, "steps": 2, "new_classifier": new_classifier}
+        expected = Finetuner(static, variables=variables, **options)(episodes)
+        np.testing.assert_array_equal(Finetuner(static, **options)(episodes), expected)
 
 
 @eager
 def test_similarities_have_their_own_rule():
     model, episodes = perturbed(network(WAYS)), make_episodes()
     rule = DampenedMomentum(momentum=0.0, weight_decay=0.0)
-    options = {"steps": 2, "new_classifier": False, "rule": rule}
-    still = finetune(model, episodes, similarity_rule=DampenedMomentum(1e-12), **options)
-    expected = finetune(model, episodes, "classifier", **options)
+    options = {"ways": WAYS, "steps": 2, "new_classifier": False, "rule": rule}
+    still = Finetuner(model, similarity_rule=DampenedMomentum(1e-12), **options)(episodes)
+    expected = Finetuner(model, variables="classifier", **options)(episodes)
     np.testing.assert_allclose(still, expected, rtol=0, atol=min(ATOL, 1e-5))
-    moved = finetune(model, episodes, similarity_rule=DampenedMomentum(0.1), **options)
+    moved = Finetuner(model, similarity_rule=DampenedMomentum(0.1), **options)(episodes)
     assert np.max(np.abs(moved - expected)) > 1e-3
 
 
@@ -398,7 +398,7 @@ def test_similarities_have_their_own_rule():
 def test_xla(variables, options):
     model, episodes = perturbed(network(7)), make_episodes(2)
     found = [
-        finetune(model, episodes, variables, steps=3, jit_compile=jit_compile, **options)
+        Finetuner(model, WAYS, variables, 3, jit_compile=jit_compile, **options)(episodes)
         for jit_compile in (False, True)
     ]
     np.testing.assert_allclose(*found, rtol=0, atol=ATOL)
@@ -490,9 +490,7 @@ def test_operations_after_the_classifier_count():
     def logits(scaled):
         inputs = keras.Input((5,))
         model = keras.Model(inputs, scaled(keras.layers.Dense(WAYS)(inputs)))
-        return finetune(
-            model, Episode(support, labels, queries, labels), "classifier", steps=5
-        )
+        return Finetuner(model, WAYS, "classifier", 5)((support, labels, queries))
 
     by_operation = logits(lambda outputs: outputs * 20.0)
     by_layer = logits(keras.layers.Rescaling(20.0))
