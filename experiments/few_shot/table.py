@@ -79,7 +79,7 @@ def _backends(found: list[dict]) -> str:
         for run in found
         if not run["versions"]["backend"].startswith("tensorflow")
     }
-    titles = ", ".join(methods.METHODS[name].title for name in others)
+    titles = "; ".join(methods.METHODS[name].title for name in others)
     return f"With {', '.join({*others.values()})}: {titles}. " if others else ""
 
 
