@@ -110,7 +110,7 @@ def _where() -> str:
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [f"{_seconds(wide, plain):.1f}x"]
             + [made(few_shot, "finetuning", "same_parameters")],
-            ["every default, five epochs, small data: mean of 15 tasks", ""]
+            ["five epochs, small data: mean of 15 tasks", ""]
             + [
                 "dynamic similarity, at each position",
                 "",

@@ -96,7 +96,7 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_trained(plain)
 
 
-#: What was the default.
+#: An `M` at each position.
 EACH = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 BASELINES = {
     PLAIN: Method("plain", leave_plain),
