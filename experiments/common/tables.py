@@ -66,9 +66,8 @@ def commands(runs: list[dict]) -> str:
     for (rest, _), chosen in several.items():
         seeds = ",".join(each[8:] for each in chosen if each.startswith("--seeds="))
         flags = [each for each in chosen if not each.startswith("--seeds=")]
-        flags += (
-            ["--seeds=" + ",".join(sorted({*seeds.split(",")}, key=int))] if seeds else []
-        )
+        if seeds:
+            flags.append("--seeds=" + ",".join(sorted({*seeds.split(",")}, key=int)))
         called.append(f"`{' '.join([rest, shlex.join(flags)]).strip()}`")
     return f"{'; '.join(called)} ({commits(runs)})"
 

@@ -107,7 +107,7 @@ def classifier(few: Few) -> keras.Model:
 
 
 def fit(
-    model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int = EPOCHS
+    model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int
 ) -> dict:
     """Trains by the recipe."""
     model.compile(
@@ -174,7 +174,7 @@ def adapted(
         for layer in model.layers:
             if not hasattr(layer, "bilinear_form"):
                 layer.trainable = isinstance(layer, kinds) or layer.name == "classifier"
-        record = fit(model, few.images, few.labels, rate)
+        record = fit(model, few.images, few.labels, rate, EPOCHS)
         if similarity:
             folded = convert.fold(model)
             both = [each.predict(few.images, verbose=0) for each in (model, folded)]
@@ -201,12 +201,9 @@ def neighbors(classes: int) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel(None, head, dictionary=ENTRIES)
 
 
-def dense(classes: int) -> keras.Model:
-    return keras.Sequential([keras.layers.Dense(classes)])
-
-
-def cosine(classes: int) -> keras.Model:
-    return keras.Sequential([nsl_keras.layers.CosineDense(classes)])
+def alone(layer: type[keras.layers.Layer]) -> Callable[[int], keras.Model]:
+    """Makes a model of one layer."""
+    return lambda classes: keras.Sequential([layer(classes)])
 
 
 _NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
@@ -214,8 +211,8 @@ METHODS: dict[str, Run] = {
     "logistic regression": without_training(classifier),
     "nearest centroid": without_training(centroid),
     "finetuner": without_training(finetuned),
-    "linear probe": on_features(dense),
-    "cosine head": on_features(cosine),
+    "linear probe": on_features(alone(keras.layers.Dense)),
+    "cosine head": on_features(alone(nsl_keras.layers.CosineDense)),
     "neighbours": on_features(neighbors),
     "neighbours, initialize_from": on_features(neighbors, initialize=True),
     "batch norms + head": adapted(None, _NORM),
@@ -227,14 +224,16 @@ METHODS: dict[str, Run] = {
     "everything": adapted(None, _ANY),
 }
 #: Those without a rate.
-FIXED = list(METHODS)[:3]
+FIXED = ("logistic regression", "nearest centroid", "finetuner")
 
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / table.PLACE
-    common = {"image_size": IMAGE_SIZE, "test": TEST, "epochs": EPOCHS, "batch": BATCH}
-    setting = common | {"rates": RATES, "validation": VALIDATION}
-    setting |= {"features_epochs": FEATURES_EPOCHS, "entries": ENTRIES}
+    setting = {
+        **{"image_size": IMAGE_SIZE, "test": TEST, "validation": VALIDATION},
+        **{"epochs": EPOCHS, "features_epochs": FEATURES_EPOCHS, "batch": BATCH},
+        **{"rates": RATES, "entries": ENTRIES},
+    }
     trials = runs.RunRecords(path, "trials", setting)
     about = {"command": runs.command("pretrained"), "versions": runs.versions()}
     names = FLAGS.method or list(METHODS)
