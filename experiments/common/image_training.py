@@ -68,6 +68,7 @@ class Rows:
     `make` is a function of name, seed and recipe, which returns the network whose
     multiply-adds count, and the compiled model of images; `finish` gets a trained model and
     its record. Times are ratios to the `baseline`. `command` names the file of results.
+    With `curves`, records hold the accuracies on validation images along the way.
     """
 
     command: str
@@ -79,6 +80,7 @@ class Rows:
     multiply_adds: Callable[[keras.Model], int | None] = lambda network: (
         nsl_keras.convert.summary(network).multiply_adds
     )
+    curves: bool = False
 
 
 def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
@@ -208,14 +210,17 @@ def train(
         record["learning_rate"] = rate
     chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
     batches: keras.utils.PyDataset
+    validation = None
     if isinstance(found, ImageStream):
         batches = StreamedBatches(found, trained.batch_size, chunk, seed)
         evaluated = {"test": {"x": found.batches("validation", 100)}}
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
         evaluated = recipe.evaluated_parts(found, trial)
+        if rows.curves and not trial:
+            validation = found.validation
     try:
-        record |= recipe.fit(model, batches, trained, state, FLAGS.verbose)
+        record |= recipe.fit(model, batches, trained, state, FLAGS.verbose, validation)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the paper reports one for predictors of plain convolutions.
         return record | {"diverged": str(error)}

@@ -24,6 +24,8 @@ from experiments.common import augmentation, data, runs
 FLAGS = flags.FLAGS
 flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
 
+#: Images of a batch in evaluation.
+EVALUATED = 100
 #: When this process began.
 STARTED = time.monotonic()
 
@@ -207,6 +209,7 @@ def fit(
     recipe: Recipe,
     folder: pathlib.Path,
     verbose: int = 0,
+    validation: data.Split | None = None,
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
@@ -214,7 +217,8 @@ def fit(
     take in `epoch`. After each chunk state is kept in `folder`, until the caller deletes
     it; a training that is finished there is not trained again. Returns the final loss, the
     seconds of all calls, and the images per second (the median over chunks, so that
-    compilation does not count).
+    compilation does not count); with images of `validation`, the accuracy after each chunk
+    too.
 
     Raises:
         nsl_keras.NonFiniteLossError: If the loss diverges.
@@ -230,16 +234,26 @@ def fit(
         StopInTime(backup, len(batches)),
         backup,
     ]
-    model.fit(batches, epochs=epochs, shuffle=False, callbacks=running, verbose=verbose)
+    options: dict[str, Any] = {"shuffle": False, "verbose": verbose}
+    if validation is not None:
+        options["validation_data"] = validation.images, validation.labels
+        options["validation_batch_size"] = EVALUATED
+    model.fit(batches, epochs=epochs, callbacks=running, **options)
     loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
     images = len(batches) * recipe.batch_size
-    return {
+    found = {
         "training_loss": loss,
         "seconds": round(sum(seconds), 1),
         "images_per_second": round(images / statistics.median(seconds), 1),
     }
+    if validation is not None:
+        found["validation_curve"] = [
+            [len(batches) * number, round(accuracy, 4)]
+            for number, accuracy in enumerate(backup.history["val_accuracy"], start=1)
+        ]
+    return found
 
 
 class Seconds(keras.callbacks.Callback):
@@ -248,8 +262,11 @@ class Seconds(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.start = time.perf_counter()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.end = time.perf_counter()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["seconds"] = time.perf_counter() - self.start
+        logs["seconds"] = self.end - self.start
 
 
 class OutOfTime(SystemExit):
@@ -307,7 +324,7 @@ def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dic
     """
     parts = {"validation": found.validation} | ({} if trial else {"test": found.test})
     return {
-        part: {"x": split.images, "y": split.labels, "batch_size": 100}
+        part: {"x": split.images, "y": split.labels, "batch_size": EVALUATED}
         for part, split in parts.items()
         if len(split.images)
     }

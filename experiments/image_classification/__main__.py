@@ -36,7 +36,7 @@ from experiments.common import (
     runs,
     tables,
 )
-from experiments.image_classification import methods, table
+from experiments.image_classification import curves, methods, table
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
@@ -168,12 +168,17 @@ def main(_arguments: list[str]) -> None:
         make,
         finish,
         methods.multiply_adds,
+        curves=experiment.figure is curves.in_training,
     )
     made = image_training.make_runs(rows, place, setting, found)
     shown = (
         tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.experiment])
     )
     print(f"\n{shown}\n\nWrote {made.path}")
+    if experiment.figure and not FLAGS.tune:
+        folder = runs.results_folder(FLAGS.output_dir) / "figures"
+        drawn = experiment.figure(setting, made.runs, rows.titles)
+        runs.write_figures(folder, {table.picture(made.name, FLAGS.experiment): drawn})
     if FLAGS.figures and not FLAGS.tune:
         draw(names, fine, models)
 

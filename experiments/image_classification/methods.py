@@ -18,6 +18,7 @@ import keras
 
 import nsl_keras
 from experiments.common.recipe import Recipe, compile_classifier, spared_of
+from experiments.image_classification import curves
 from experiments.image_classification.maxl import Maxl, maxl
 
 BACKBONES: dict[str, Callable[..., keras.Model]] = {
@@ -152,6 +153,8 @@ class Experiment:
     coarse: bool = False
     #: What the paper says where it has no numbers, and what is our own.
     note: str = ""
+    #: A function of a setting, its runs and the titles of methods, which draws them.
+    figure: Callable[[dict, list[dict], dict[str, str]], Any] | None = None
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -221,6 +224,7 @@ EXPERIMENTS = {
         ("plain", "plain_extra", "neighborhoods"),
         note="The paper has curves alone: on CIFAR-100 the extra layer is worse than none. "
         "What that layer is it leaves open; here it is a dense one with ReLU.",
+        figure=curves.in_training,
     ),
     "A.4": Experiment(
         "Appendix A.4, Figure 8. Dictionary size S and temperature T",
@@ -231,6 +235,7 @@ EXPERIMENTS = {
         ),
         note="The paper has curves alone (ResNet-29, CIFAR-100): the larger S the better, "
         "and 1/T best between 3 and 7. Factors are of the S and of the 1/T of the setting.",
+        figure=curves.by_dictionary,
     ),
     "A.5": Experiment(
         "Appendix A.5, Table 3. Inner steps and the form of the inner rate",

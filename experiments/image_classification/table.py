@@ -24,7 +24,17 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
     setting, found = records.setting, records.runs
     chosen = experiments_of(records) if experiments is None else experiments
     made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
+    made += [
+        f"![{EXPERIMENTS[name].title}](figures/{picture(records.name, name)}.png)"
+        for name in chosen
+        if EXPERIMENTS[name].figure
+    ]
     return "\n\n".join([_heading(setting, found), *made])
+
+
+def picture(setting: str, experiment: str) -> str:
+    """The name of a figure of the paper, drawn from the runs of a setting."""
+    return f"{setting}_{experiment}"
 
 
 def experiments_of(records: runs.RunRecords) -> list[str]:
