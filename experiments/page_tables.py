@@ -41,7 +41,7 @@ WORDS = {
     "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
     "DNS": "diagonal similarity",
     "UNS": "unconstrained similarity",
-    ", layer, at each position": " with `downsampling=1`",
+    ", layer, in blocks": " with `downsampling=2`",
     ", layer": "",
     ", dual form": "",
     "d=256, C=10": "256 features, 10 classes",
@@ -79,9 +79,9 @@ def _where() -> str:
     neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
     static = _cells(digits, "CNN, static neural similarity")
     plain = _cells(episodes, "finetuning of the classifier, from zero")
-    dynamic = _cells(episodes, "dynamic NSN, at each position")
+    dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
-    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS, at each position")
+    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
     step = predictors.step_times(RESULTS)["UNS kernel-sized output", "narrow_cnn"]
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
@@ -101,23 +101,14 @@ def _where() -> str:
         ],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + [
-                "dynamic similarity, at each position",
-                *dynamic[:2],
-                f"{_seconds(dynamic, plain):.1f}x",
-            ]
-            + [made(few_shot, "finetuning", "dynamic_nsn_each")],
+            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"]
+            + [made(few_shot, "finetuning", "dynamic_nsn")],
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [f"{_seconds(wide, plain):.1f}x"]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["five epochs, small data: mean of 15 tasks", ""]
-            + [
-                "dynamic similarity, at each position",
-                "",
-                naive[1],
-                f"{step['median']:.2f}x a step",
-            ]
-            + [tables.commits(tables.of_method(matrix, "dynamic_uns_each"))],
+            + ["dynamic similarity", "", naive[1], f"{step['median']:.2f}x a step"]
+            + [tables.commits(tables.of_method(matrix, "dynamic_uns"))],
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(demo, "linear", "linear_neighborhoods")],
@@ -166,7 +157,7 @@ def _converged() -> str:
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}_each", "cost", 8, how)
+    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 

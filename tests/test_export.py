@@ -379,13 +379,11 @@ def test_models_of_jax(tmp_path):
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no symbols")
 def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
     options = {"kernel_size": 3, "padding": "same"}
-    # JAX exports no strides here, neither of Keras's convolutions nor of predictors.
-    predictor = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
     for number, layer in enumerate(
         [
             nsl_keras.layers.SphereConv2D(4, **options),
             nsl_keras.layers.NeuralSimilarityConv2D(4, **options),
-            nsl_keras.layers.NeuralSimilarityConv2D(4, **options, predictor=predictor),
+            nsl_keras.layers.NeuralSimilarityConv2D(4, **options, predictor="sphere"),
         ]
     ):
         model = model_of(layer, (None, None, 3))

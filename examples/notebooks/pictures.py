@@ -139,7 +139,7 @@ longer = keras.models.clone_model(plain)
 longer.set_weights(plain.get_weights())
 dynamic = nsl_keras.convert.add_similarity(
     plain,
-    predictor=nsl_keras.predictors.SimilarityPredictor(width=8, downsampling=1),
+    predictor=nsl_keras.predictors.SimilarityPredictor(width=8),
     layers=["first", "second"],
     freeze_backbone=False,
 )

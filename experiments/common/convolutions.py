@@ -18,14 +18,14 @@ def convolutions(
     momentum: float = 0.9,
     learn_shape: bool = False,
     published: bool = False,
-    downsampling: int | None = None,
+    downsampling: int = 1,
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`; plain ones without a similarity.
 
     `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
     `None` for a static similarity; `momentum` is that of their batch norms. `published`
-    predictors are the authors' but for the momentum, others the package's default ones,
-    but for a given `downsampling`.
+    predictors are the authors' but for the momentum, others the package's default ones
+    but for the `downsampling`.
     """
     if similarity is None:
         return keras.layers.Conv2D

@@ -30,10 +30,11 @@ def features(
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"dynamic_each"` for an `M` at each position; `"squeeze_excite"` and
-    `"condconv"`; `"same_parameters"` and `"same_cost"` for plain networks of the width that
-    has the dynamic one's trainable parameters, or its multiply-adds. `width` is that of
-    plain networks; `published` predictors are the authors'.
+    identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions;
+    `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for plain
+    networks of the width that has the dynamic one's trainable parameters, or its
+    multiply-adds. `width` is that of plain networks; `published` predictors are the
+    authors'.
     """
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape), published)
@@ -42,7 +43,7 @@ def features(
         "sphere" if kind.startswith("dynamic") else None,
         _MOMENTUM,
         published=published,
-        downsampling=1 if kind == "dynamic_each" else None,
+        downsampling=2 if kind == "dynamic_blocks" else 1,
     )
     filters: Any = width
     if backbone == "cnn9" and width is not None:  # Its stages widen.
@@ -261,13 +262,13 @@ METHODS = {
     "dynamic_centroid": Method(
         "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
     ),
-    "dynamic_nsn_each": Method(
-        "dynamic NSN, at each position", _classifier, network="dynamic_each"
+    "dynamic_nsn_blocks": Method(
+        "dynamic NSN, in blocks of 2x2", _classifier, network="dynamic_blocks"
     ),
-    "dynamic_centroid_each": Method(
-        "dynamic network, nearest centroid, at each position",
+    "dynamic_centroid_blocks": Method(
+        "dynamic network, nearest centroid, in blocks of 2x2",
         nearest_centroid,
-        network="dynamic_each",
+        network="dynamic_blocks",
     ),
     **{
         f"{network}{suffix}": Method(f"{what}{title}", learner, network=network)

@@ -88,8 +88,6 @@ def main(_arguments: list[str]) -> None:
         variant=variant,
         batch_normalization_momentum=momentum,
         predictors=chosen.predictors,
-        # Runs of default predictors differ by it.
-        downsampling=2 if chosen.predictors == "default" else None,
     )
     given = {"variant": variant, "filters": setting["filters"]}
 

@@ -71,6 +71,12 @@ METHODS = {
     "dynamic_dns_shared": _nsn(
         "dynamic NSN, DNS, one shared predictor", "diagonal", predictor="shared"
     ),
+    "dynamic_uns_blocks": _nsn(
+        "dynamic NSN, UNS, in blocks of 2x2",
+        "unconstrained",
+        predictor="sphere",
+        downsampling=2,
+    ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
     ),
@@ -230,7 +236,8 @@ TABLES = {
             name: {}
             for name in (
                 *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
-                *("static_dns", "dynamic_uns", "squeeze_excite", "condconv", "eca"),
+                *("static_dns", "dynamic_uns", "dynamic_uns_blocks"),
+                *("squeeze_excite", "condconv", "eca"),
             )
         },
         predictors="default",

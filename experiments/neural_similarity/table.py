@@ -64,16 +64,13 @@ def not_run(numbers: list[str]) -> str:
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe = setting["recipe"]
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
-    predictors = f"{setting.get('predictors', 'published')} predictors"
-    if setting.get("downsampling") == 1:
-        predictors += " at each position"
     backend, version = found[0]["versions"]["backend"].split()
     if setting.get("filters"):
         variant += f" of {'-'.join(map(str, setting['filters']))} filters"
     return (
         f"### {setting['network']}{variant} on {setting['dataset']}: "
         f"{setting['train_examples']:,} images, {recipe['steps']:,} steps, "
-        f"{predictors}, {backend}\n\n"
+        f"{setting.get('predictors', 'published')} predictors, {backend}\n\n"
         f"{tables.commands(found)} with {backend} {version}. "
         f"{tables.training(setting)}, batch norm momentum "
         f"{setting['batch_normalization_momentum']:g}. Errors on "

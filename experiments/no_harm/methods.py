@@ -96,8 +96,7 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_trained(plain)
 
 
-#: An `M` at each position.
-EACH = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
+BLOCKS = nsl_keras.predictors.SimilarityPredictor(downsampling=2)
 BASELINES = {
     PLAIN: Method("plain", leave_plain),
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
@@ -107,11 +106,11 @@ COMPARED = {
     "static_uns": Method("static UNS", with_similarity("unconstrained")),
     "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
     "dynamic_uns": Method("dynamic UNS", with_similarity("unconstrained", "sphere")),
-    "dynamic_dns_each": Method(
-        "dynamic DNS, at each position", with_similarity("diagonal", EACH)
+    "dynamic_dns_blocks": Method(
+        "dynamic DNS, in blocks of 2x2", with_similarity("diagonal", BLOCKS)
     ),
-    "dynamic_uns_each": Method(
-        "dynamic UNS, at each position", with_similarity("unconstrained", EACH)
+    "dynamic_uns_blocks": Method(
+        "dynamic UNS, in blocks of 2x2", with_similarity("unconstrained", BLOCKS)
     ),
     "neighbors_dense": Method(
         "Meta-Neighborhoods, Dense", with_neighbors(keras.layers.Dense)
@@ -132,9 +131,9 @@ COMPARED = {
         add_similarity(similarity="diagonal", predictor="sphere"),
         pretrained=True,
     ),
-    "converted_dynamic_dns_each": Method(
-        "converted to dynamic DNS, at each position",
-        add_similarity(similarity="diagonal", predictor=EACH),
+    "converted_dynamic_dns_blocks": Method(
+        "converted to dynamic DNS, in blocks of 2x2",
+        add_similarity(similarity="diagonal", predictor=BLOCKS),
         pretrained=True,
     ),
     "converted_neighbors": Method(

@@ -23,7 +23,7 @@ from experiments.speed import measure, neighborhoods, similarity
 
 BATCH = 128
 SIZE, CHANNELS = 32, 32
-PARTS = ("core", "layer", "layer, at each position")
+PARTS = ("core", "layer", "layer, in blocks")
 CASES = (
     "Conv2D",
     *(f"dynamic {name}, {part}" for name in ("DNS", "UNS") for part in PARTS),

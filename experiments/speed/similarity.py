@@ -1,7 +1,7 @@
 """Static and dynamic neural similarity against `Conv2D`.
 
-Every network is the same but for its convolutions. "layer" includes the predictor, once for
-each block of 2x2 or at each position; "core" reads its output from a weight that holds one
+Every network is the same but for its convolutions. "layer" includes the predictor, at every
+position or once for each block of 2x2; "core" reads its output from a weight that holds one
 value for every example and position.
 """
 
@@ -73,8 +73,8 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
         for part, predictor in (
             ("layer", "sphere"),
             (
-                "layer, at each position",
-                nsl_keras.predictors.SimilarityPredictor(downsampling=1),
+                "layer, in blocks",
+                nsl_keras.predictors.SimilarityPredictor(downsampling=2),
             ),
             ("core", StoredPrediction(np.size(parameters))),
         ):

@@ -76,11 +76,6 @@ class LayerContext:
         return 0 if self.geometry is None else len(self.geometry["kernel_size"])
 
     @property
-    def is_dilated(self) -> bool:
-        """Whether the layer is a dilated convolution."""
-        return self.rank > 0 and self.geometry["dilation_rate"] != (1,) * self.rank
-
-    @property
     def channel_axis(self) -> int:
         """The axis of the channels, in the input and in the prediction."""
         first = self.rank and self.geometry["data_format"] == "channels_first"
@@ -116,9 +111,8 @@ class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
     The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input `x` and returns, for each block of output positions, the
-    difference between the parameters of `M(x)` and of the identity. By `kind`, if `M` is
-    diagonal:
+    It reads the layer's input `x` and returns, at every output position, the difference
+    between the parameters of `M(x)` and of the identity. By `kind`, if `M` is diagonal:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
@@ -127,11 +121,11 @@ class SimilarityPredictor:
     For other similarities (`T^2` outputs if unconstrained) there is no batch norm, except
     after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
-    The first layer has the convolution's kernel size, padding and dilation, and
-    `downsampling` times its strides; the second has stride 1 and `"same"` (in causal layers
-    `"causal"`). In depthwise layers the second has all of these, after a 1x1 bottleneck of
-    8 filters, since a full convolution would cost many times the layer; but not with
-    `start="published"` or an `output_kernel_size`.
+    The first layer has the convolution's kernel size, strides, padding and dilation; the
+    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers the
+    second has all of these, after a 1x1 bottleneck of 8 filters, since a full convolution
+    would cost many times the layer; but not with `start="published"` or an
+    `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
@@ -145,11 +139,10 @@ class SimilarityPredictor:
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
             and 128 for others; with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
-        downsampling: int, the side of the blocks of positions that share one `M`. Blocks
-            begin at the first position; the last may be smaller. `None` is 2, but 1 in
-            dilated layers (where it must be 1), if `pooled`, with `start="published"`, and
-            if `kind` is a function. In a shared predictor the layers' dilation does not
-            count.
+        downsampling: int, the side of the blocks of positions that share one `M`: with 2,
+            the first layer has twice the strides, and each block of 2x2 positions of an
+            image takes one prediction. Blocks begin at the first position; those at the
+            end may be smaller. Not in dilated convolutions.
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
@@ -196,7 +189,7 @@ class SimilarityPredictor:
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
     width: int | None = None
     output_kernel_size: Any = None
-    downsampling: int | None = None
+    downsampling: int = 1
     pooled: bool = False
     batch_normalization: bool | dict[str, Any] | None = None
     residual: bool = True
@@ -207,7 +200,7 @@ class SimilarityPredictor:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
-        validation.optional(validation.positive_integer, self.downsampling, "downsampling")
+        validation.positive_integer(self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
         if not isinstance(self.batch_normalization, (bool, dict, type(None))):
             raise ValueError(
@@ -217,26 +210,17 @@ class SimilarityPredictor:
         validation.boolean(self.residual, "residual")
         validation.one_of(self.start, STARTS, "start")
 
-    def block(self, context: LayerContext) -> int:
-        """Returns the side of the blocks of positions that share one `M` in a layer."""
-        if self.downsampling is not None:
-            return self.downsampling
-        everywhere = self.pooled or self.start == "published" or callable(self.kind)
-        return 1 if everywhere or context.rank == 0 or context.is_dilated else 2
-
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
         geometry = context.geometry
         if geometry is None and (
-            self.pooled
-            or (self.downsampling or 1) > 1
-            or self.output_kernel_size is not None
+            self.pooled or self.downsampling > 1 or self.output_kernel_size is not None
         ):
             raise ValueError(
                 "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
                 f"convolutions. Received: predictor={self}"
             )
-        if self.block(context) > 1 and context.is_dilated:
+        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * context.rank:
             raise ValueError(
                 "`downsampling` of a predictor must be 1 in a dilated convolution. "
                 f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
@@ -327,7 +311,7 @@ class SimilarityPredictor:
         geometry = context.geometry
         if geometry is None:
             return {}, {}
-        strides = tuple(self.block(context) * each for each in geometry["strides"])
+        strides = tuple(self.downsampling * each for each in geometry["strides"])
         own = {**geometry, "strides": strides}
         other = {
             "kernel_size": self.output_kernel_size or geometry["kernel_size"],

@@ -89,9 +89,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self.adaptation_initializer = keras.initializers.get(adaptation_initializer)
         self.shared_network: Any = None
 
-    def block(self, context: predictors.LayerContext) -> int:
-        """Returns the side of the blocks of positions that share one `M`."""
-        return self.predictor.block(self._adapted(context))
+    @property
+    def downsampling(self) -> int:
+        """The side of the blocks of positions that share one `M`."""
+        return self.predictor.downsampling
 
     @property
     def residual(self) -> bool:
@@ -105,9 +106,16 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 "A shared `predictor` must be given to convolutions. "
                 f"Received: {self.name!r} for a layer of vectors"
             )
-        adapted = self._adapted(context)
-        padding = adapted.geometry["padding"]
+        padding = "causal" if context.geometry["padding"] == "causal" else "same"
+        ones = (1,) * context.rank
         if self.shared_network is None:
+            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
+            adapted = dataclasses.replace(
+                context,
+                channels=self.adapted_filters,
+                geometry=context.geometry | changes,
+                is_depthwise=False,
+            )
             self._padding = padding
             self.shared_network = self.predictor.network(adapted)
         if padding != self._padding:
@@ -127,18 +135,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             name="adaptation",
         )
         return context.sequential([adaptation, self], "adapted_predictor")
-
-    def _adapted(self, context: predictors.LayerContext) -> predictors.LayerContext:
-        """Returns what the shared network must know of the adaptation of a layer."""
-        padding = "causal" if context.geometry["padding"] == "causal" else "same"
-        ones = (1,) * context.rank
-        changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
-        return dataclasses.replace(
-            context,
-            channels=self.adapted_filters,
-            geometry=context.geometry | changes,
-            is_depthwise=False,
-        )
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return self.shared_network(inputs, training=training)

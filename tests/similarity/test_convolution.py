@@ -147,13 +147,13 @@ def test_static_layer_follows_the_formula(name, similarity, data_format):
 
 def make_predictor(kind, member, similarity, dtype, geometry):
     """A predictor of a kind with a narrow hidden layer."""
-    recipe = functools.partial(SimilarityPredictor, width=5, downsampling=1)
+    recipe = functools.partial(SimilarityPredictor, width=5)
     if kind in ("sphere", "full_sphere", "cnn"):
         return recipe(kind)
     if kind == "pooled":
         return recipe(pooled=True)
     if kind == "in_blocks":
-        return recipe(downsampling=None)  # Unless the layer is dilated.
+        return recipe(downsampling=2)
     if kind.startswith("shared"):
         return SharedSimilarityPredictor(
             recipe(pooled=kind == "shared_pooled"), adapted_filters=3
@@ -244,7 +244,8 @@ def test_dynamic_layer_follows_the_formula(name, similarity, kind, data_format):
 def test_causal_layer_never_looks_ahead(kind, data_format):
     member = FAMILY["conv1d"]
     first = data_format == "channels_first"
-    for options in ({}, {"strides": 2}, {"dilation_rate": 2}):
+    dilated = [] if kind == "in_blocks" else [{"dilation_rate": 2}]
+    for options in ({}, {"strides": 2}, *dilated):
         geometry = {
             "kernel_size": 3,
             "padding": "causal",

@@ -18,7 +18,6 @@ from similarity_layers import (
 )
 
 from nsl_keras.layers import NeuralSimilarityConv2D
-from nsl_keras.predictors import SimilarityPredictor
 
 RNG = np.random.default_rng(6)
 one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
@@ -244,8 +243,7 @@ def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
 @one_layer_of_a_kind
 def test_dynamic_layer_masks_the_rows_of_every_matrix(name, similarity):
     member, dtype = FAMILY[name], DTYPES[0]
-    predictor = SimilarityPredictor(downsampling=1)
-    layer = make_shaped(name, predictor, dtype, similarity=SIMILARITIES[similarity])
+    layer = make_shaped(name, "sphere", dtype, similarity=SIMILARITIES[similarity])
     drop(layer, 1)
     inputs = member.tensor(dtype)
     identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)

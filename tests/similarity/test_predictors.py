@@ -106,7 +106,7 @@ def test_geometry_is_that_of_the_layer():
     )
     network = built(layer, (None, 5, 7, 6)).bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")
-    assert (hidden.kernel_size, hidden.strides, hidden.padding) == ((2, 3), (4, 2), "same")
+    assert (hidden.kernel_size, hidden.strides, hidden.padding) == ((2, 3), (2, 1), "same")
     assert (output.kernel_size, output.strides, output.padding) == ((2, 3), (1, 1), "same")
     assert hidden.data_format == output.data_format == "channels_first"
     assert {each.dtype_policy.name for each in network.layers} == {"mixed_bfloat16"}
@@ -150,7 +150,7 @@ def test_depthwise_layers_have_a_bottleneck():
     layer = made("sphere")
     hidden, output = map(layer.bilinear_form.network.get_layer, ("hidden", "output"))
     assert (hidden.kernel_size, hidden.strides, hidden.filters) == ((1, 1), (1, 1), 8)
-    assert (output.kernel_size, output.strides, output.padding) == ((3, 3), (4, 4), "valid")
+    assert (output.kernel_size, output.strides, output.padding) == ((3, 3), (2, 2), "valid")
     assert layer.bilinear_form.count_params() < 2 * 9 * 240
     published = made(predictors.published()).bilinear_form.network.get_layer("hidden")
     assert (published.kernel_size, published.filters) == ((3, 3), 64)
@@ -212,23 +212,6 @@ def test_positions_of_a_block_share_a_prediction(name, options, shared):
         assert coarse.shape[axis] == numbers[-1] + 1 > 1
         coarse = np.take(coarse, numbers, axis)
     assert_close(np.diagonal(matrices, axis1=-2, axis2=-1), 1 + coarse, 1e-6)
-
-
-def test_blocks_by_default():
-    for name, options, recipe, block in (
-        ("conv1d", {"padding": "causal"}, {}, 2),
-        ("conv2d", {"padding": "same", "strides": 2}, {}, 2),
-        ("conv2d", {"dilation_rate": (1, 2)}, {}, 1),
-        ("conv2d", {}, {"pooled": True}, 1),
-        ("conv2d", {}, {"start": "published"}, 1),
-    ):
-        outputs = []
-        for given in ({}, {"downsampling": block}):
-            predictor = SimilarityPredictor(**recipe, **given)
-            layer = FAMILY[name].make_built(predictor=predictor, **options)
-            outputs.append(layer(FAMILY[name].tensor()))
-        assert_equal(*outputs)
-    build_dense(SimilarityPredictor())  # There are none of vectors.
 
 
 def test_a_pooled_prediction_is_the_mean_over_positions_or_blocks():
@@ -330,7 +313,7 @@ def test_predictions_without_the_identity(kind, data_format):
     images = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
     options = {"residual": False, "width": 4, "batch_normalization": False}
     for start, expected in (("identity", np.eye(9)), ("published", np.zeros((9, 9)))):
-        recipe = SimilarityPredictor(kind, start=start, downsampling=1, **options)
+        recipe = SimilarityPredictor(kind, start=start, **options)
         for predictor in (recipe, SharedSimilarityPredictor(recipe, 3)):
             layer = NeuralSimilarityConv2D(
                 *(6, 3),
@@ -477,7 +460,7 @@ def test_shared_predictor_is_one_network_with_adaptations():
         assert tuple(adaptation.kernel.shape) == (3, 3, channels, 5)
         assert (adaptation.strides, adaptation.padding) == (layer.strides, layer.padding)
     assert tuple(shared.shared_network.get_layer("hidden").kernel.shape) == (3, 3, 5, 7)
-    assert shared.shared_network.get_layer("hidden").strides == (2, 2)
+    assert shared.shared_network.get_layer("hidden").strides == (1, 1)
     # Kernels and biases, adaptations, and once the two kernels.
     assert len(model.trainable_variables) == 3 * 2 + 3 + 2
     assert not model.non_trainable_variables

@@ -29,12 +29,12 @@ def recipe(**options):
         (convolution(), (8, 8, 4), PLAIN, 0),
         (convolution(strides=2, similarity="unconstrained"), (8, 8, 4), PLAIN // 4, 0),
         (convolution(groups=2), (8, 8, 4), PLAIN // 2, 0),
-        (convolution(**NARROW), (8, 8, 4), PLAIN, 16 * SPHERE + 64 * 9 * 4),
+        (convolution(**NARROW), (8, 8, 4), PLAIN, 64 * (SPHERE + 9 * 4)),
         (
             convolution(data_format="channels_first", **NARROW),
-            (4, 7, 8),
-            7 * PLAIN // 8,
-            16 * SPHERE + 56 * 9 * 4,
+            (4, 8, 8),
+            PLAIN,
+            64 * (SPHERE + 9 * 4),
         ),
         (
             convolution(similarity="unconstrained", predictor=recipe(pooled=True)),
@@ -43,24 +43,30 @@ def recipe(**options):
             64 * (9 * 4 * 5 + 9 * 5 * 81 + 81 * 4),
         ),
         (
+            convolution(predictor=recipe(downsampling=2)),
+            (7, 8, 4),
+            7 * PLAIN // 8,
+            16 * SPHERE + 56 * 9 * 4,
+        ),
+        (
             convolution(predictor=predictors.SharedSimilarityPredictor(recipe(), 4)),
             (8, 8, 4),
             PLAIN,
-            64 * 9 * 4 * 4 + 16 * SPHERE + 64 * 9 * 4,
+            64 * (9 * 4 * 4 + SPHERE + 9 * 4),
         ),
         (
             layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW),
             (8, 8, 4),
             64 * 9 * 4,
-            64 * 4 * 5 + 16 * 9 * 5 * 9 + 64 * 9 * 4,
+            64 * (4 * 5 + 9 * 5 * 9 + 9 * 4),
         ),
-        (  # At each 2x2 positions of its input, on patches of 6 filters.
+        (  # At each position of its input, on patches of 6 filters.
             layers.NeuralSimilarityConv2DTranspose(
                 6, 3, 2, similarity="unconstrained", **NARROW
             ),
             (8, 8, 4),
             PLAIN,
-            16 * (9 * 4 * 5 + 9 * 5 * 81) + 64 * 81 * 6,
+            64 * (9 * 4 * 5 + 9 * 5 * 81 + 81 * 6),
         ),
         (
             layers.NeuralSimilarityDense(6, similarity="unconstrained", block_size=4),
@@ -141,7 +147,7 @@ def test_shared_layers_count_at_each_call_and_predictors_once():
     result = summary(model)
     plain = 64 * 9 * 4 * 4
     assert [row.plain_multiply_adds for row in result.layers] == [2 * plain, plain]
-    assert result.multiply_adds == 3 * (plain + 64 * (9 * 4 * 4 + 9 * 4) + 16 * SPHERE)
+    assert result.multiply_adds == 3 * (plain + 64 * (9 * 4 * 4 + SPHERE + 9 * 4))
     added = sum(row.similarity_parameters for row in result.layers)
     assert result.similarity_parameters == added - predictor.count_params()
     assert result.parameters == model.count_params()

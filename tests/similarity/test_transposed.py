@@ -98,7 +98,7 @@ STATIC = [
     {"similarity": "diagonal", "learn_shape": True},
     {"similarity": "positive_semidefinite"},
 ]
-RECIPES = [{"downsampling": 1}, {"pooled": True}]
+RECIPES = [{"downsampling": 2}, {"pooled": True}]
 
 
 @pytest.mark.parametrize("options", [*STATIC, *RECIPES], ids=str)
