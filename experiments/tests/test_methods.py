@@ -69,10 +69,10 @@ def test_rows_of_neural_similarity_differ(number):
             table.network, row, (size, size, 3), 10, momentum=0.9, **options
         )
         assert model.output_shape == (None, 10)
-        # Predictors of different kinds have the same parameters.
+        # Predictors of different kinds and blocks have the same parameters.
         similarity = getattr(row.convolution, "keywords", {})
-        kind = similarity.get("predictor"), row.options.get("sphere")
-        found[name] = (parameters(model), *kind)
+        kind = similarity.get("predictor"), similarity.get("downsampling")
+        found[name] = (parameters(model), *kind, row.options.get("sphere"))
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
 
