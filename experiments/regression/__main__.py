@@ -6,7 +6,8 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
 
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
 2020): 5-fold cross-validation, AdamW at 1e-3, batches of 128, training stopped after 10
-epochs without a lower validation loss, 1000 dictionary entries in the space of the inputs.
+epochs without a lower validation loss, 1000 dictionary entries in the space of the inputs,
+or, with --features, in that of the last layer, which then is all that is adapted.
 Where the text leaves it open: everything is chosen in each fold, on a validation part of
 its training data; means and variances are those of the rest of them.
 """
@@ -41,6 +42,8 @@ flags.DEFINE_list("units", ["32", "64", "128", "256"], "Their units to choose fr
 flags.DEFINE_list("decays", ["0", "1", "10"], "Weight decays to choose from, as in Keras.")
 flags.DEFINE_list("temperatures", ["0.1", "0.5"], "Temperatures to choose from.")
 flags.DEFINE_integer("num_neighbors", 1000, "Dictionary entries.", lower_bound=1)
+flags.DEFINE_bool("features", False, "Entries in the space of the last layer's inputs.")
+flags.DEFINE_float("key_deviation", 0.05, "Standard deviation of keys at the start.")
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
 flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
@@ -73,12 +76,17 @@ def make(fold: data.Fold, choice: dict) -> keras.Model:
     hidden = [
         keras.layers.Dense(choice["units"], "relu") for _ in range(choice["layers"] - 1)
     ]
-    model = keras.Sequential([*hidden, keras.layers.Dense(fold.train.y.shape[1])])
+    last = keras.layers.Dense(fold.train.y.shape[1])
+    model = keras.Sequential([*hidden, last])
     if "temperature" in choice:
         dictionary = nsl_keras.layers.NeighborDictionary(
-            FLAGS.num_neighbors, temperature=choice["temperature"], seed=FLAGS.seed
+            FLAGS.num_neighbors,
+            temperature=choice["temperature"],
+            key_initializer=keras.initializers.RandomNormal(stddev=FLAGS.key_deviation),
+            seed=FLAGS.seed,
         )
-        model = nsl_keras.MetaNeighborhoodModel(None, model, dictionary, task="regression")
+        parts = (keras.Sequential(hidden), last) if FLAGS.features else (None, model)
+        model = nsl_keras.MetaNeighborhoodModel(*parts, dictionary, task="regression")
     model.build((None, fold.train.x.shape[1]))
     if "temperature" in choice:
         # "Uniform distribution in the same range of the regression labels".
@@ -118,8 +126,9 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=choice["decay"])
     if isinstance(model, nsl_keras.MetaNeighborhoodModel):
         # Of the network, as in the plain one; not of dictionary and rates.
-        head = {id(v) for v in model.head.trainable_variables}
-        spared = [v for v in model.trainable_variables if id(v) not in head]
+        parts = [model.head, *([model.backbone] if model.backbone else [])]
+        network = {id(v) for part in parts for v in part.trainable_variables}
+        spared = [v for v in model.trainable_variables if id(v) not in network]
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")
     batches = Batches(fold.train)
@@ -210,13 +219,20 @@ def main(_arguments: list[str]) -> None:
         *("num_neighbors", "epochs", "patience", "seed"),
     )
     protocol = {name: FLAGS[name].value for name in names}
+    # Older records have neither.
+    changed = [
+        name
+        for name in ("features", "key_deviation")
+        if not FLAGS[name].using_default_value
+    ]
+    protocol |= {name: FLAGS[name].value for name in changed}
     folds = data.folds(found, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
     setting = {"data": found.name, **sizes, "protocol": protocol}
     if FLAGS.data_file:
         setting["data_file"] = fingerprint({"x": found.x, "y": found.y})
     records = runs.RunRecords(
         runs.results_folder(FLAGS.output_dir) / "regression.jsonl",
-        found.name,
+        "_".join([found.name, *changed]),
         setting,
         states=runs.states_folder(FLAGS.state_dir, setting),
     )

@@ -26,16 +26,20 @@ def table(settings: list[runs.RunRecords]) -> str:
     rows = []
     for records in settings:
         setting, errors = records.setting, errors_of(records.runs)
+        protocol = setting["protocol"]
+        title = setting["data"] + (", on features" if protocol.get("features") else "")
+        if deviation := protocol.get("key_deviation"):
+            title += f", keys from N(0, {deviation:g}²)"
         rows.append(
             [
-                setting["data"],
+                title,
                 str(setting["examples"]),
                 str(setting["features"]),
                 *(f"{np.mean(e):.4f} ± {np.std(e, ddof=1):.4f}" for e in errors.values()),
                 f"{p_value(errors):.3f}",
             ]
         )
-        if setting["data"] in PUBLISHED:
+        if title in PUBLISHED:
             published = PUBLISHED[setting["data"]]
             rows.append([f"{setting['data']}, published", "", "", *published, "", "< 0.05"])
     return tables.markdown(columns, rows)
@@ -61,7 +65,7 @@ def section(results: pathlib.Path) -> str:
     settings = runs.all_of(results / "regression.jsonl")
     if not settings:
         return f"{title}\n\nNot run."
-    ran = {records.setting["data"] for records in settings}
+    ran = {records.name for records in settings}
     missing = [name for name in PUBLISHED if name not in ran]
     commands = ", ".join(tables.commands(records.runs) for records in settings)
     parts = [
