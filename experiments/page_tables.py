@@ -83,6 +83,12 @@ def _where() -> str:
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
     naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
     step = predictors.step_times(RESULTS)["UNS kernel-sized output", "narrow_cnn"]
+    steps = {
+        row["candidate"]: f"{row['median']:.2f}x a step"
+        for each in experiments.speed.table.measured(RESULTS, "network")
+        for row in each["rows"]
+        if row["case"].startswith("few-shot")
+    }
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
     def made(records: runs.RunRecords, *methods: str) -> str:
@@ -101,10 +107,10 @@ def _where() -> str:
         ],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + ["dynamic similarity", *dynamic[:2], f"{_seconds(dynamic, plain):.1f}x"]
+            + ["dynamic similarity", *dynamic[:2], steps["dynamic"]]
             + [made(few_shot, "finetuning", "dynamic_nsn")],
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
-            + [f"{_seconds(wide, plain):.1f}x"]
+            + [steps["same_parameters"]]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["five epochs, small data: mean of 15 tasks", ""]
             + ["dynamic similarity", "", naive[1], f"{step['median']:.2f}x a step"]
@@ -117,11 +123,6 @@ def _where() -> str:
             + [made(demo, "plain", "static")],
         ],
     )
-
-
-def _seconds(cells: list[str], baseline: list[str]) -> float:
-    """How much longer the training took: its column is the last but one."""
-    return float(cells[-2]) / float(baseline[-2])
 
 
 def _cells(table: str, title: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import statistics
 from collections.abc import Collection
 
 import numpy as np
@@ -135,7 +134,7 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     columns += ["here", "difference to finetuning", "seeds", "batch norm", "rate"]
-    columns += ["support loss", "training images", "training, s", "test, s"]
+    columns += ["support loss", "training images"]
     rows = []
     for name in names:
         method = methods.METHODS[name]
@@ -163,8 +162,6 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
             ", ".join(dict.fromkeys(map(_rate, chosen))),
             _support_loss(chosen),
             f"{chosen[0]['training_images']:,}",
-            _median(chosen, "seconds"),
-            _median(chosen, "evaluation_seconds"),
         ]
         rows.append(cells)
     return tables.markdown(columns, rows)
@@ -201,8 +198,3 @@ def _difference(first: str, second: str, found: list[dict], setting: dict) -> st
     shared = [[run for run in each if run["seed"] in both] for each in pair]
     paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
-
-
-def _median(found: list[dict], key: str) -> str:
-    known = [run[key] for run in found if key in run]
-    return f"{statistics.median(known):,.0f}" if known else ""

@@ -17,9 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 import nsl_keras
+from experiments.few_shot import methods as few_shot
 from experiments.neural_similarity import methods
 from experiments.speed import measure
 
+#: Classes that few-shot networks are trained on.
+FEW_SHOT_CLASSES = 64
 BATCH = 32
 KERNEL_SIZE, CLASSES = 3, 10
 #: Height and width, channels and filters.
@@ -142,3 +145,11 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
         served = {name: methods.served(model) for name, model in networks.items()}
         case = f"{title}, one image"
         yield measure.inference(case, served, images[:1], xla, calls_per_round=20)
+    networks = {
+        kind: few_shot.classifier(
+            few_shot.features("cnn4", kind, (32, 32, 3)), FEW_SHOT_CLASSES
+        )
+        for kind in ("plain", "dynamic", "same_parameters", "squeeze_excite", "condconv")
+    }
+    case = "few-shot CNN-4, training step, B=64"
+    yield measure.training(case, networks, images, FEW_SHOT_CLASSES, xla)
