@@ -18,7 +18,6 @@ import experiments.regression.table
 import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
-from experiments.neural_similarity import predictors
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.serving import load
@@ -82,9 +81,8 @@ def _where() -> str:
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
     naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
-    step = predictors.step_times(RESULTS)["UNS kernel-sized output", "narrow_cnn"]
     steps = {
-        row["candidate"]: f"{row['median']:.2f}x a step"
+        row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
         for row in each["rows"]
         if row["case"].startswith("few-shot")
@@ -107,13 +105,13 @@ def _where() -> str:
         ],
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + ["dynamic similarity", *dynamic[:2], steps["dynamic"]]
+            + ["dynamic diagonal similarity", *dynamic[:2], steps["dynamic NSN"]]
             + [made(few_shot, "finetuning", "dynamic_nsn")],
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
-            + [steps["same_parameters"]]
+            + [steps["plain network with the dynamic one's parameters"]]
             + [made(few_shot, "finetuning", "same_parameters")],
             ["five epochs, small data: mean of 15 tasks", ""]
-            + ["dynamic similarity", "", naive[1], f"{step['median']:.2f}x a step"]
+            + ["dynamic unconstrained similarity", "", naive[1], f"{naive[-1]} per step"]
             + [tables.commits(tables.of_method(matrix, "dynamic_uns"))],
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]

@@ -30,8 +30,8 @@ INTRODUCTION = """# Results
 The records behind every table and picture, one file an experiment, one line of JSON a run:
 its setting and key, what was measured, the command, the versions, and the commit of this
 package that ran it. For older runs, the commit is the first that contains the record, and
-the command names the module as it is called today. `python -m experiments.tables` makes the
-tables from the records.
+the command names module and methods as they are called today. `python -m
+experiments.tables` makes the tables from the records.
 
 Commands write below `runs/`, which git ignores. To renew a result, delete its line, run the
 command beside its table with `--output_dir=.` in place of any other, and make the tables.

@@ -75,7 +75,7 @@ def test_penalty_of_a_static_matrix_itself(name):
         assert_close(loss, expected(static_matrix(layer)), 1e-4)
 
 
-#: Layers with a predicted `M`, the second with one for each 2x2 positions.
+#: Layers with a predicted `M`, the second with one for each block of 2x2 positions.
 DYNAMIC = {
     "diagonal": {"similarity": "diagonal", "predictor": "sphere", "padding": "same"},
     "positive_semidefinite": {

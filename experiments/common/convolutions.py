@@ -37,7 +37,7 @@ def convolutions(
     if predictor == "shared":
         # The authors released no code for it: the width and the start of the others.
         own = nsl_keras.predictors.SharedSimilarityPredictor(
-            nsl_keras.predictors.SimilarityPredictor(start=start)
+            nsl_keras.predictors.SimilarityPredictor(start=start, downsampling=downsampling)
         )
     elif predictor is not None:
         own = nsl_keras.predictors.SimilarityPredictor(

@@ -217,7 +217,7 @@ def train(
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
         evaluated = recipe.evaluated_parts(found, trial)
-        if rows.curves and not trial:
+        if rows.curves and not trial and len(found.validation.images):
             validation = found.validation
     try:
         record |= recipe.fit(model, batches, trained, state, FLAGS.verbose, validation)

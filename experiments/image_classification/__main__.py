@@ -1,7 +1,8 @@
 r"""Trains the image classifiers of Meta-Neighborhoods: Table 1 and Appendices A.3 to A.6.
 
 Every method and seed sees the same batches, and is evaluated once, after the last step;
-models with a dictionary before adaptation too.
+models with a dictionary before adaptation too, and those of A.3 on validation images in
+training. A.3 and A.4 are drawn, as in the paper's Figures 7 and 8.
 
     python -m experiments.image_classification --steps=300      # scikit-learn's digits
     python -m experiments.image_classification --dataset=cifar10 --backbone=resnet29 \
@@ -36,7 +37,7 @@ from experiments.common import (
     runs,
     tables,
 )
-from experiments.image_classification import curves, methods, table
+from experiments.image_classification import methods, table
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
@@ -168,7 +169,7 @@ def main(_arguments: list[str]) -> None:
         make,
         finish,
         methods.multiply_adds,
-        curves=experiment.figure is curves.in_training,
+        curves=experiment.curves,
     )
     made = image_training.make_runs(rows, place, setting, found)
     shown = (
@@ -177,8 +178,10 @@ def main(_arguments: list[str]) -> None:
     print(f"\n{shown}\n\nWrote {made.path}")
     if experiment.figure and not FLAGS.tune:
         folder = runs.results_folder(FLAGS.output_dir) / "figures"
-        drawn = experiment.figure(setting, made.runs, rows.titles)
-        runs.write_figures(folder, {table.picture(made.name, FLAGS.experiment): drawn})
+        titles = {name: each.title for name, each in experiment.methods.items()}
+        drawn = experiment.figure(setting, made.runs, titles)
+        if drawn is not None:
+            runs.write_figures(folder, {table.picture(made.name, FLAGS.experiment): drawn})
     if FLAGS.figures and not FLAGS.tune:
         draw(names, fine, models)
 

@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 
 
-def in_training(setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
-    """Figure 7: accuracies on validation images along the way, means over seeds."""
+def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
+    """Figure 7: accuracies on validation images in training, a line a seed.
+
+    `None` where no run has them.
+    """
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    for method, title in titles.items():
-        own = (run for run in found if run["method"] == method)
-        curves = [run["validation_curve"] for run in own if "validation_curve" in run]
-        if curves:
-            steps, accuracies = np.mean(curves, axis=0).T
-            axis.plot(steps, 100 * accuracies, label=f"{title}, {len(curves)} seeds")
+    for number, (method, title) in enumerate(titles.items()):
+        own = [run for run in found if run["method"] == method]
+        label: str | None = title
+        for curve in (run["validation_curve"] for run in own if "validation_curve" in run):
+            steps, accuracies = np.transpose(curve)
+            axis.plot(steps, 100 * accuracies, color=f"C{number}", label=label)
+            label = None
+    if not axis.lines:
+        plt.close(figure)
+        return None
     axis.set_xlabel("steps")
     axis.set_ylabel("validation accuracy, %")
     axis.legend()
@@ -29,22 +36,26 @@ def by_dictionary(setting: dict, found: list[dict], titles: dict[str, str]) -> A
     import matplotlib.pyplot as plt
 
     dictionary = setting["dictionary"]
+    accuracies: dict[str, list[float]] = {name: [] for name in titles}
+    for run in found:
+        if run["method"] in titles and "test_accuracy" in run:
+            accuracies[run["method"]].append(100 * run["test_accuracy"])
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
     for axis, kind, name, unit in (
         (axes[0], "size", "entries, S", dictionary["num_neighbors"]),
         (axes[1], "peak", "1/T", 1 / dictionary["temperature"]),
     ):
-        points: dict[float, list[float]] = {}
-        for run in found:
-            method, _, factor = run["method"].partition(f"_{kind}_")
-            if method == "neighborhoods":
-                value = unit * float(factor or 1)
-                points.setdefault(value, []).append(100 * run["test_accuracy"])
-        values = sorted(points)
-        axis.plot(values, [np.mean(points[value]) for value in values], "o-", label="MN")
-        plain = [100 * run["test_accuracy"] for run in found if run["method"] == "plain"]
-        if plain:
-            axis.axhline(np.mean(plain), color="black", linestyle=":", label="vanilla")
+        points = {}
+        for method, values in accuracies.items():
+            which, _, factor = method.partition(f"_{kind}_")
+            if which == "neighborhoods" and values:
+                points[unit * float(factor or 1)] = np.mean(values)
+        axis.plot(
+            *np.transpose(sorted(points.items())), "o-", label=titles["neighborhoods"]
+        )
+        if accuracies["plain"]:
+            plain = np.mean(accuracies["plain"])
+            axis.axhline(plain, color="black", linestyle=":", label=titles["plain"])
         axis.set_xscale("log")
         axis.set_xlabel(name)
     axes[0].set_ylabel("test accuracy, %")

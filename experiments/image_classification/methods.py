@@ -153,8 +153,10 @@ class Experiment:
     coarse: bool = False
     #: What the paper says where it has no numbers, and what is our own.
     note: str = ""
-    #: A function of a setting, its runs and the titles of methods, which draws them.
+    #: A function of a setting and its runs, which draws the methods of these titles.
     figure: Callable[[dict, list[dict], dict[str, str]], Any] | None = None
+    #: Whether accuracies in training are recorded.
+    curves: bool = False
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -225,6 +227,7 @@ EXPERIMENTS = {
         note="The paper has curves alone: on CIFAR-100 the extra layer is worse than none. "
         "What that layer is it leaves open; here it is a dense one with ReLU.",
         figure=curves.in_training,
+        curves=True,
     ),
     "A.4": Experiment(
         "Appendix A.4, Figure 8. Dictionary size S and temperature T",

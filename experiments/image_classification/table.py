@@ -24,11 +24,10 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
     setting, found = records.setting, records.runs
     chosen = experiments_of(records) if experiments is None else experiments
     made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
-    made += [
-        f"![{EXPERIMENTS[name].title}](figures/{picture(records.name, name)}.png)"
-        for name in chosen
-        if EXPERIMENTS[name].figure
-    ]
+    for name in chosen:
+        drawn = f"figures/{picture(records.name, name)}.png"
+        if (records.path.parent / drawn).exists():
+            made.append(f"![{EXPERIMENTS[name].title}]({drawn})")
     return "\n\n".join([_heading(setting, found), *made])
 
 

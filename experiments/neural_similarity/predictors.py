@@ -56,8 +56,8 @@ NAMES = ("narrow_cnn", "small_resnet")
 
 
 PREDICTORS = {
-    "kernel-sized output": SimilarityPredictor(downsampling=1),
-    "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
+    "kernel-sized output": SimilarityPredictor(),
+    "1x1 output": SimilarityPredictor(output_kernel_size=1),
     "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
 }

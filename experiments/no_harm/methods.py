@@ -96,7 +96,6 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_trained(plain)
 
 
-BLOCKS = nsl_keras.predictors.SimilarityPredictor(downsampling=2)
 BASELINES = {
     PLAIN: Method("plain", leave_plain),
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
@@ -106,12 +105,6 @@ COMPARED = {
     "static_uns": Method("static UNS", with_similarity("unconstrained")),
     "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
     "dynamic_uns": Method("dynamic UNS", with_similarity("unconstrained", "sphere")),
-    "dynamic_dns_blocks": Method(
-        "dynamic DNS, in blocks of 2x2", with_similarity("diagonal", BLOCKS)
-    ),
-    "dynamic_uns_blocks": Method(
-        "dynamic UNS, in blocks of 2x2", with_similarity("unconstrained", BLOCKS)
-    ),
     "neighbors_dense": Method(
         "Meta-Neighborhoods, Dense", with_neighbors(keras.layers.Dense)
     ),
@@ -129,11 +122,6 @@ COMPARED = {
     "converted_dynamic_dns": Method(
         "converted to dynamic DNS",
         add_similarity(similarity="diagonal", predictor="sphere"),
-        pretrained=True,
-    ),
-    "converted_dynamic_dns_blocks": Method(
-        "converted to dynamic DNS, in blocks of 2x2",
-        add_similarity(similarity="diagonal", predictor=BLOCKS),
         pretrained=True,
     ),
     "converted_neighbors": Method(

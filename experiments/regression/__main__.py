@@ -7,7 +7,7 @@ r"""Regression with kNN, a plain network and Meta-Neighborhoods: Table 2.
 The protocol of Section 4.3 and Appendix B of Meta-Neighborhoods (Shan et al., NeurIPS
 2020): 5-fold cross-validation, AdamW at 1e-3, batches of 128, training stopped after 10
 epochs without a lower validation loss, 1000 dictionary entries in the space of the inputs,
-or, with --features, in that of the last layer, which then is all that is adapted.
+or, with --features, of the last layer's inputs; then only the last layer is adapted.
 Where the text leaves it open: everything is chosen in each fold, on a validation part of
 its training data; means and variances are those of the rest of them.
 """
@@ -220,19 +220,19 @@ def main(_arguments: list[str]) -> None:
     )
     protocol = {name: FLAGS[name].value for name in names}
     # Older records have neither.
-    changed = [
-        name
+    changed = {
+        name: FLAGS[name].value
         for name in ("features", "key_deviation")
-        if not FLAGS[name].using_default_value
-    ]
-    protocol |= {name: FLAGS[name].value for name in changed}
+        if FLAGS[name].value != FLAGS[name].default
+    }
+    protocol |= changed
     folds = data.folds(found, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
     setting = {"data": found.name, **sizes, "protocol": protocol}
     if FLAGS.data_file:
         setting["data_file"] = fingerprint({"x": found.x, "y": found.y})
     records = runs.RunRecords(
         runs.results_folder(FLAGS.output_dir) / "regression.jsonl",
-        "_".join([found.name, *changed]),
+        "_".join([found.name, *(f"{name}_{changed[name]}" for name in changed)]),
         setting,
         states=runs.states_folder(FLAGS.state_dir, setting),
     )

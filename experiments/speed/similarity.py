@@ -146,10 +146,14 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
         case = f"{title}, one image"
         yield measure.inference(case, served, images[:1], xla, calls_per_round=20)
     networks = {
-        kind: few_shot.classifier(
-            few_shot.features("cnn4", kind, (32, 32, 3)), FEW_SHOT_CLASSES
+        few_shot.METHODS[name].title: few_shot.classifier(
+            few_shot.features("cnn4", few_shot.METHODS[name].network, (32, 32, 3)),
+            FEW_SHOT_CLASSES,
         )
-        for kind in ("plain", "dynamic", "same_parameters", "squeeze_excite", "condconv")
+        for name in (
+            *("finetuning", "dynamic_nsn", "same_parameters"),
+            *("squeeze_excite", "condconv"),
+        )
     }
     case = "few-shot CNN-4, training step, B=64"
     yield measure.training(case, networks, images, FEW_SHOT_CLASSES, xla)

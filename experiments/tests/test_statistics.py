@@ -120,7 +120,7 @@ def test_page_of_the_matrix(tmp_path):
     row = "| static DNS | 1 | -1.00 | -1.00 (digits narrow CNN) | none | -0.50 | 0.0 |"
     assert row in text
     assert "| digits, narrow CNN | 50.50 ± 0.71 | **-1.00 ± 0.00** | +0.00 ± 0.00 |" in text
-    assert "interval of 0 of 13 differences lies above zero, of\n1 below" in text
+    assert "interval of 0 of 10 differences lies above zero, of\n1 below" in text
     assert "## With this package's batch norms\n\nNot run.\n" in text
 
 

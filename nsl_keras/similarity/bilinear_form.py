@@ -207,8 +207,10 @@ class BilinearForm(keras.layers.Layer):
 
     def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
+        self._block = 1
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
+            self._block = self.predictor.downsampling
         else:  # The predictor is a custom layer.
             self.network = self.predictor
         shape = context.input_shape if self._on_vectors else input_shape
@@ -264,9 +266,8 @@ class BilinearForm(keras.layers.Layer):
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             self.add_loss(self._penalty(each) / ops.cast(count, wide))
         parameters = ops.cast(parameters, self.compute_dtype)
-        block = getattr(self.predictor, "downsampling", 1)
-        if block > 1 and len(prediction.shape) > 2:
-            return _repeated(parameters, block, positions)
+        if self._block > 1 and len(prediction.shape) > 2:
+            return _repeated(parameters, self._block, positions)
         return parameters
 
     def with_shape(self, kernel: Tensor) -> Tensor:

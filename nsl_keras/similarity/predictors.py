@@ -122,10 +122,10 @@ class SimilarityPredictor:
     after the output of `"cnn"` and in `"full_sphere"`, which has two.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
-    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers the
-    second has all of these, after a 1x1 bottleneck of 8 filters, since a full convolution
-    would cost many times the layer; but not with `start="published"` or an
-    `output_kernel_size`.
+    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers,
+    where a full convolution would cost many times the layer, a 1x1 bottleneck of 8 filters
+    comes first, and the second layer has the convolution's geometry; not with
+    `start="published"` or an `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
@@ -140,9 +140,9 @@ class SimilarityPredictor:
             and 128 for others; with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
         downsampling: int, the side of the blocks of positions that share one `M`: with 2,
-            the first layer has twice the strides, and each block of 2x2 positions of an
-            image takes one prediction. Blocks begin at the first position; those at the
-            end may be smaller. Not in dilated convolutions.
+            the network has twice the strides, and each block of 2x2 positions of an image
+            takes one prediction. Blocks begin at the first position; those at the end may
+            be smaller. Not in dilated convolutions, unless the predictor is shared.
         pooled: bool, whether to predict one `M` per example, the mean over all positions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set

@@ -28,7 +28,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     kernel `M^T W`.
 
     *Dynamic*: `M(x)` is predicted at every input position. The predictor's layers have
-    the kernel size and dilation of the layer, stride 1 and padding `"same"`.
+    the kernel size and dilation of the layer, and padding `"same"`.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.
