@@ -32,29 +32,39 @@ def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> An
 
 
 def by_dictionary(setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
-    """Figure 8: accuracies by the number of entries, and by the inverse temperature."""
+    """Figure 8: accuracies by the number of entries, and by the inverse temperature.
+
+    Means over the seeds that all methods have.
+    """
     import matplotlib.pyplot as plt
 
     dictionary = setting["dictionary"]
-    accuracies: dict[str, list[float]] = {name: [] for name in titles}
+    accuracies: dict[str, dict[int, float]] = {name: {} for name in titles}
     for run in found:
         if run["method"] in titles and "test_accuracy" in run:
-            accuracies[run["method"]].append(100 * run["test_accuracy"])
+            accuracies[run["method"]][run["seed"]] = 100 * run["test_accuracy"]
+    # Seeds that one method lacks would shift its point.
+    shared = set.intersection(*(set(each) for each in accuracies.values() if each))
+    means = {
+        name: np.mean([each[seed] for seed in shared])
+        for name, each in accuracies.items()
+        if shared & set(each)
+    }
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
     for axis, kind, name, unit in (
         (axes[0], "size", "entries, S", dictionary["num_neighbors"]),
         (axes[1], "peak", "1/T", 1 / dictionary["temperature"]),
     ):
         points = {}
-        for method, values in accuracies.items():
+        for method, mean in means.items():
             which, _, factor = method.partition(f"_{kind}_")
-            if which == "neighborhoods" and values:
-                points[unit * float(factor or 1)] = np.mean(values)
+            if which == "neighborhoods":
+                points[unit * float(factor or 1)] = mean
         axis.plot(
             *np.transpose(sorted(points.items())), "o-", label=titles["neighborhoods"]
         )
-        if accuracies["plain"]:
-            plain = np.mean(accuracies["plain"])
+        if "plain" in means:
+            plain = means["plain"]
             axis.axhline(plain, color="black", linestyle=":", label=titles["plain"])
         axis.set_xscale("log")
         axis.set_xlabel(name)
