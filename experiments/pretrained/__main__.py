@@ -28,7 +28,7 @@ from absl import flags
 from scipy import ndimage
 
 import nsl_keras
-from experiments.common import command, image_folders, options, runs
+from experiments.common import command, image_folders, runs
 from experiments.pretrained import efficientnet, table
 from nsl_keras import convert, few_shot
 
@@ -113,7 +113,8 @@ def fit(
     model.compile(
         keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=options.jit_compile(),
+        # XLA would compile the network for longer than it trains.
+        jit_compile=keras.backend.backend() == "jax",
     )
     model.fit(x, labels, batch_size=BATCH, epochs=epochs, verbose=0)
     return {"trained": sum(int(np.prod(each.shape)) for each in model.trainable_variables)}
@@ -276,5 +277,7 @@ def main(_arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all by default.")
+    flags.DEFINE_string("data_dir", None, "The folder of the images.")
+    flags.DEFINE_list("seeds", ["0"], "Draws of the labelled images.")
     flags.DEFINE_list("shots", ["5", "20"], "Labelled images of a class.")
     command.run(main)

@@ -38,7 +38,6 @@ def test_methods_train_what_they_say(monkeypatch):
     outputs = keras.layers.GlobalAveragePooling2D()(outputs)
     network = keras.Model(inputs, outputs)
     monkeypatch.setattr(pretrained, "backbone", lambda: network)
-    monkeypatch.setattr(pretrained.options, "jit_compile", lambda: False)
     for name, count in (("EPOCHS", 2), ("FEATURES_EPOCHS", 2), ("ENTRIES", 4)):
         monkeypatch.setattr(pretrained, name, count)
     images = np.random.default_rng(0).uniform(0, 255, (6, 8, 8, 3)).astype("float32")
