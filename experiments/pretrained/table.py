@@ -27,10 +27,10 @@ def table(found: list[dict]) -> str:
                 cells.append(tables.difference(values, baseline) or "not run")
         trained = own[0].get("trained")
         rates = "" if not own[0]["rate"] else f"{own[0]['rate']:g}"
-        cells += [f"{trained:,}" if trained else "", rates]
+        cells += [f"{trained:,}" if trained else "", rates, tables.seeds(own)]
         rows.append([name, *cells])
     titles = [f"{DOMAINS[domain]}, {shots} a class" for shots, domain in places]
-    columns = ["method", *titles, "trained numbers", "rate"]
+    columns = ["method", *titles, "trained numbers", "rate", "draws"]
     return tables.markdown(columns, rows)
 
 
