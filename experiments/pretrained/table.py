@@ -27,7 +27,8 @@ def table(found: list[dict]) -> str:
                 cells.append(tables.difference(values, baseline) or "not run")
         trained = own[0].get("trained")
         rates = "" if not own[0]["rate"] else f"{own[0]['rate']:g}"
-        cells += [f"{trained:,}" if trained else "", rates, tables.seeds(own)]
+        cells += [f"{trained:,}" if trained else "", rates]
+        cells.append(", ".join(map(str, sorted({run["seed"] for run in own}))))
         rows.append([name, *cells])
     titles = [f"{DOMAINS[domain]}, {shots} a class" for shots, domain in places]
     columns = ["method", *titles, "trained numbers", "rate", "draws"]
