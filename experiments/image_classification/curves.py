@@ -34,22 +34,21 @@ def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> An
 def by_dictionary(setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
     """Figure 8: accuracies by the number of entries, and by the inverse temperature.
 
-    Means over the seeds that all methods have.
+    Means over the seeds that all methods have; `None` where there is none.
     """
     import matplotlib.pyplot as plt
 
-    dictionary = setting["dictionary"]
     accuracies: dict[str, dict[int, float]] = {name: {} for name in titles}
     for run in found:
         if run["method"] in titles and "test_accuracy" in run:
             accuracies[run["method"]][run["seed"]] = 100 * run["test_accuracy"]
     # Seeds that one method lacks would shift its point.
-    shared = set.intersection(*(set(each) for each in accuracies.values() if each))
-    means = {
-        name: np.mean([each[seed] for seed in shared])
-        for name, each in accuracies.items()
-        if shared & set(each)
-    }
+    ran = {name: each for name, each in accuracies.items() if each}
+    shared = set.intersection(*map(set, ran.values())) if ran else set()
+    if not shared:
+        return None
+    means = {name: np.mean([each[seed] for seed in shared]) for name, each in ran.items()}
+    dictionary = setting["dictionary"]
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
     for axis, kind, name, unit in (
         (axes[0], "size", "entries, S", dictionary["num_neighbors"]),

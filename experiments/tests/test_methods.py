@@ -11,7 +11,7 @@ import tensorflow as tf
 import nsl_keras
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
-from experiments.image_classification import maxl
+from experiments.image_classification import curves, maxl
 from experiments.image_classification import methods as image_methods
 from experiments.kills import tiny_images
 from experiments.neural_similarity import methods as similarity_methods
@@ -51,6 +51,23 @@ def neighborhood_model(name, num_neighbors=12):
 def narrow(monkeypatch):
     convnet4 = functools.partial(nsl_keras.backbones.convnet4, filters=(4, 4, 4, 6))
     monkeypatch.setitem(image_methods.BACKBONES, "convnet4", convnet4)
+
+
+def test_dictionaries_are_drawn_by_the_seeds_that_all_have():
+    def run(method, seed, **found):
+        return {"method": f"neighborhoods{method}", "seed": seed, **found}
+
+    records = [
+        *(run("", seed, test_accuracy=0.5 + seed / 10) for seed in (0, 1)),
+        run("_size_2", 0, test_accuracy=0.6),
+        run("_peak_4", 0, diverged="nan"),
+    ]
+    setting = {"dictionary": {"num_neighbors": 10, "temperature": 0.2}}
+    titles = {name: each.title for name, each in image_methods.METHODS.items()}
+    figure = curves.by_dictionary(setting, records, titles)
+    sizes, peaks = (axis.lines[0].get_xydata().tolist() for axis in figure.axes)
+    assert (sizes, peaks) == ([[10, 50], [20, 60]], [[5, 50]])
+    assert curves.by_dictionary(setting, records[-1:], titles) is None
 
 
 # Rows.

@@ -433,6 +433,13 @@ def test_a_custom_layer(tmp_path):
     assert_equal(loaded(images), model(images))
 
 
+def test_a_custom_layer_may_have_attributes_of_recipes():
+    predictor = keras.layers.Conv2D(9, 3)
+    predictor.downsampling = 2
+    layer = NeuralSimilarityConv2D(4, 3, predictor=predictor)
+    assert tuple(layer(images_after_relu(9, 8, 3)).shape[1:]) == (7, 6, 4)
+
+
 # One network for several layers.
 
 
