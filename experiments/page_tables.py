@@ -217,6 +217,8 @@ def _shown(
     lines = [line.strip("|").split("|")[:columns] for line in parts[first].splitlines()]
     table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
     how = how or "\n\n".join(parts[:first])
+    rest = [part for part in parts[first + 1 :][:1] if part.startswith(tables.REST)]
+    table = "\n\n".join([table, *rest])
     return f"""{table}
 
 <details markdown="1">

@@ -6,6 +6,10 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+#: The cell of a row without a run, and the start of the line of rows without any figure.
+NOT_RUN = "not run"
+REST = "Not run: "
+
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; rows that are too short end in empty cells."""
@@ -174,7 +178,7 @@ def compared(
     published: tuple[str, Mapping[str, float]] | None,
     more: Mapping[str, Callable[[str], str]],
 ) -> str:
-    """A line a method beside a baseline, also for those that were not run.
+    """A line a method beside a baseline; those without any figure follow the table.
 
     `percents` returns those of a method by seed; `to_baseline` is the title of the column
     of differences, `published` title and percents of a column of published ones, `more` has
@@ -192,7 +196,7 @@ def compared(
             cells.append(figure(published[1].get(name)))
         chosen = of_method(found, name)
         if not chosen:
-            rows.append([*cells, "not run"])
+            rows.append([*cells, NOT_RUN])
             continue
         own, others = percents(name), percents(baseline)
         cells += [
@@ -206,7 +210,17 @@ def compared(
             images_per_second(chosen),
         ]
         rows.append(cells)
-    return markdown(columns, rows)
+    return run_and_not_run(columns, rows)
+
+
+def run_and_not_run(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, and below it the titles of rows that only say that they were not run."""
+    kept, rest = [], []
+    for row in rows:
+        empty = row[-1] == NOT_RUN and not any(row[1:-1])
+        (rest if empty else kept).append(row)
+    made = markdown(columns, kept)
+    return f"{made}\n\n{REST}{'; '.join(row[0] for row in rest)}." if rest else made
 
 
 def figure(published: float | None) -> str:

@@ -52,7 +52,6 @@ flags.DEFINE_bool(
     "As in the paper: trained on validation classes too, a constant rate, no "
     "augmentation, the authors' predictors.",
 )
-flags.DEFINE_bool("episode_augmentation", False, "The same in episodes of training.")
 
 
 def main(_arguments: list[str]) -> None:

@@ -20,11 +20,6 @@ PUBLISHED = {
     "validation_classes": 16,
     "test_classes": 20,
 }
-#: What rows were before they had their names, by the names they had.
-_OLDER_ROWS = {
-    "finetuning": "finetuning_glorot",
-    "meta_static_nsn": "meta_static_published",
-}
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
@@ -83,22 +78,10 @@ def _backends(found: list[dict]) -> str:
 
 
 def _of_images(setting: dict) -> str:
-    """What was done to training images, and what older runs had else."""
-    if _is_older(setting):
-        return (
-            "These runs are of an older version: all new classifiers start at Glorot's "
-            "draw, the predictors' batch norms at a gamma of 1. "
-        )
-    places = {
-        "augmentation": "in pretraining",
-        "episode_augmentation": "in episodes of training",
-    }
-    parts = " and ".join(places[name] for name in places if setting[name])
-    return f"Images are shifted by up to 4 pixels and mirrored {parts}. " if parts else ""
-
-
-def _is_older(setting: dict) -> bool:
-    return "augmentation" not in setting
+    """What was done to training images."""
+    if not setting["augmentation"]:
+        return ""
+    return "Images are shifted by up to 4 pixels and mirrored in pretraining. "
 
 
 def _pairs(setting: dict, found: list[dict]) -> list[str]:
@@ -107,7 +90,7 @@ def _pairs(setting: dict, found: list[dict]) -> list[str]:
     for first, second in methods.PAIRS:
         titles = [methods.METHODS[name].title for name in (first, second)]
         difference = _difference(first, second, found, setting)
-        if difference and not _is_older(setting):
+        if difference:
             told.append(f"{titles[0]} less {titles[1]} {difference}")
     return [f"Paired differences: {'; '.join(told)}."] if told else []
 
@@ -119,7 +102,8 @@ def not_run() -> str:
     for method in methods.METHODS.values():
         sources = (method.paper, method.rebuttal)
         cells = [each.get(name, "") for each in sources for name in ("cnn4", "cnn9")]
-        rows.append([method.title, *cells, "not run"])
+        if any(cells):
+            rows.append([method.title, *cells, tables.NOT_RUN])
     return (
         "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
         + tables.markdown([*columns, "here"], rows)
@@ -138,15 +122,13 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
     rows = []
     for name in names:
         method = methods.METHODS[name]
-        older = _OLDER_ROWS.get(name, name) if _is_older(setting) else name
-        cells = [methods.METHODS[older].title]
+        cells = [method.title]
         if published:
             sources = (method.paper, method.rebuttal)
             cells += [source.get(setting["backbone"], "") for source in sources]
         chosen = tables.of_method(found, name)
         if not chosen:
-            if not _is_older(setting):
-                rows.append([*cells, "not run"])
+            rows.append([*cells, tables.NOT_RUN])
             continue
         finished = [run for run in chosen if "diverged" not in run]
         if len(finished) < len(chosen):
@@ -164,7 +146,7 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
             f"{chosen[0]['training_images']:,}",
         ]
         rows.append(cells)
-    return tables.markdown(columns, rows)
+    return tables.run_and_not_run(columns, rows)
 
 
 def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:

@@ -13,7 +13,6 @@ from absl import flags
 
 import nsl_keras
 from experiments.common import options, recipe, runs
-from experiments.common.augmentation import augmented
 from experiments.common.data import PARTS, Split
 from experiments.few_shot import data, methods
 from nsl_keras import few_shot
@@ -42,7 +41,6 @@ class Setting:
     trial_share: float
     validation_episodes: int
     augmentation: bool = False
-    episode_augmentation: bool = False
     #: Records from before there was the flag have none.
     published: bool | None = None
 
@@ -62,8 +60,6 @@ class Setting:
         name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
         if self.augmentation:
             name += "_augmented"
-        if self.episode_augmentation:
-            name += "_augmented_episodes"
         if self.published:
             name += "_published"
         return f"{name}_tuned" if len(self.rates) > 1 else name
@@ -150,7 +146,7 @@ class Training:
             steps,
             learning_rate=rate,
             batch_size=images_per_step,
-            augmentation=_AUGMENTATION if augmentation else "none",
+            augmentation="pad_crop_flip" if augmentation else "none",
             optimizer="adam",
             epsilon=1e-7,
             cosine_decay=not self.setting.published,
@@ -193,8 +189,6 @@ class Training:
         batches = self.sampler("train", seed, ways).batches(
             episodes, recipe.chunk_steps(trained.steps, FLAGS.save_every)
         )
-        if setting.episode_augmentation:
-            batches = AugmentedEpisodes(batches, seed)
         return _fit(learner, batches, trained, methods.loss(method), folder)
 
 
@@ -211,33 +205,6 @@ def _fit(
     found = recipe.fit(model, batches, trained, folder, FLAGS.verbose)
     images = trained.steps * trained.batch_size
     return {"seconds": found["seconds"], "training_images": images}
-
-
-class AugmentedEpisodes(keras.utils.PyDataset):
-    """Batches of episodes, their images shifted by up to 4 pixels and mirrored."""
-
-    def __init__(self, batches: keras.utils.PyDataset, seed: int) -> None:
-        super().__init__()
-        self.batches, self.seed = batches, seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> few_shot.episodes.Batch:
-        self.batches.epoch = self.epoch
-        (support, labels, queries), targets = self.batches[index]
-        step = self.epoch * len(self) + index
-        generator = np.random.default_rng([self.seed, 2, step])
-
-        def moved(images: np.ndarray) -> np.ndarray:
-            flat = images.reshape(-1, *images.shape[2:])
-            return augmented(flat, _AUGMENTATION, generator).reshape(images.shape)
-
-        return (moved(support), labels, moved(queries)), targets
-
-
-_AUGMENTATION = "pad_crop_flip"
 
 
 def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
