@@ -49,8 +49,8 @@ flags.DEFINE_bool("augmentation", None, _AUGMENTED)
 flags.DEFINE_bool(
     "published",
     None,
-    "As in the paper: trained on validation classes too, a constant rate, no "
-    "augmentation, the authors' predictors.",
+    "As in the paper: all but MAML trained on validation classes too, a constant rate, "
+    "no augmentation, the authors' predictors.",
 )
 
 

@@ -48,9 +48,9 @@ def section(
         if tuned
         else f"at {rates}"
     )
-    both, decay = "the paper trains on both", "decayed to 0 along a cosine"
+    both, decay = "the paper trains all but MAML on both", "decayed to 0 along a cosine"
     if setting.get("published"):
-        both, decay = "trained on both, as in the paper", "constant"
+        both, decay = "all but MAML trained on both, as in the paper", "constant"
     text = (
         f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
         f"{setting['validation_classes']} for validation ({both}), "

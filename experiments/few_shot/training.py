@@ -13,7 +13,7 @@ from absl import flags
 
 import nsl_keras
 from experiments.common import options, recipe, runs
-from experiments.common.data import PARTS, Split
+from experiments.common.data import PARTS, Split, without_validation
 from experiments.few_shot import data, methods
 from nsl_keras import few_shot
 
@@ -72,24 +72,21 @@ class Training:
         self, setting: Setting, images: data.FewShotData, states: pathlib.Path
     ) -> None:
         self.setting, self.data, self.states = setting, images, states
-        parts = [images.train, *([images.validation] if setting.published else [])]
-        self.train = Split(
-            np.concatenate([each.images for each in parts]),
-            np.concatenate([each.labels for each in parts]),
-        )
-        classes, labels = np.unique(self.train.labels, return_inverse=True)
-        self.classes = len(classes)
-        self.images = Split(self.train.images, labels)
+        both = without_validation(images) if setting.published else images
+        self.train = both.train
+
+    def trained_on(self, method: str) -> Split:
+        """Images for a method: MAML's are of the training classes, also as published."""
+        return self.data.train if methods.METHODS[method].inner_rates else self.train
 
     def sampler(
-        self, part: str, seed: int, ways: int | None = None
+        self, split: Split, seed: int, ways: int | None = None
     ) -> few_shot.EpisodeSampler:
         """Episodes of a part's classes, of the test's ways unless others are given."""
-        chosen = self.train if part == "train" else getattr(self.data, part)
         setting = self.setting
         sizes = ways or setting.ways, setting.shots, setting.queries
         return few_shot.EpisodeSampler(
-            chosen.images, chosen.labels, *sizes, seed, scale=1 / 255
+            split.images, split.labels, *sizes, seed, scale=1 / 255
         )
 
     def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:
@@ -100,7 +97,7 @@ class Training:
         """Deletes the states of finished methods, trials and pretraining included."""
         trained = {*names, *(methods.METHODS[name].network for name in names)}
         for folder in self.states.glob("*_*_*_*"):
-            if folder.name.rsplit("_", 3)[0] in trained:
+            if folder.name.rsplit("_", 3)[0].partition("-")[0] in trained:
                 runs.remove_state(folder)
 
     def run(
@@ -110,7 +107,7 @@ class Training:
         row, setting = methods.METHODS[method], self.setting
         found: dict = {"seconds": 0.0, "training_images": 0}
         if row.pretrained:
-            network, found = self._pretrained(row.network, rate, images, seed)
+            network, found = self._pretrained(method, rate, images, seed)
         keras.utils.set_random_seed(seed)
         given: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
@@ -119,7 +116,8 @@ class Training:
             found["inner_rate"] = given["inner_learning_rate"] = inner_rate
         if not row.pretrained:
             network = self._features(row.network)
-        task = methods.Task(setting.dataset, setting.ways, self.images.images, given)
+        split = self.trained_on(method)
+        task = methods.Task(setting.dataset, setting.ways, split.images, given)
         if not row.episodic:
             return row.learner(network, task), found
         is_proto_net = method.startswith("proto_net")
@@ -153,20 +151,22 @@ class Training:
         )
 
     def _pretrained(
-        self, kind: str, rate: float, images: int, seed: int
+        self, method: str, rate: float, images: int, seed: int
     ) -> tuple[keras.Model, dict]:
         """A network trained to classify all training classes; kept for the next method."""
         keras.utils.set_random_seed(seed)
+        kind, split = methods.METHODS[method].network, self.trained_on(method)
+        classes, labels = np.unique(split.labels, return_inverse=True)
         network = self._features(kind)
-        model = methods.classifier(network, self.classes)
+        model = methods.classifier(network, len(classes))
         trained = self._recipe(
             images, self.setting.batch_size, rate, self.setting.augmentation
         )
         chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
-        batches = recipe.Batches(self.images, trained, seed, chunk)
+        batches = recipe.Batches(Split(split.images, labels), trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
-        folder = self.state(kind, rate, images, seed)
+        folder = self.state(f"{kind}-{len(classes)}", rate, images, seed)
         return network, _fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
@@ -186,7 +186,7 @@ class Training:
         trained = self._recipe(images, episodes * (support + queries), rate)
         shape = self.data.image_shape
         learner.build(((None, support, *shape), (None, support), (None, queries, *shape)))
-        batches = self.sampler("train", seed, ways).batches(
+        batches = self.sampler(self.trained_on(method), seed, ways).batches(
             episodes, recipe.chunk_steps(trained.steps, FLAGS.save_every)
         )
         return _fit(learner, batches, trained, methods.loss(method), folder)
@@ -218,7 +218,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
         record = {"method": method, "rate": float(rate), "seed": 0}
         try:
             learner, found = training.run(method, float(rate), images, seed=0)
-            sampler = training.sampler("validation", VALIDATION_SEED)
+            sampler = training.sampler(training.data.validation, VALIDATION_SEED)
             episodes = setting.validation_episodes
             evaluation = few_shot.evaluate(learner, sampler, episodes, batch_size=10)
         except nsl_keras.NonFiniteLossError as error:
@@ -239,7 +239,7 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
     """Trains a method with one seed, and judges it on the test episodes."""
     setting = training.setting
     record = recipe.first_record("few_shot", method, seed) | {"learning_rate": rate}
-    sampler = training.sampler("test", TEST_SEED)
+    sampler = training.sampler(training.data.test, TEST_SEED)
     try:
         learner, found = training.run(method, rate, setting.training_images, seed)
         if isinstance(learner, few_shot.MAML):
@@ -286,14 +286,16 @@ def run_methods(
         ValueError: If a part has too few classes, or images of a class.
     """
     for part in PARTS:
-        training.sampler(part, 0)  # Said before the training, not after it.
+        # Said before the training, not after it.
+        training.sampler(getattr(training.data, part), 0)
+    classes = len(np.unique(training.train.labels))
     if (
         any(name.startswith("proto_net") for name in names)
-        and training.setting.proto_ways > training.classes
+        and training.setting.proto_ways > classes
     ):
         raise ValueError(
             "`proto_ways` must be at most the number of training classes, "
-            f"{training.classes}. Received: proto_ways={training.setting.proto_ways}"
+            f"{classes}. Received: proto_ways={training.setting.proto_ways}"
         )
     setting = {
         **dataclasses.asdict(training.setting),

@@ -34,9 +34,9 @@ TINY = {
 }
 RUNS = {"neural_similarity": 2, "image_classification": 2, "few_shot": 3, "regression": 2}
 ROWS = {
-    "neural_similarity": ("| static NSN, DNS | ", "| dynamic NSN, DNS | not run |"),
-    "image_classification": ("| vanilla | ", "| vanilla + iFiLM | not run |"),
-    "few_shot": ("| nearest centroid | ", "| MAML | not run |"),
+    "neural_similarity": ("| static NSN, DNS | ", "; dynamic NSN, DNS"),
+    "image_classification": ("| vanilla | ", "Not run: MAXL; vanilla + iFiLM"),
+    "few_shot": ("| nearest centroid | ", "RelationNet; MAML; static NSN"),
     "regression": ("| diabetes | 442 | 10 | ",),
 }
 
@@ -189,19 +189,19 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
         (
             "image_classification",
             [*CURVES, "--experiment=A.3", "--method=plain"],
-            "| vanilla, extra layer | not run |",
+            "Not run: vanilla, extra layer; MN.",
             "convnet4_4-4-4-4_digits_30_2_A.3.png",
         ),
         (
             "image_classification",
             [*CURVES, "--experiment=A.3", "--method=plain_extra", "--nohold_out"],
-            "| vanilla | not run |",
+            "Not run: vanilla; MN.",
             None,
         ),
         (
             "image_classification",
             [*CURVES, "--experiment=A.4", "--method=neighborhoods"],
-            "| MN, 2 S | not run |",
+            "MN, 2 S; MN, 0.2 / T",
             "convnet4_4-4-4-4_digits_30_2_A.4.png",
         ),
     ],

@@ -185,6 +185,12 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
 
 
+def test_as_published_all_but_maml_train_on_validation_classes_too(tmp_path):
+    run = Trained(tmp_path, published=True, rates=(1e-3,))
+    for method, classes in (("maml", 6), ("meta_static_published", 6), ("proto_net", 9)):
+        assert len(np.unique(run.trained_on(method).labels)) == classes
+
+
 def test_the_generator_of_maxl_learns_through_a_step():
     """Its gradient against finite differences, second derivatives of the step included."""
     dense = functools.partial(keras.layers.Dense, dtype="float64")
