@@ -2,7 +2,7 @@
 
 The same CNN three times, trained by one recipe from the same seeds: with plain
 convolutions, with dynamic ones, and with plain ones of more filters that have at least as
-many parameters as the dynamic network. The last is the fair twin: a larger network often
+many parameters as the dynamic network. The last is the fair test: a larger network often
 gains too.
 
     python examples/dynamic.py                     # 50 seconds on one core

@@ -89,7 +89,7 @@ def main():
         given = classifier.predict(IMAGES[others], verbose=0).argmax(axis=1)
         share = np.mean(given == DIGITS.target[others] - NEW[0])
         print(f"all other images of these digits: {100 * share:.1f} % right")
-    print("Look at the figures: take photos that differ as much as those to come will.")
+    print("Look at the accuracies. Take photos as varied as those you will classify.")
 
 
 if __name__ == "__main__":

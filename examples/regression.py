@@ -84,8 +84,8 @@ def main():
             f"  entry {entry}, attention {weight:.2f}, target {value:.0f}, "
             f"moved it by {change:+.1f}"
         )
-    print("Look at the differences, below zero where the neighbours help, and at how much")
-    print("the folds differ: if far more, these patients show neither gain nor loss.")
+    print("Look at the differences: below zero the neighbours help. If the folds differ")
+    print("far more than that, these patients show neither gain nor loss.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training that is killed, and goes on as if nothing had happened.
+"""A training run that is killed, and resumes with the same numbers.
 
 The script starts itself three times: a training that nothing disturbs; one that is killed
 in its middle, by a signal that no process can catch; and the killed one again, which goes
@@ -38,7 +38,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def train(folder, epochs, kill_in=None):
-    """Trains, or goes on with a training of which `folder` holds the state."""
+    """Trains, or resumes training from the state in `folder`."""
     folder.mkdir(exist_ok=True)
     digits = load_digits()
     keras.utils.set_random_seed(0)
@@ -49,7 +49,7 @@ def train(folder, epochs, kill_in=None):
         nsl_keras.layers.NeighborDictionary(100, dropout=0.3, seed=0),
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    # The last of the callbacks. In your program the folder is one that stays.
+    # The last callback in the list. Your folder must outlive the process.
     backup = nsl_keras.callbacks.TrainingBackup(folder / "state", delete_at_end=False)
     print("  begins at epoch", backup.epoch, flush=True)
     history = model.fit(

@@ -80,7 +80,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "expected.npy", model.predict(x[:50], verbose=0))
     model.save(folder / "model.keras")  # With the optimizer: `fit` goes on.
-    model.save_weights(folder / "model.weights.h5")  # You make the model yourself.
+    model.save_weights(folder / "model.weights.h5")  # Without the architecture.
     # For servers and other languages: needs neither this package nor Keras.
     nsl_keras.export.save_model(model, folder / "served", version=1)
     for path in sorted(folder.iterdir()):
@@ -89,9 +89,7 @@ def main():
 
     print("a fresh process:", flush=True)
     subprocess.run([sys.executable, __file__, f"--read={folder}"], check=True)
-    print(
-        "Look at the changes: they are of rounding at most. Keep model.keras to train on;"
-    )
+    print("Look at the changes: rounding errors at most. Keep model.keras to train on;")
     print("export for servers. examples/convert_and_fold.py writes a file for Keras alone.")
 
 

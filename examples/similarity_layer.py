@@ -88,7 +88,7 @@ def main():
     sizes = model.count_params(), folded.count_params()
     print(f"parameters: {sizes[0]} before folding, {sizes[1]} after")
     print(f"largest change of a logit by folding: {gap:.1g}")
-    print("Look at the difference in each seed, and compare it with that between seeds.")
+    print("Compare the difference in each seed with the spread over the seeds.")
     print(f"One test image is {100 / len(data[1]):.2f} points. Folding costs no accuracy.")
 
 

@@ -7,7 +7,7 @@
   plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: the networks of the papers.
-* `callbacks`: training that may be killed; how the dictionary starts and is used; ranks.
+* `callbacks`: resume a killed training run; start and watch the dictionary; log ranks.
 * `distribution`: `fit` on several devices and machines.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbours and predictions.

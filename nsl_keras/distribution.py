@@ -46,7 +46,7 @@ class DistributedModel(ReplicatedSteps):
         **kwargs: `name` and `trainable` of `keras.Model`.
 
     Attributes:
-        model: The model. To load a saved model without this package, save this one.
+        model: The given model. Saved by itself, it loads without this package.
 
     Input shape:
         Same as the model.

@@ -72,7 +72,7 @@ class TowardsIdentity(keras.regularizers.Regularizer):
 
         l1 * sum |M - I| + l2 * sum (M - I)^2
 
-    so that decay leaves a layer the plain one, where `"l2"` would switch it off.
+    Decay thus leads to the plain layer; `"l2"` would switch the layer off.
 
     Args:
         l1: float, at least 0; it makes `M - I` sparse.

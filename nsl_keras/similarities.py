@@ -36,7 +36,7 @@ class Similarity(abc.ABC):
     `keras.saving.register_keras_serializable`, and return the arguments of its constructor
     from `get_config`.
 
-    `static_only` marks structures that no predictor can give. `shared_by_channels` is false
+    `static_only` marks structures that cannot be predicted. `shared_by_channels` is false
     if `M` is not one block for all channels: `size` then counts the taps of every channel,
     channel after channel, and the similarity must be static.
 
@@ -343,8 +343,8 @@ class Product(Similarity):
     """Product of several similarities: `M = M_1 M_2 ... M_n`.
 
     The factors are separate parameters, side by side in one weight with an axis of
-    `factors` in front. Descent on more factors favours a lower rank, the more the nearer
-    to zero they start. `M_1` starts at the initial `M`, the others at the identity. Static
+    `factors` in front. Descent on more factors favours a lower rank, above all if they
+    start near zero. `M_1` starts at the initial `M`, the others at the identity. Static
     layers only; they fold as with a single `M`.
 
     Args:

@@ -185,7 +185,7 @@ def _probability_rows(values: np.ndarray, demand: str) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{demand} Received: {wrong.sum()} other rows, the first at index {row}: "
+            f"{demand} Received: {wrong.sum()} bad rows, the first at index {row}: "
             f"{values[row].tolist()}"
         )
 
@@ -214,7 +214,7 @@ def _finite_numbers(array: Any, name: str) -> np.ndarray:
     values = _as_numpy(array)
     if values.dtype.kind not in "biuf":
         raise ValueError(
-            f"`{name}` must hold numbers; np.unique(names, return_inverse=True)[1] numbers "
+            f"`{name}` must hold numbers; np.unique(names, return_inverse=True)[1] encodes "
             f"class names. Received: {name} of dtype {values.dtype}"
         )
     finite(values, name)

@@ -178,9 +178,9 @@ def test_other_labels_pass():
             [[1, 0, 0], [1, 0, 1], [0, 0, 0]],
             "Each row of `y` must be a probability distribution over the 3 classes "
             "(one-hot or soft labels); multi-label targets are not supported. Received: "
-            "2 other rows, the first at index 1: [1, 0, 1]",
+            "2 bad rows, the first at index 1: [1, 0, 1]",
         ),
-        ([[1.5, -0.5, 0.0]], "Received: 1 other rows, the first at index 0: [1.5, -0.5"),
+        ([[1.5, -0.5, 0.0]], "Received: 1 bad rows, the first at index 0: [1.5, -0.5"),
         ([[np.nan, 0.5, 0.5]], "`y` must be finite"),
         (
             np.zeros((4, 2)),
@@ -206,9 +206,9 @@ def test_class_labels_errors(labels, message):
         (
             [[0.5, 0.5], [0.5, 0.6]],
             "Each row of `values` must be a probability distribution: numbers of at least "
-            "0 that sum to 1. Received: 1 other rows, the first at index 1: [0.5, 0.6]",
+            "0 that sum to 1. Received: 1 bad rows, the first at index 1: [0.5, 0.6]",
         ),
-        ([[1.5, -0.5]], "Received: 1 other rows, the first at index 0"),
+        ([[1.5, -0.5]], "Received: 1 bad rows, the first at index 0"),
         ([[np.nan, 1.0]], "`values` must be finite"),
     ],
     ids=str,

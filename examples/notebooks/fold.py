@@ -172,7 +172,7 @@ print(nsl_keras.convert.summary(similar))
 # one can ruin a pretrained network.
 
 # %%
-# Rate and epochs: longer trainings of the plain ways overfit to these few images.
+# Rate and epochs: longer training of the plain ways overfits to these few images.
 WAYS = {
     "the classifier again": (1e-3, 60),
     "all weights": (3e-4, 60),

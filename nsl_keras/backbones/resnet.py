@@ -105,7 +105,7 @@ def resnet18(
 
     It has a 7x7 convolution of stride 2, 3x3 max pooling of stride 2, four stages of two
     blocks of two 3x3 convolutions each, global average pooling and a dense classifier.
-    Padding is even on all sides, as in the published ResNets. It has 11,689,512 trainable
+    All sides have equal padding, as in the published ResNets. It has 11,689,512 trainable
     parameters.
 
     Args:
@@ -153,8 +153,8 @@ def resnet50(
 ) -> keras.Model:
     """Returns the post-activation ResNet-50 for ImageNet.
 
-    As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks of 1x1, 3x3 and, to four times as
-    many filters, 1x1 convolutions. The first 1x1 has the stride, as in
+    As `resnet18`, with 3, 4, 6 and 3 bottleneck blocks: 1x1, 3x3 and 1x1 convolutions, the
+    last with 4x the filters. The first 1x1 has the stride, as in
     `keras.applications.ResNet50`. It has 25,557,032 trainable parameters: those of that
     network without the biases of its convolutions.
 

@@ -67,13 +67,13 @@ class Adapting:
     ) -> keras.Model:
         """Returns a Keras model that classifies single examples into new classes.
 
-        It gives the probabilities that the learner gives for the support set `x` and any
-        queries: the softmax of its outputs, which are logits. Under squared distances these
-        lack a term that is equal for all classes; else they are the learner's. From a
-        `MAML` with an `inner_loss` it is the adapted network.
+        Its outputs are the learner's logits for queries, with `x` as the support set. Under
+        squared distances they lack a term that is equal for all classes; the
+        probabilities, their softmax, are the learner's. From a `MAML` with an `inner_loss`
+        the model is the adapted network.
 
-        The model shares no weights with the learner. It is used, saved and exported as
-        every Keras model; import nsl_keras before you load its `.keras` file. Batch norms
+        The model shares no weights with the learner. Use, save and export it like any
+        Keras model; import nsl_keras before you load its `.keras` file. Batch norms
         that normalize by the support set keep its statistics.
 
         Args:
@@ -91,9 +91,9 @@ class Adapting:
             support examples.
 
         Raises:
-            ValueError: For examples or targets that are not finite; for other labels or
-                names, or other than `ways` classes where the learner's network has so many
-                outputs; and for `batch_normalization="transductive"`.
+            ValueError: For examples or targets that are not finite; for wrong labels or
+                names; for more or fewer than `ways` classes, where the network fixes their
+                number; and for `batch_normalization="transductive"`.
 
         Example:
 

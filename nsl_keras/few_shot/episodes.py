@@ -49,7 +49,7 @@ class Episode(NamedTuple):
 class EpisodeSampler:
     """Draws episodes: some classes, with support and query examples of each class.
 
-    An episode has `ways` different classes, drawn with equal chances, and `shots +
+    An episode has `ways` different classes, drawn uniformly, and `shots +
     queries` different examples of each. Episode `i` depends on `seed` and `i` alone, so
     that several methods can be compared on the same episodes, in any order and on either
     backend. The papers test on 600 episodes of 15 queries per class.
@@ -59,7 +59,7 @@ class EpisodeSampler:
 
     Args:
         images: Array of numbers, of shape `(n, ...)`: images, vectors, signals or token
-            numbers.
+            IDs.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
             a name. Episodes are drawn from all examples: pass one part of the classes
             only (see `split_classes`, `select_classes` and `disjoint`).
@@ -68,7 +68,7 @@ class EpisodeSampler:
         queries: int, the number of query examples per class.
         seed: int, at least 0.
         scale: float above 0; or `None` for episodes of the examples as they are, so that
-            token numbers stay integers. Like Keras, nothing here scales bytes by itself:
+            token IDs stay integers. Like Keras, nothing here scales bytes by itself:
             pass `1 / 255` if the network takes images in [0, 1].
 
     Raises:

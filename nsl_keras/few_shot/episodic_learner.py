@@ -26,8 +26,8 @@ class EpisodicLearner(Adapting, CheckedModel):
     keeps each of its arguments as an attribute, for its config.
 
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
-    In other data the logits of an episode whose support labels are not the classes, or
-    whose numbers are not finite, are NaN, so that `fit` stops.
+    In other data an episode has NaN logits, so that `fit` stops, if its support labels
+    are not the classes or its numbers are not finite.
 
     Args:
         batch_normalization: `"moving"`, `"support"` or `"transductive"`.
@@ -118,8 +118,7 @@ class EpisodicLearner(Adapting, CheckedModel):
 
         Args:
             optimizer: Optimizer, or its name.
-            loss: Loss of the logits: one that takes logits, not probabilities, but in a
-                regression.
+            loss: Loss that takes logits, not probabilities; in a regression, any loss.
             *args: Further arguments of `keras.Model.compile`, in its order.
             auto_scale_loss: bool, whether the loss is scaled where layers compute in
                 float16.

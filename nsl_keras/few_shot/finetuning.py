@@ -94,9 +94,9 @@ class Finetuner(Adapting):
         seed: int of at least 0.
         jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
             convolutions take many times as long. JAX always compiles.
-        batch_size: int, the support examples of a step: batches in an order that is drawn
-            for each pass over the support set, the last batch of a pass smaller if the size
-            does not divide it. `None`: the whole support set in each step.
+        batch_size: int, the number of support examples in a step. Each pass over the
+            support set draws a new order; its last batch is smaller if the size does not
+            divide it. `None`: the whole support set in each step.
         epochs: int, the number of passes over the support set, instead of `steps`: there
             are `epochs * ceil(examples / batch_size)` steps. `None`: `steps` counts.
         classifier_initializer: The new classifier's start: a Keras initializer of the
@@ -229,7 +229,7 @@ class Finetuner(Adapting):
         if id(classifier.kernel) not in adapted:
             raise ValueError(
                 "`variables` must hold the kernel of the new classifier, which would stay "
-                "as it starts; or `new_classifier` must be False. "
+                "untrained; or `new_classifier` must be False. "
                 f"Received: variables {[each.path for each in self._after.variables]}"
             )
         if isinstance(classifier, CosineDense) and isinstance(

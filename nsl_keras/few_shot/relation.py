@@ -76,8 +76,8 @@ class RelationNet(MetricLearner):
         logits_c = g(concatenate[sum over x in S_c of f(x), f(query)])
 
     along the channels. The paper's relation scores are `sigmoid(logits)`, trained with
-    their squared error to one-hot labels: compile with `RelationLoss()`. Compiled with
-    `SparseCategoricalCrossentropy(from_logits=True)`, like the other learners, classes
+    their squared error to one-hot labels: compile with `RelationLoss()`. With
+    `SparseCategoricalCrossentropy(from_logits=True)`, as in other learners, classes
     compete in a softmax instead. The predicted class is the largest logit either way.
 
     Args:

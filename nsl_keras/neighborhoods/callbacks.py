@@ -103,7 +103,7 @@ class DictionaryInitializer(keras.callbacks.Callback):
         x: Inputs, at least as many examples as there are entries, as for `fit`; a data set
             is read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs to train before; 0 for the start of training.
+        epochs: int, the number of epochs trained first; 0 for the start of training.
             Resumed training, or a second `fit` with the same callback, keeps the entries.
         seed: int of at least 0 or `None`, the seed of the draw.
 

@@ -30,13 +30,13 @@ class Neighbors(NamedTuple):
     """Dictionary entries of an example: those of largest effect, or of largest attention.
 
     Attributes:
-        indices: Entry numbers, of shape `(batch, k)`, the first of them first.
+        indices: Entry numbers, of shape `(batch, k)`, strongest entry first.
         weights: Attention weights, of that shape.
-        values: Class probabilities (in regression targets) of the entries, of shape
+        values: Class probabilities or regression targets of the entries, of shape
             `(batch, k, outputs)`.
-        output_changes: The contribution of each entry to the example's logits (in
+        output_changes: The contribution of each entry to the example's logits (or
             regression outputs), of shape `(batch, k, outputs)`. Over all entries they sum
-            to the outputs after adaptation minus those before. They are an integral over
+            to the outputs after adaptation minus those before. Each is an integral over
             the path from no attention to the actual one, computed from 32 points.
             For one step it is exact on a `Dense` layer, and exact to rounding on a
             `CosineDense` layer. The error grows with rate and steps, most through ReLU

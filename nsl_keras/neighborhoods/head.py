@@ -87,7 +87,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     Raises:
         ValueError: For invalid arguments; at build, for a classifier's head without logits
             of two or more classes, a head that cannot be adapted (the message names the
-            cause), and a dictionary for another head.
+            cause), and an unsuitable dictionary.
 
     Example:
 

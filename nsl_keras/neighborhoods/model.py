@@ -62,8 +62,8 @@ class MetaNeighborhoodModel(CheckedModel):
     through the finetuning.
 
     `fit` and `evaluate` report the compiled metrics, and the same metrics before
-    adaptation with the prefix `unadapted_`. These are not a baseline: compare with the
-    plain model, trained in the same way. If the two are equal, look at
+    adaptation, prefixed `unadapted_`. These are not a baseline: compare with the plain
+    model, trained in the same way. If both metrics are equal, look at
     `inner_rates`: training may have driven them to zero.
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
@@ -74,8 +74,8 @@ class MetaNeighborhoodModel(CheckedModel):
     Args:
         Same as `MetaNeighborhoodHead`, plus:
         backbone: Keras layer or model from inputs to features of shape `(batch,
-            features)`, or `None` if the inputs are the features. The paper omits the last
-            ReLU, so that keys and features are alike.
+            features)`, or `None` if the inputs are the features. The paper omits its last
+            ReLU: features may be negative, like keys.
 
     Call arguments:
         inputs: Batch of inputs, as the backbone takes them.
@@ -180,7 +180,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
         The rest is the backbone; a softmax at the end is dropped. Layers and weights are
         copied, and `model` does not change. A frozen last layer stays frozen. A small
-        `inner_learning_rate` keeps its predictions at first; `initialize_from` fills the
+        `inner_learning_rate` keeps the predictions at first; `initialize_from` fills the
         dictionary with examples.
 
         Args:
@@ -269,9 +269,9 @@ class MetaNeighborhoodModel(CheckedModel):
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
         Keys become the features of the drawn examples, values their smoothed labels or
-        targets. With a backbone, do this once it is trained. Inner rates of other heads
-        than `CosineDense` are lowered, unless fixed, to where a step on an entry of average
-        norm does not overshoot: features may be long.
+        targets. With a backbone, do this once it is trained. Inner rates of heads other
+        than `CosineDense` are lowered, unless fixed, until a step on an entry of average
+        norm does not overshoot: norms may be large.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.

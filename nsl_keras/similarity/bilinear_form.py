@@ -85,8 +85,8 @@ class BilinearForm(keras.layers.Layer):
             )
         if self.shared_by != "layer":
             raise ValueError(
-                "`shared_by` must be 'layer' with a predictor, which would predict every "
-                f"other `M` at every position. Received: shared_by={self.shared_by!r}"
+                "`shared_by` must be 'layer' with a predictor: others would need several "
+                f"`M` at every position. Received: shared_by={self.shared_by!r}"
             )
         for name in ("initializer", "constraint"):
             value = getattr(self, f"similarity_{name}")
@@ -137,7 +137,7 @@ class BilinearForm(keras.layers.Layer):
         shared = self.similarity.shared_by_channels
         if not shared and (len(filter_axes) > 1 or geometry is None):
             raise ValueError(
-                "`similarity` must be shared by all channels, outside of full "
+                "`similarity` must be shared by all channels, except in full "
                 f"convolutions. Received: similarity={type(self.similarity).__name__!r}"
             )
         self._set_counts([self.channels, kernel_shape[-1]], filter_axes)

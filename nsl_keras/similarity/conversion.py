@@ -58,8 +58,8 @@ def add_similarity(
     original name.
 
     Args:
-        model: A built functional or Sequential model. A derived class is kept if it is
-            constructed as Keras's own. Of a `MetaNeighborhoodModel` the backbone is
+        model: A built functional or Sequential model. A derived class is kept if its
+            constructor is like Keras's. The backbone of a `MetaNeighborhoodModel` is
             converted.
         similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A

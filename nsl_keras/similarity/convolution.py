@@ -165,11 +165,11 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For arguments outside the ranges above, for `groups` above 1, static
-            similarity arguments or a static kind (`"sparse"`, `"full"`) with a predictor,
-            at construction; for a predictor with another number of outputs, a `shared_by`
-            that does not divide the channels, LoRA and quantized policies, at build; for
-            anything that `keras.layers.Conv2D` refuses.
+        ValueError: At construction, for arguments outside these ranges; with a
+            predictor, for `groups` above 1, static similarity arguments or a static kind
+            (`"sparse"`, `"full"`). At build, for a predictor with a wrong number of
+            outputs, a `shared_by` that does not divide the channels, LoRA and quantized
+            policies. For anything that `keras.layers.Conv2D` refuses.
 
     Example:
 

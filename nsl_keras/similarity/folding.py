@@ -24,9 +24,9 @@ def fold(model: keras.Model) -> keras.Model:
     the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` a normalization to unit length with a
-    `keras.layers.Dense`. Graph, names and `trainable` flags stay (unfreeze what
-    `add_similarity` froze before you train further), and the model costs as much as the
-    plain network.
+    `keras.layers.Dense`. Graph, names and `trainable` flags stay: to train
+    further, unfreeze what `add_similarity` froze. The model costs as much as the plain
+    network.
 
     An `M` with a single non-zero entry, such as `"sparse"` with `nonzeros=1`, becomes zero
     padding, cropping, and a 1x1 convolution. With `padding="same"` and strides the shift

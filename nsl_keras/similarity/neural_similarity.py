@@ -111,7 +111,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M(x)` that a dynamic layer predicts at each position.
 
-        The positions are those of the output; of a transposed convolution, of the input.
+        The positions are those of the output, or of a transposed convolution's input.
 
         Args:
             inputs: Batch of the layer's inputs.

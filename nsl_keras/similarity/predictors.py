@@ -124,8 +124,8 @@ class SimilarityPredictor:
     The first layer has the convolution's kernel size, strides, padding and dilation; the
     second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers,
     where a full convolution would cost many times the layer, a 1x1 bottleneck of 8 filters
-    comes first, and the second layer has the convolution's geometry; not with
-    `start="published"` or an `output_kernel_size`.
+    comes first, and the second layer has the convolution's geometry, except with
+    `start="published"` or `output_kernel_size`.
 
     A recipe has no weights: you can pass one to many layers, and each layer makes a
     network, `layer.bilinear_form.network`.
@@ -147,14 +147,14 @@ class SimilarityPredictor:
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
-            arguments of `nsl_keras.layers.BatchNormalization`, for the batch norms of
-            `None`. The momentum is 0.9 unless the dictionary has another: an average over
+            arguments of `nsl_keras.layers.BatchNormalization`, for the default
+            ones. The momentum is 0.9 unless the dictionary has another: an average over
             many steps lags behind weights that change fast.
         residual: bool. `True`, as in the authors' code: the network returns the difference
             from the parameters of the identity. `False`, as in the paper's Appendix A:
-            it returns the parameters themselves. From `start="identity"` the shift of the
+            it returns the parameters themselves. With `start="identity"` the shift of the
             last batch norm, or a bias after the last layer, then starts at the identity;
-            from `"published"` nothing does, so that `M` starts near zero.
+            with `"published"` nothing does, so `M` starts near zero.
         start: `"identity"`: `M` is the identity until the first training step, so that the
             layer is the plain one. The scale of the last batch norm starts at zero; without
             batch norm, the last kernel, or, if it compares by angle, a factor for each

@@ -1,6 +1,6 @@
 """Recurrent cells and layers with a neural similarity: `W^T M x` and `R^T M h`.
 
-The cells are Keras's, and `M` is applied to the vector that a kernel meets; all gates share
+The cells are Keras's, and `M` multiplies the input vector of each kernel; all gates share
 the `M` of their kernel. Applied to vectors, rather than to a kernel at every step, `M`
 costs less and leaves no copy of a kernel per step for the backward pass.
 """
@@ -218,7 +218,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     unconstrained `M` predicted from `n` features without blocks holds `batch * n^2`
     numbers per step.
 
-    Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the vectors that the kernels meet.
+    Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the input vectors of the kernels.
 
     Args:
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:

@@ -101,7 +101,7 @@ def spectra(model: keras.Model) -> Spectra:
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 5.1, Eq. (6):
-        descent on the factors `M` and `W` favours other `M^T W` than descent on `M^T W`.
+        descent on the factors `M` and `W` leads to another `M^T W` than descent on it.
     """
     found = [
         Spectrum(name_of(form, model), name, _singular_values(matrix))

@@ -33,8 +33,8 @@ def require_before_backup(callback: keras.callbacks.Callback) -> None:
     if _BEGUN in (callback.params or {}):
         name = type(callback).__name__
         raise ValueError(
-            f"`callbacks` must have `TrainingBackup` after `{name}`: the kept state would "
-            "miss its work at the end of an epoch."
+            f"`callbacks` must have `TrainingBackup` after `{name}`, whose work at the "
+            "end of an epoch would be lost."
         )
 
 
@@ -63,7 +63,7 @@ class TrainingBackup(keras.callbacks.Callback):
                     callbacks=[backup])
 
     Keras's own shuffling of arrays, `shuffle` with a fixed seed, and random numbers from
-    outside a layer's `keras.random.SeedGenerator` start again: then each resumed epoch is
+    outside a layer's `keras.random.SeedGenerator` start over: each resumed epoch is
     a random pass over the data, but a different one.
 
     Put `TrainingBackup` last in the list of callbacks: a resumed training loses what later
@@ -78,9 +78,9 @@ class TrainingBackup(keras.callbacks.Callback):
     Args:
         folder: Folder of the states, for this training alone; made if missing.
         data: Data set whose attribute `epoch` is set at the start of each epoch, or `None`.
-        callbacks: Callbacks of the same `fit` whose progress belongs to the state, as
-            `keras.callbacks.EarlyStopping`. Kept are attributes that are not constructor
-            arguments and hold numbers, strings, arrays or lists of them.
+        callbacks: Callbacks of the same `fit` whose progress to keep, for example
+            `keras.callbacks.EarlyStopping`: attributes, other than constructor arguments,
+            that hold numbers, strings, arrays or lists of them.
         every: int, the number of epochs between states. The last one is always kept.
         delete_at_end: bool, whether the states are deleted when training ends. Otherwise
             call `delete` once the model is saved; until then, `fit` only restores the

@@ -43,8 +43,8 @@ def plot_adaptation(
         example: One input, without batch axis; a list or dict of several. The first that
             is an image is drawn.
         k: int, the number of entries, at most `num_neighbors`.
-        images: Images, to draw beside each entry the one with the largest attention to it;
-            `None` for none.
+        images: Images; beside each entry, the one with the largest attention to it is
+            drawn. Or `None`.
         class_names: Names of the classes or outputs; `None` numbers them. At most 12 are
             drawn: the most probable, or in a regression the most changed.
 

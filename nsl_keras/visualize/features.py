@@ -151,8 +151,8 @@ def plot_prototype_cosines(
     """Draws the cosine between features and their true prototype, before and after.
 
     A prototype is a class's column of the head's kernel, `phi[y]`. Each example is a
-    point: the cosine of `z` and `phi[y]` to the right, the cosine of `z` and the finetuned
-    `phi_z[y]` upwards. Above the diagonal, finetuning has turned the prototype towards the
+    point: horizontally the cosine of `z` and `phi[y]`, vertically that of `z` and finetuned
+    `phi_z[y]`. Above the diagonal, finetuning has turned the prototype towards the
     example. Changes of at most 1e-6 are rounding and count as none.
 
     Args:
