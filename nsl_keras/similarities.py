@@ -146,7 +146,8 @@ class Diagonal(Similarity):
         return [mask * window for mask, window in zip(masks, windows, strict=True)]
 
     def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
-        return parameters[..., None, :] * rows
+        # Not `parameters[..., None, :]`, a slice that ONNX refuses.
+        return ops.expand_dims(parameters, -2) * rows
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -256,7 +257,8 @@ class PositiveSemidefinite(Similarity):
 class Sparse(Similarity):
     """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
 
-    The entries of largest magnitude are kept; among equals, the nearest to the middle tap.
+    The entries of largest magnitude are kept; among equals, those whose row and column are
+    nearest to the middle one, in the order of the taps.
     The gradient with respect to `M` updates all `T^2` parameters (straight-through),
     so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
     channels, and a 1x1 convolution. Static layers only.

@@ -15,6 +15,7 @@ from keras import ops
 
 import nsl_keras
 from nsl_keras import export
+from nsl_keras.predictors import SimilarityPredictor as Predictor
 
 
 def images(count, seed=0):
@@ -285,6 +286,10 @@ def test_random_models_are_exported(tmp_path):
     np.testing.assert_allclose(one, np.broadcast_to(one[0], (5, 4)), atol=1e-6)
 
 
+def _dynamic(**options):
+    return nsl_keras.layers.NeuralSimilarityConv2D(3, 3, padding="same", **options)
+
+
 def model_of(layer, shape=(4,)):
     return keras.Sequential([keras.Input(shape), layer])
 
@@ -391,6 +396,30 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
         served = tf.saved_model.load(str(tmp_path / str(number)))
         x = np.random.default_rng(0).normal(size=(2, 9, 7, 3)).astype("float32")
         np.testing.assert_allclose(served.serve(x), model(x), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras needs TensorFlow")
+@pytest.mark.parametrize(
+    ("layer", "shape", "size"),
+    [
+        (_dynamic(strides=2, predictor=Predictor(pooled=True)), (None, None, 3), (7, 9)),
+        (_dynamic(strides=3, predictor="sphere"), (None, None, 3), (7, 8)),
+        (nsl_keras.layers.NeuralSimilarityGRU(3), (6, 4), ()),
+    ],
+    ids=["pooled", "strided", "recurrent"],
+)
+def test_onnx(layer, shape, size, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = model_of(layer, shape)
+    x = np.random.default_rng(0).normal(size=(2, *(size or shape[:1]), shape[-1]))
+    x = x.astype("float32")
+    expected = model(x)
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (received,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
 
 
 #: Writes versions without end, and says before each.

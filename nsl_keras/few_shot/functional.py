@@ -80,7 +80,8 @@ def _parts(
         parts = selection.split("+")
         for each in parts:
             validation.one_of(each, SELECTIONS, argument)
-        classifier = {id(each) for each in last_layer_with_weights(model).variables}
+        last = last_layer_with_weights(model).variables if "classifier" in parts else []
+        classifier = set(map(id, last))
         predicting = {
             id(variable)
             for layer in rewiring.sublayers(model)
@@ -111,7 +112,14 @@ def _is_named(name: str, variable: Any) -> bool:
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
     """Returns the last layer with weights, not itself a model, that a built model calls."""
-    layers = rewiring.layers(model) if rewiring.is_graph(model) else model.layers
+    is_graph = rewiring.is_graph(model)
+    layers = rewiring.layers(model) if is_graph else model.layers
+    if not is_graph and sum(bool(layer.weights) for layer in layers) > 1:
+        raise ValueError(
+            "`model` must be functional or Sequential: others do not show which layer is "
+            "the classifier. You can select variables by their names. "
+            f"Received: model {model.name!r} of type {type(model).__name__}"
+        )
     for layer in reversed(layers):
         if isinstance(layer, keras.Model):
             if layer.weights:

@@ -60,12 +60,12 @@ class PretrainedLearner(MetricLearner):
             )
 
         def features(images: Tensor) -> Tensor:
+            self._build_for(images.shape[1:])
             return at_least_float32(self.backbone(images, training=False))
 
         found = predict(features, self.backbone, images, batch_size=batch_size)
         center = np.mean(found, axis=0, dtype="float64").reshape(-1)
         validation.finite(center, "features")
-        self._build_for(self.backbone.input_shape[1:])
         self.center.assign(center)
 
 

@@ -68,8 +68,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
-    after loading. The published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075` of
-    Keras's AdamW.
+    after loading (with `mixed_float16`, of `model.optimizer.inner_optimizer`). The
+    published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:
         Same as `MetaNeighborhoodHead`, plus:
@@ -459,7 +459,12 @@ class MetaNeighborhoodModel(CheckedModel):
     def metrics_names(self) -> list[str]:
         """The names of what `evaluate` returns, in that order."""
         results = self.get_metrics_result()
-        own = [metric.name for metric in self.metrics if metric.name in results]
+        own = [
+            each.name
+            for metric in self.metrics
+            for each in (metric.metrics if metric.name == "compile_metrics" else [metric])
+            if each.name in results
+        ]
         return [*own, *sorted(set(results).difference(own))]
 
     def compute_metrics(

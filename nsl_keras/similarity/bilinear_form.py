@@ -216,7 +216,8 @@ class BilinearForm(keras.layers.Layer):
         shape = context.input_shape if self._on_vectors else input_shape
         if not self.network.built:
             self.network.build(shape)
-        received = tuple(self.network.compute_output_shape(shape))
+        given = keras.KerasTensor(shape, self.compute_dtype)
+        received = tuple(self.network.compute_output_spec(given).shape)
         axis = -1 if len(received) == 2 else self._channel_axis
         if received[axis] != context.outputs:
             raise ValueError(
@@ -256,6 +257,14 @@ class BilinearForm(keras.layers.Layer):
             leading = ops.shape(prediction)[:-1]
             if len(leading) == 1:  # The predictor is pooled.
                 leading = (leading[0], *[1] * len(positions))
+            for size, position in zip(leading[1:], positions, strict=False):
+                known = isinstance(size, int) and isinstance(position, int)
+                if known and self._block == 1 and size not in (1, position):
+                    raise ValueError(
+                        "`predictor` must return the parameters of `M` at each output "
+                        f"position, {tuple(positions)}, or at one. Received: an output of "
+                        f"shape {tuple(prediction.shape)}"
+                    )
         wide = keras.backend.result_type(prediction.dtype, "float32")
         parameters = ops.reshape(prediction, (*leading, *self._identity.shape))
         parameters = ops.cast(parameters, wide)

@@ -12,7 +12,6 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, similarities, validation
-from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -63,15 +62,15 @@ def add_similarity(
             converted.
         similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
-            `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels with the same
-            number of taps; other recipes make a network for each layer.
+            `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels of the same
+            size; other recipes make a network for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that
             takes a layer and returns a bool. `None` converts all with more than one tap.
             Grouped convolutions take no predictor, and depthwise ones no `"full"`
             similarity.
-        freeze_backbone: bool, whether to train only similarities and predictors. All
-            other layers are frozen then, the classifier included, and batch norms run in
-            inference mode. (A `MetaNeighborhoodModel` still trains its head and
+        freeze_backbone: bool, whether to train only the new similarities and predictors.
+            All other layers are frozen then, the classifier included, and batch norms run
+            in inference mode. (A `MetaNeighborhoodModel` still trains its head and
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
             whole network later, set `trainable` of the model to `False`, then to `True`.
         **kwargs: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
@@ -120,9 +119,11 @@ def add_similarity(
         _copy_weights(layer, chains[id(layer)])
     _warn_of_changes([chains[id(layer)][0] for layer in chosen])
     if freeze_backbone:
+        similar = [chain[0] for chain in chains.values()]
         for each in rewiring.layers(new_model):
-            if not similarities_of(each):
-                for part in (each, *rewiring.sublayers(each)):
+            parts = [each, *rewiring.sublayers(each)]
+            if not any(part in similar for part in parts):
+                for part in parts:
                     part.trainable = False
     return new_model
 

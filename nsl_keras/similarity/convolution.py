@@ -64,8 +64,8 @@ def windows(
     for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
         maximum: Any = ops.maximum if ops.is_tensor(size) else max
         reach = (k - 1) * d
-        # The number of output positions.
-        length = (size - reach - 1) // s + 1 if padding == "valid" else -(-size // s)
+        # The number of output positions. ONNX truncates quotients: none may be negative.
+        length = (size - (reach if padding == "valid" else 0) - 1) // s + 1
         needed = maximum((length - 1) * s + reach + 1 - size, 0)
         before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
         extent = s * (length + reach // s)

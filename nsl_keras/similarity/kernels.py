@@ -52,11 +52,18 @@ class FloatKernel(keras.layers.Layer):
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         # JAX has symbols for unknown sizes, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
-        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
-            raise ValueError(
-                "Computed output size would be zero or negative: the kernel must fit into "
-                f"the input. Received: kernel_size={self.kernel_size}, input_shape={shape}"
-            )
+        if hasattr(self, "kernel_size"):
+            if 0 in self.compute_output_shape(shape)[1:]:
+                raise ValueError(
+                    "Computed output size would be zero or negative: the kernel must fit "
+                    f"into the input. Received: kernel_size={self.kernel_size}, "
+                    f"input_shape={shape}"
+                )
+            if not keras.backend.is_float_dtype(inputs.dtype):
+                raise ValueError(
+                    "The inputs of a convolution must be floats. Received: inputs of dtype "
+                    f"{keras.backend.standardize_dtype(inputs.dtype)}"
+                )
         # Integers too, which Keras leaves as they are.
         outputs = self.product(ops.cast(inputs, self.compute_dtype), training)
         if self.bias is not None:

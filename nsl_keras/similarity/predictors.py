@@ -200,6 +200,8 @@ class SimilarityPredictor:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
+        if isinstance(self.output_kernel_size, list):  # From a file.
+            object.__setattr__(self, "output_kernel_size", tuple(self.output_kernel_size))
         validation.positive_integer(self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
         if not isinstance(self.batch_normalization, (bool, dict, type(None))):
@@ -262,15 +264,18 @@ class SimilarityPredictor:
             batch_normalized: bool, whether a batch norm follows unless
                 `batch_normalization` says otherwise.
         """
-        authors = 64 if context.is_diagonal else 128
-        half = min(max(context.width // 2, LEAST_WIDTH), authors)
-        own = LEAST_WIDTH if self._has_bottleneck(context) else half
-        width = self.width or (authors if self.start == "published" else own)
-        geometry, _ = self._geometries(context)
+        width, (geometry, _) = self.hidden_width(context), self._geometries(context)
         layer = self._layer(
             context, "hidden", width, geometry, normalize, small_normal(0.1)
         )
         return [layer, *self._batch_norms(context, "hidden", "ones", batch_normalized)]
+
+    def hidden_width(self, context: LayerContext) -> int:
+        """Returns the width of the hidden layer: `width`, or the default for the layer."""
+        authors = 64 if context.is_diagonal else 128
+        half = min(max(context.width // 2, LEAST_WIDTH), authors)
+        own = LEAST_WIDTH if self._has_bottleneck(context) else half
+        return self.width or (authors if self.start == "published" else own)
 
     def output(
         self,

@@ -24,8 +24,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
     CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same number of taps; anything the recipe leaves open, such as the width, is taken
-    from the first layer built.
+    the same size; anything the recipe leaves open, such as the width, is taken from the
+    first layer built.
 
     A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
     by one, gives each layer a separate predictor.
@@ -116,19 +116,27 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 geometry=context.geometry | changes,
                 is_depthwise=False,
             )
-            self._padding = padding
+            # A loaded model may build its layers in another order.
+            width = self.predictor.hidden_width(adapted)
+            self.predictor = dataclasses.replace(self.predictor, width=width)
+            self._shared = padding, context.geometry["kernel_size"]
             self.shared_network = self.predictor.network(adapted)
-        if padding != self._padding:
+        if (padding, context.geometry["kernel_size"]) != self._shared:
             raise ValueError(
-                "A shared `predictor` must be given to causal layers alone, or to none. "
-                f"Received: {self.name!r} for layers of both kinds"
+                "A shared `predictor` must be given to layers with the same kernel size, "
+                "all of them causal or none. Received: "
+                f"{self.name!r} for a layer with kernel_size="
+                f"{context.geometry['kernel_size']}, padding={padding!r}"
             )
         convolution, _, _ = predictors.LAYERS[context.rank]
+        initializer = self.adaptation_initializer
+        if isinstance(initializer, keras.initializers.Initializer):
+            initializer = initializer.clone()  # Else adaptations would start equal.
         adaptation = convolution(
             self.adapted_filters,
             **context.geometry,
             use_bias=False,
-            kernel_initializer=self.adaptation_initializer,
+            kernel_initializer=initializer,
             kernel_regularizer=self.predictor.kernel_regularizer
             or context.kernel_regularizer,
             dtype=context.dtype,

@@ -53,7 +53,7 @@ class TrainingBackup(keras.callbacks.Callback):
 
     * arrays with `shuffle=False`, and data sets with one order;
     * a `keras.utils.PyDataset` that draws batches by its attribute `epoch`, as
-      `EpisodeSampler.batches` does: give it as `data`;
+      `EpisodeSampler.batches` does, with `shuffle=False`: give it as `data`;
     * a `tf.data.Dataset` shuffled with the epoch as seed, that begins at `backup.epoch`:
 
           order = tf.data.Dataset.range(backup.epoch, epochs).flat_map(

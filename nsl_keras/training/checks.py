@@ -110,11 +110,14 @@ class CheckedModel(ReplicatedSteps):
         """
         if hasattr(y, "__array__"):
             y = np.asarray(y)
-            ignored = getattr(self.loss, "ignore_class", None)
-            if ignored is not None:
-                y = np.where(y == ignored, 0, y)
+            for loss in keras.tree.flatten(self.loss):
+                ignored = getattr(loss, "ignore_class", None)
+                y = y if ignored is None else np.where(y == ignored, 0, y)
             counts = np.asarray(1 if sample_weight is None else sample_weight) != 0
-            if counts.any() and not counts.all():
+            if counts.ndim > 1 and counts.shape[-1] == 1:
+                counts = counts[..., 0]
+            fits = counts.shape == y.shape[: counts.ndim]  # Else it is Keras's to complain.
+            if fits and counts.any() and not counts.all():
                 counted = y[tuple(np.argwhere(counts)[0])]
                 axes = (1,) * (y.ndim - counts.ndim)
                 y = np.where(counts.reshape(*counts.shape, *axes), y, counted)

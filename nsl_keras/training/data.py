@@ -50,8 +50,7 @@ def is_in_memory(x: Any) -> bool:
     """Whether `x` is an array or a structure of arrays, and no data set or generator."""
     found = leaves(x)
     return bool(found) and all(
-        hasattr(leaf, "__array__") or ops.is_tensor(leaf) or np.isscalar(leaf)
-        for leaf in found
+        hasattr(leaf, "__array__") or np.isscalar(leaf) for leaf in found
     )
 
 

@@ -71,22 +71,25 @@ def plot_subcategories(
     images = reading.require_images(inputs, "images")
     queries = reading.require_images(query_inputs, "queries")
     nearest = validation.positive_integer(nearest, "nearest", len(images))
-    count = 1 + int(max(np.max(labels), np.max(query_labels)))
-    names = [textwrap.fill(str(name), 14) for name in class_names or range(count)]
+    if class_names is None:
+        numbers = [np.asarray(each) for each in (labels, query_labels)]
+        largest = [each.max() for each in numbers if each.dtype.kind in "iuf"]
+        class_names = list(map(str, range(1 + int(max(largest, default=0)))))
+    names = [textwrap.fill(str(name), 14) for name in class_names]
     labels = reading.class_numbers(labels, images, len(names), "labels")
     query_labels = reading.class_numbers(query_labels, queries, len(names), "query_labels")
-    if rows is None:
-        rows = np.sort(np.unique(query_labels, return_index=True)[1])[:8].tolist()
+    first = np.sort(np.unique(query_labels, return_index=True)[1])[:8].tolist()
+    drawn = list(first if rows is None else rows)
     cosines = _descriptions(model, query_inputs) @ _descriptions(model, inputs).T
     found = np.argsort(-cosines, axis=1, kind="stable")[:, :nearest]
     accuracy = np.mean(_vote(labels[found]) == query_labels)
 
     values = figures.display_range(images, queries)
-    captions = np.asarray(names)[labels[found[rows]]]
+    captions = np.asarray(names)[labels[found[drawn]]]
     figure, panels, others = figures.grid_of_images(
-        images, found[rows], captions, values, invert
+        images, found[drawn], captions, values, invert
     )
-    for row, query, axes in zip(rows, panels, others, strict=True):
+    for row, query, axes in zip(drawn, panels, others, strict=True):
         figures.draw_image(query, queries[row], values, invert)
         query.set_xlabel(names[query_labels[row]], fontsize=8, labelpad=2, weight="bold")
         for axis, index in zip(axes, found[row], strict=True):

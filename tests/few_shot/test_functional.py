@@ -75,9 +75,9 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
     nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
 
     class Subclassed(keras.Model):
-        def __init__(self):
+        def __init__(self, other=None):
             super().__init__()
-            self.body = body
+            self.body, self.other = body, other
 
         def call(self, inputs, training=None):
             return self.body(inputs, training=training)
@@ -87,6 +87,13 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
     head = [id(each) for each in body.get_layer("head").trainable_variables]
     for model in (nested, subclassed):
         assert [id(each) for each in select_variables(model, "classifier")] == head
+    other = layers.Dense(2)
+    other.build((None, 3))
+    subclassed = Subclassed(other)
+    subclassed(images())
+    assert len(select_variables(subclassed, "all")) == len(subclassed.trainable_variables)
+    with pytest.raises(ValueError, match="`model` must be functional or Sequential"):
+        select_variables(subclassed, "classifier")
 
 
 @pytest.mark.parametrize(

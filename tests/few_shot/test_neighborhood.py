@@ -100,6 +100,17 @@ def test_one_step_of_a_dense_head_is_attention():
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_support_example_without_features_adapts_too():
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Identity()])
+    learner = few_shot.NeighborhoodLearner(backbone, 2)
+    support = np.eye(4, dtype="float32")
+    support[3] = 0.0
+    labels = np.arange(4) % 2
+    expected = learner.predict([each[None] for each in (support, labels, support)], 1, 0)
+    found = learner.adapt(support, labels).predict(support, verbose=0)
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
+
+
 def test_an_unknown_number_of_support_images():
     model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, inner_steps=2)
     (images, labels, queries), _ = data.episodes()

@@ -5,7 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from helpers import OneBatch, as_numpy, assert_close, normal, randomize
+from helpers import IS_TENSORFLOW, OneBatch, as_numpy, assert_close, normal, randomize
 from keras import ops
 
 import nsl_keras
@@ -462,11 +462,22 @@ def test_rematerialization_is_refused(inner_loop, in_graph):
 
 def test_names_of_what_evaluate_returns():
     model = make_model()
-    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
+    metrics = [keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2"), "accuracy"]
     model.compile(loss=LOSS, metrics=metrics)
     listed = model.evaluate(X, Y, verbose=0)
     named = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert dict(zip(model.metrics_names, listed, strict=True)) == named
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX's are of another kind")
+def test_sparse_inputs():
+    backbone = keras.Sequential(
+        [keras.Input(X.shape[1:], sparse=True), keras.layers.Dense(4)]
+    )
+    model, tf = compiled(make_model(backbone=backbone)), pytest.importorskip("tensorflow")
+    model.fit(tf.sparse.from_dense(X), Y, verbose=0)
+    found = model.predict(tf.sparse.from_dense(X), verbose=0)
+    np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)
 
 
 def test_another_model_in_a_step_returns_its_predictions():

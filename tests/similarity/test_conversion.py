@@ -284,7 +284,7 @@ CHOOSE = r"`layers` must choose one or more of the layers that can be converted:
         (error_of(predictor="tree"), "`predictor` must be None"),
         (
             error_of(predictor=predictors.SharedSimilarityPredictor()),
-            "`predictor` must return the 6 parameters",
+            "with the same kernel size",
         ),
         (error_of(foo=1), "foo"),
     ],
@@ -361,6 +361,13 @@ def test_a_backbone_that_is_not_frozen():
     plain = keras.Model(images, keras.layers.Dense(2, name="head")(base(images)))
     model = add_similarity(plain, freeze_backbone=False)
     assert trainable_names(model) == ["bias", "kernel"] + ["similarity"] * 3
+
+
+def test_similarities_that_were_there_before_are_frozen_too():
+    old = layers.NeuralSimilarityConv2D(4, 3, name="old")
+    plain = stack(old, keras.layers.Conv2D(4, 3))
+    (trained,) = add_similarity(plain).trainable_variables
+    assert "old" not in trained.path and trained.name == "similarity"
 
 
 def test_a_frozen_network_with_layers_that_hold_others():

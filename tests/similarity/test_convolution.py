@@ -277,7 +277,7 @@ def test_errors_of_predictors_that_look_ahead():
         build(SharedSimilarityPredictor(SimilarityPredictor(pooled=True)))
     shared = SharedSimilarityPredictor()
     build(shared, "same")
-    with pytest.raises(ValueError, match=r"given to causal layers alone, or to none"):
+    with pytest.raises(ValueError, match=r"all of them causal or none.*'causal'"):
         build(shared)
 
 
@@ -517,11 +517,37 @@ def test_errors_at_build(name, options, message):
         FAMILY[name].make(kernel_size=3, **options)(FAMILY[name].tensor())
 
 
-def test_error_of_a_shared_predictor_with_another_number_of_taps():
+@pytest.mark.parametrize("other", [3, (1, 4)])
+def test_error_of_a_shared_predictor_with_another_kernel_size(other):
     shared = SharedSimilarityPredictor()
     FAMILY["conv2d"].make(kernel_size=2, predictor=shared)(FAMILY["conv2d"].tensor())
-    with pytest.raises(ValueError, match=r"must return the 9 parameters .*, 4\)"):
-        FAMILY["conv2d"].make(kernel_size=3, predictor=shared)(FAMILY["conv2d"].tensor())
+    with pytest.raises(ValueError, match=r"with the same kernel size.*kernel_size=\("):
+        FAMILY["conv2d"].make(kernel_size=other, predictor=shared)(
+            FAMILY["conv2d"].tensor()
+        )
+
+
+class ByCall(keras.layers.Layer):
+    """A predictor that has no more than a custom layer must: `build` and `call`."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], 9))
+
+    def call(self, inputs):
+        return ops.matmul(inputs, self.kernel)
+
+
+def test_any_layer_is_a_predictor_with_parameters_at_each_position():
+    images = ops.ones((1, 6, 7, 2))
+    layer = NeuralSimilarityConv2D(4, 3, padding="same", predictor=ByCall())
+    assert layer(images).shape == (1, 6, 7, 4)
+    with pytest.raises(ValueError, match=r"at each output position, \(4, 5\), or at one"):
+        NeuralSimilarityConv2D(4, 3, predictor=ByCall())(images)
+
+
+def test_error_of_integer_images():
+    with pytest.raises(ValueError, match=r"inputs of a convolution must be floats.*uint8"):
+        NeuralSimilarityConv2D(4, 3)(ops.ones((1, 6, 7, 2), "uint8"))
 
 
 @pytest.mark.parametrize("channels", [1, 4])

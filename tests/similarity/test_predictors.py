@@ -492,6 +492,29 @@ def test_shared_predictor_stays_shared_in_a_file(tmp_path):
     assert_equal(loaded(images), model(images))
 
 
+def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
+    """The layer built last has the place before: a file builds by the graph."""
+    shared = SharedSimilarityPredictor(adapted_filters=3)
+    first, second = keras.Input((9, 8, 2)), keras.Input((9, 8, 2))
+    wide = NeuralSimilarityConv2D(40, 3, predictor=shared)(first)
+    narrow = NeuralSimilarityConv2D(16, 3, predictor=shared)(second)
+    pooled = keras.layers.GlobalAveragePooling2D()
+    outputs = [pooled(keras.layers.MaxPooling2D()(wide)), pooled(narrow)]
+    model = keras.Model([first, second], outputs)
+    one, other = (
+        layer.bilinear_form.network.layers[0].kernel
+        for layer in model.layers
+        if isinstance(layer, NeuralSimilarityConv2D)
+    )
+    assert np.abs(one - other).min() > 0  # Adaptations start apart.
+    randomize(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    images = [images_after_relu(9, 8, 2)] * 2
+    for received, expected in zip(loaded(images), model(images), strict=True):
+        assert_equal(received, expected)
+
+
 def test_sharing_saves_half_of_the_predictors_of_cnn9():
     """Section 7.1: "saves nearly half of the parameters used in the disjoint one"."""
     widths = [(32, 1)] * 3 + [(64, 1)] * 3 + [(128, 1)] * 3

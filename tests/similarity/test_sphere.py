@@ -276,9 +276,8 @@ def test_dense_is_the_convolution_of_one_pixel(normalize, response, dtype):
 
 
 def test_integer_inputs():
-    for layer, shape in ((SphereDense(5), (3, 4)), (SphereConv2D(5, 2), (2, 4, 3, 2))):
-        inputs = np.arange(np.prod(shape)).reshape(shape)
-        assert_equal(layer(inputs), layer(inputs.astype("float32")))
+    layer, inputs = SphereDense(5), np.arange(12).reshape(3, 4)
+    assert_equal(layer(inputs), layer(inputs.astype("float32")))
 
 
 # Errors.

@@ -72,6 +72,7 @@ def test_arguments_by_position():
 def test_targets_that_the_loss_leaves_out_are_not_checked():
     model = classifier(ignore_class=-1)
     labels = np.where(Y == 2, -1, Y)
+    model.compile("sgd", [model.loss])
     model.fit(X, labels, validation_data=(X, labels), verbose=0)
     with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
         model.evaluate(X, np.where(Y == 2, 7, Y), verbose=0)
@@ -79,6 +80,7 @@ def test_targets_that_the_loss_leaves_out_are_not_checked():
     model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
     data = (X, rows, weights)
     model.fit(X, rows, sample_weight=weights, validation_data=data, verbose=0)
+    model.fit(X, rows, sample_weight=weights[:, None], verbose=0)
     with pytest.raises(ValueError, match="must be a probability distribution"):
         model.fit(X, rows, verbose=0)
     with pytest.raises(ValueError, match="must be a probability distribution"):

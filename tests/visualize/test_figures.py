@@ -162,6 +162,10 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
         ),
         (picture("subcategories", *FOUND, nearest=21), "`nearest` must be at most 20"),
         (
+            picture("subcategories", IMAGES, None, *FOUND[2:]),
+            "`labels` must be given, or come with the data set",
+        ),
+        (
             picture("subcategories", IMAGES, LABELS[:3], *FOUND[2:]),
             "`labels` must hold one label for each of the 20",
         ),

@@ -78,7 +78,7 @@ def test_images_frames_and_accuracy(described_by):
         model = small_model(keras.layers.Dense(2), shape=(4, 4, 1))
         one, other = attention_of(model, QUERIES), attention_of(model, IMAGES)
     figure = visualize.plot_subcategories(
-        model, IMAGES, LABELS, QUERIES, QUERY_LABELS, nearest=4, rows=[2, 7, 0]
+        model, IMAGES, LABELS, QUERIES, QUERY_LABELS, nearest=4, rows=(2, 7, 0)
     )
     one, other = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (one, other))
     found = np.argsort(-one @ other.T, axis=1)[:, :4]
@@ -108,3 +108,8 @@ def test_the_first_query_of_each_label_is_drawn_by_default():
         plain_model(), IMAGES, LABELS, QUERIES[:5], labels, nearest=2, class_names="abcdef"
     )
     assert [axis.get_xlabel() for axis in figure.axes[::3]] == ["c", "a", "b"]
+    figure = visualize.plot_subcategories(
+        *(plain_model(), IMAGES, LABELS, QUERIES[:5], labels, 2),
+        class_names=np.array(list("abcdef")),
+    )
+    assert figure.axes[0].get_xlabel() == "c"
