@@ -77,10 +77,10 @@ def test_targets_that_the_loss_leaves_out_are_not_checked():
     with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
         model.evaluate(X, np.where(Y == 2, 7, Y), verbose=0)
     rows, weights = np.eye(3)[Y] * (Y > 0)[:, None], (Y > 0).astype("float32")
+    model.fit(X, Y, sample_weight=weights[:, None], verbose=0)
     model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
     data = (X, rows, weights)
     model.fit(X, rows, sample_weight=weights, validation_data=data, verbose=0)
-    model.fit(X, rows, sample_weight=weights[:, None], verbose=0)
     with pytest.raises(ValueError, match="must be a probability distribution"):
         model.fit(X, rows, verbose=0)
     with pytest.raises(ValueError, match="must be a probability distribution"):
