@@ -71,7 +71,7 @@ def with_tables(text: str) -> str:
 def _where() -> str:
     """One row a kind of problem: plain network, the same with a method, and the price."""
     demo, few_shot = _records("demo.jsonl", "digits"), _records(*FEW_SHOT)
-    matrix = report.load(RESULTS, "unbiased")
+    matrix = compare(report.load(RESULTS, "unbiased"))
     digits = experiments.demo.table.table(demo.runs)
     episodes = experiments.few_shot.table.section(few_shot)
     linear, cnn = _cells(digits, "linear features"), _cells(digits, "CNN")
@@ -80,7 +80,8 @@ def _where() -> str:
     plain = _cells(episodes, "finetuning of the classifier, from zero")
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
-    naive = _cells(report.summary_table(compare(matrix)), "dynamic UNS")
+    naive = _cells(report.summary_table(matrix), "dynamic UNS")
+    compared = [each for each in matrix if each.method == "dynamic_uns"]
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -89,9 +90,11 @@ def _where() -> str:
     }
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
-    def made(records: runs.RunRecords, *methods: str) -> str:
-        found = [run for run in records.runs if run["method"] in methods]
+    def made(found: list[dict]) -> str:
         return re.sub("^commits? ", "", tables.commits(found))
+
+    def of(records: runs.RunRecords, *methods: str) -> list[dict]:
+        return [run for run in records.runs if run["method"] in methods]
 
     return tables.markdown(
         [
@@ -106,19 +109,19 @@ def _where() -> str:
         [
             ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
             + ["dynamic diagonal similarity", *dynamic[:2], steps["dynamic NSN"]]
-            + [made(few_shot, "finetuning", "dynamic_nsn")],
+            + [made(of(few_shot, "finetuning", "dynamic_nsn"))],
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [steps["plain network with the dynamic one's parameters"]]
-            + [made(few_shot, "finetuning", "same_parameters")],
+            + [made(of(few_shot, "finetuning", "same_parameters"))],
             ["five epochs, small data: mean of 15 tasks", ""]
             + ["dynamic unconstrained similarity", "", naive[1], f"{naive[-1]} per step"]
-            + [tables.commits(tables.of_method(matrix, "dynamic_uns"))],
+            + [made([run for each in compared for run in each.found + each.baseline])],
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
-            + [made(demo, "linear", "linear_neighborhoods")],
+            + [made(of(demo, "linear", "linear_neighborhoods"))],
             ["a good network: CNN, digits", cnn[0]]
             + ["static similarity", *static[:2], f"{static[-1]}, 1x once folded"]
-            + [made(demo, "plain", "static")],
+            + [made(of(demo, "plain", "static"))],
         ],
     )
 

@@ -220,6 +220,9 @@ def _draw(model: keras.Model, specs: Sequence[keras.InputSpec]) -> list[np.ndarr
 
 def _folded(model: keras.Model) -> keras.Model:
     """Returns an equivalent plain model if there is one, else the model."""
+    parts = rewiring.sublayers(model)
+    if not any(type(part).__module__.startswith("nsl_keras.") for part in parts):
+        return model
     try:
         return fold(model)
     except ValueError:

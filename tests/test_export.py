@@ -88,6 +88,22 @@ def probabilities(tmp_path_factory):
     return lambda x: ops.softmax(model(raw(x))), tf.saved_model.load(str(path))
 
 
+class Tagged(keras.Model):
+    """A functional model whose class cannot be made from its config."""
+
+    def __init__(self, tag):
+        inputs = keras.Input((4,))
+        super().__init__(inputs, keras.layers.Dense(2)(inputs))
+        self.tag = tag
+
+
+def test_a_plain_model_is_not_rebuilt(tmp_path):
+    """That would warn of its class, and warnings are errors here."""
+    model, x = Tagged("a"), vectors(3)
+    served = tf.saved_model.load(str(export.save_model(model, tmp_path)))
+    np.testing.assert_allclose(served.serve(tf.constant(x)), model(x), rtol=1e-4, atol=1e-5)
+
+
 class Unshaped(keras.Model):
     """A model that is built without having seen a shape."""
 
