@@ -7,7 +7,6 @@ of batch norms come out as tensors, which gradients run through.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -98,16 +97,16 @@ def _parts(
     if isinstance(selection, Collection) and all(
         isinstance(each, str) for each in selection
     ):
-        return {repr(name): functools.partial(_is_named, name) for name in selection}
+
+        def has_name(name: str) -> Callable[[Any], bool]:
+            return lambda variable: name in (variable.name, variable.path)
+
+        return {repr(name): has_name(name) for name in selection}
     raise ValueError(
         f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, some of them "
         "joined by +, a collection of variables' names, or a function of a variable. "
         f"Received: {argument}={selection!r}"
     )
-
-
-def _is_named(name: str, variable: Any) -> bool:
-    return name in (variable.name, variable.path)
 
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:

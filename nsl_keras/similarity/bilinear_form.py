@@ -257,9 +257,9 @@ class BilinearForm(keras.layers.Layer):
             leading = ops.shape(prediction)[:-1]
             if len(leading) == 1:  # The predictor is pooled.
                 leading = (leading[0], *[1] * len(positions))
-            for size, position in zip(leading[1:], positions, strict=False):
-                known = isinstance(size, int) and isinstance(position, int)
-                if known and self._block == 1 and size not in (1, position):
+            for pair in zip(leading[1:], positions, strict=False):
+                known = all(isinstance(each, int) for each in pair)
+                if known and self._block == 1 and pair[0] not in (1, pair[1]):
                     raise ValueError(
                         "`predictor` must return the parameters of `M` at each output "
                         f"position, {tuple(positions)}, or at one. Received: an output of "

@@ -54,11 +54,6 @@ def is_in_memory(x: Any) -> bool:
     )
 
 
-def _is_one_array(x: Any) -> bool:
-    """Whether `x` is an array, or nested lists of numbers."""
-    return hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x)))
-
-
 def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     """Returns all examples and their targets as NumPy arrays.
 
@@ -74,8 +69,8 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         ValueError: If an iterable has no batches, or `y` is given beside one.
     """
     if is_in_memory(x):
-        if _is_one_array(x):
-            x = np.asarray(x)
+        if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):
+            x = np.asarray(x)  # An array, or nested lists of numbers.
         else:
             x = tree.map_structure(np.asarray, x, none_is_leaf=False)
         return x, None if y is None else np.asarray(y)

@@ -90,7 +90,7 @@ def plot_adaptation(
     rows = [f"entry {entry}" for entry in entries]
     is_classifier = model.task == "classification"
     if is_classifier:
-        before, after = map(_probabilities, (before, after))
+        before, after = map(ops.convert_to_numpy, map(ops.softmax, (before, after)))
         importance, least = np.maximum(before, after), LEAST_CHANGE
         rows = [
             f"{row}: {names[value.argmax()]}, {100 * value.max():.0f} %"
@@ -143,10 +143,6 @@ def plot_adaptation(
             place = (0, 1 - (row + 0.95) / len(rows), 1, 0.9 / len(rows))
             figures.draw_image(axis.inset_axes(place), pictures[index], shown, invert)
     return figure
-
-
-def _probabilities(logits: np.ndarray) -> np.ndarray:
-    return ops.convert_to_numpy(ops.softmax(logits))
 
 
 def _draw_outputs(
