@@ -32,8 +32,8 @@ def copy_with_classifier(
     copy = rewiring.rebuild(model, replace)
     if copy.outputs[0].shape[1:] != (ways,):
         raise ValueError(
-            "`model` must have as many outputs as `ways`, or end in its classifier with "
-            f"`new_classifier=True`. Received: ways={ways}, and a model with outputs "
+            "`model` must have `ways` outputs or, with `new_classifier=True`, end in its "
+            f"classifier. Received: ways={ways}, and a model with outputs "
             f"of shape {copy.outputs[0].shape}"
         )
     replaced = set(map(id, classifier.variables)) if new_classifier else set()

@@ -177,6 +177,7 @@ class NeighborhoodLearner(MetricLearner):
             **options,
         )
         model.build(layers[0].shape)
+        validation.finite(ops.convert_to_numpy(support), "features")
         dictionary.keys.assign(support)
         prototypes = class_means(unit_norm(support)[None], membership[None])[0]
         head.kernel.assign((1.0 if is_cosine else 0.0) * ops.transpose(prototypes))

@@ -68,7 +68,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
-    after loading (with `mixed_float16`, of `model.optimizer.inner_optimizer`). The
+    after loading (with `mixed_float16`, that of `model.optimizer.inner_optimizer`). The
     published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:

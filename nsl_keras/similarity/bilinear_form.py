@@ -208,16 +208,15 @@ class BilinearForm(keras.layers.Layer):
     def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         self._block = 1
+        shape = context.input_shape if self._on_vectors else input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
             self._block = self.predictor.downsampling
+            received = tuple(self.network.compute_output_shape(shape))
         else:  # The predictor is a custom layer.
             self.network = self.predictor
-        shape = context.input_shape if self._on_vectors else input_shape
-        if not self.network.built:
-            self.network.build(shape)
-        given = keras.KerasTensor(shape, self.compute_dtype)
-        received = tuple(self.network.compute_output_spec(given).shape)
+            inputs = keras.KerasTensor(shape, self.compute_dtype)
+            received = tuple(self.network(inputs).shape)
         axis = -1 if len(received) == 2 else self._channel_axis
         if received[axis] != context.outputs:
             raise ValueError(
@@ -261,9 +260,9 @@ class BilinearForm(keras.layers.Layer):
                 known = all(isinstance(each, int) for each in pair)
                 if known and self._block == 1 and pair[0] not in (1, pair[1]):
                     raise ValueError(
-                        "`predictor` must return the parameters of `M` at each output "
-                        f"position, {tuple(positions)}, or at one. Received: an output of "
-                        f"shape {tuple(prediction.shape)}"
+                        "`predictor` must return the parameters of `M` at each position, "
+                        f"{tuple(positions)}, or at one. Received: an output of shape "
+                        f"{tuple(prediction.shape)}"
                     )
         wide = keras.backend.result_type(prediction.dtype, "float32")
         parameters = ops.reshape(prediction, (*leading, *self._identity.shape))

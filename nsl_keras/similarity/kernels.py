@@ -64,7 +64,7 @@ class FloatKernel(keras.layers.Layer):
                     "The inputs of a convolution must be floats. Received: inputs of dtype "
                     f"{keras.backend.standardize_dtype(inputs.dtype)}"
                 )
-        # Integers too, which Keras leaves as they are.
+        # Integers too, in dense layers: Keras leaves them as they are.
         outputs = self.product(ops.cast(inputs, self.compute_dtype), training)
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds

@@ -147,9 +147,9 @@ class SimilarityPredictor:
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
-            arguments of `nsl_keras.layers.BatchNormalization`, for the default
-            ones. The momentum is 0.9 unless the dictionary has another: an average over
-            many steps lags behind weights that change fast.
+            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
+            The momentum is 0.9 unless the dictionary has another: an average over many
+            steps lags behind weights that change fast.
         residual: bool. `True`, as in the authors' code: the network returns the difference
             from the parameters of the identity. `False`, as in the paper's Appendix A:
             it returns the parameters themselves. With `start="identity"` the shift of the

@@ -33,8 +33,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.
         adapted_filters: int, the number of channels after each layer's adaptation.
-        adaptation_initializer: Initializer of the adaptations' kernels, which have the
-            regularizer of the network.
+        adaptation_initializer: Initializer of the adaptations' kernels. They have the
+            regularizer of the recipe or, without one, of their layer's kernel; the shared
+            kernels have the recipe's alone.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
     Input shape:
@@ -114,6 +115,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 context,
                 channels=self.adapted_filters,
                 geometry=context.geometry | changes,
+                kernel_regularizer=None,
                 is_depthwise=False,
             )
             # A loaded model may build its layers in another order.

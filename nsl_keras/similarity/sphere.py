@@ -169,7 +169,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
             counts in the norm of a patch as zeros, and each group has its own norm.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except
-            the first need `normalize="both"`, and clip the cosine 1e-6 inside ±1, beyond
+            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6), beyond
             which the gradient is zero.
 
     Input shape:

@@ -78,9 +78,9 @@ class TrainingBackup(keras.callbacks.Callback):
     Args:
         folder: Folder of the states, for this training alone; made if missing.
         data: Data set whose attribute `epoch` is set at the start of each epoch, or `None`.
-        callbacks: Callbacks of the same `fit` whose progress to keep, for example
-            `keras.callbacks.EarlyStopping`: attributes, other than constructor arguments,
-            that hold numbers, strings, arrays or lists of them.
+        callbacks: Callbacks of the same `fit` whose progress is kept, for example
+            `keras.callbacks.EarlyStopping`: the attributes, other than constructor
+            arguments, that hold numbers, strings, arrays or lists of them.
         every: int, the number of epochs between states. The last one is always kept.
         delete_at_end: bool, whether the states are deleted when training ends. Otherwise
             call `delete` once the model is saved; until then, `fit` only restores the

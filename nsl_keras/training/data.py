@@ -47,7 +47,7 @@ def leaves(x: Any) -> list[Any]:
 
 
 def is_in_memory(x: Any) -> bool:
-    """Whether `x` is an array or a structure of arrays, and no data set or generator."""
+    """Whether `x` is a dense array or a structure of them: no data set, no generator."""
     found = leaves(x)
     return bool(found) and all(
         hasattr(leaf, "__array__") or np.isscalar(leaf) for leaf in found
@@ -74,6 +74,8 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         else:
             x = tree.map_structure(np.asarray, x, none_is_leaf=False)
         return x, None if y is None else np.asarray(y)
+    if ops.is_tensor(x):
+        raise ValueError(f"`x` must be dense. Received: x of type {type(x).__name__}")
     if y is not None:
         raise ValueError(
             "`y` must be None where `x` is a data set, which yields its own targets. "

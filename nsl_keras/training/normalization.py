@@ -74,7 +74,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Keras's moving statistics start at mean 0 and variance 1. After `t` steps they still
     hold a share `momentum^t` of that start, the initialization bias: a third after 100
     steps with a momentum of 0.99, and inference is far below training until it fades.
-    Here the statistics `s_t` of `n_t` examples, after `N` earlier ones, update them by
+    The statistics `s_t` of `n_t` examples, after `N` earlier ones, update them here by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))

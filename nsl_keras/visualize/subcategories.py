@@ -73,10 +73,8 @@ def plot_subcategories(
     nearest = validation.positive_integer(nearest, "nearest", len(images))
     if class_names is None:
         numbers = [np.asarray(each) for each in (labels, query_labels)]
-        largest = max(
-            (each.max() for each in numbers if each.dtype.kind in "iuf"), default=0
-        )
-        class_names = list(map(str, range(1 + int(largest))))
+        largest = [each.max() for each in numbers if each.dtype.kind in "iuf"]
+        class_names = list(map(str, range(1 + int(max(largest, default=0)))))
     names = [textwrap.fill(str(name), 14) for name in class_names]
     labels = reading.class_numbers(labels, images, len(names), "labels")
     query_labels = reading.class_numbers(query_labels, queries, len(names), "query_labels")

@@ -478,6 +478,8 @@ def test_sparse_inputs():
     model.fit(tf.sparse.from_dense(X), Y, verbose=0)
     found = model.predict(tf.sparse.from_dense(X), verbose=0)
     np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"`x` must be dense\. Received: .*SparseTensor"):
+        model.initialize_from(tf.sparse.from_dense(X), Y)
 
 
 def test_another_model_in_a_step_returns_its_predictions():

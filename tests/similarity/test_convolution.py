@@ -539,9 +539,10 @@ class ByCall(keras.layers.Layer):
 
 def test_any_layer_is_a_predictor_with_parameters_at_each_position():
     images = ops.ones((1, 6, 7, 2))
-    layer = NeuralSimilarityConv2D(4, 3, padding="same", predictor=ByCall())
-    assert layer(images).shape == (1, 6, 7, 4)
-    with pytest.raises(ValueError, match=r"at each output position, \(4, 5\), or at one"):
+    for dtype in ("float32", "mixed_bfloat16"):
+        options = {"padding": "same", "predictor": ByCall(dtype=dtype), "dtype": dtype}
+        assert NeuralSimilarityConv2D(4, 3, **options)(images).shape == (1, 6, 7, 4)
+    with pytest.raises(ValueError, match=r"at each position, \(4, 5\), or at one"):
         NeuralSimilarityConv2D(4, 3, predictor=ByCall())(images)
 
 

@@ -493,13 +493,13 @@ def test_shared_predictor_stays_shared_in_a_file(tmp_path):
 
 
 def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
-    """The layer built last has the place before: a file builds by the graph."""
+    """A file builds layers by their depth in the graph: here the other one first."""
     shared = SharedSimilarityPredictor(adapted_filters=3)
     first, second = keras.Input((9, 8, 2)), keras.Input((9, 8, 2))
-    wide = NeuralSimilarityConv2D(40, 3, predictor=shared)(first)
+    wide = NeuralSimilarityConv2D(40, 3, predictor=shared, kernel_regularizer="l2")(first)
     narrow = NeuralSimilarityConv2D(16, 3, predictor=shared)(second)
     pooled = keras.layers.GlobalAveragePooling2D()
-    outputs = [pooled(keras.layers.MaxPooling2D()(wide)), pooled(narrow)]
+    outputs = [pooled(wide), pooled(keras.layers.MaxPooling2D()(narrow))]
     model = keras.Model([first, second], outputs)
     one, other = (
         layer.bilinear_form.network.layers[0].kernel
@@ -510,6 +510,7 @@ def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
     randomize(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.losses) == len(model.losses) == 2  # A kernel and its adaptation.
     images = [images_after_relu(9, 8, 2)] * 2
     for received, expected in zip(loaded(images), model(images), strict=True):
         assert_equal(received, expected)
