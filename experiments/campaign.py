@@ -29,7 +29,7 @@ from experiments.common import command, recipe, runs
 
 FLAGS = flags.FLAGS
 
-#: Seconds that a command may take longer than it was told to, before it is ended.
+#: Seconds beyond its time after which a command is ended.
 GRACE = 120
 
 

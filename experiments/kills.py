@@ -232,7 +232,7 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def tiny_images() -> data.FewShotData:
-    """Six, three and three classes of 20 images, each of a brightness of its own."""
+    """Six, three and three classes of 20 images, each with another brightness."""
     rng, parts = np.random.default_rng(0), []
     for first, count in ((0, 6), (6, 3), (9, 3)):
         labels = np.repeat(np.arange(first, first + count), 20)

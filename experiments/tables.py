@@ -41,7 +41,7 @@ averages over the last ninth of the steps; now they are averages over the last 5
 examples, or the last batch and 32 examples if that is more. The two differ in the first
 thousand steps, and with a momentum of 0.99 in the first ten thousand. Newer are the runs
 named "unbiased" in `no_harm.jsonl`, those of networks without batch norm, and those whose
-commit is newer. [Do no harm](no_harm.md) is a page of its own."""
+commit is newer. [Do no harm](no_harm.md) is a separate page."""
 
 
 def results_readme() -> str:

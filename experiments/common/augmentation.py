@@ -25,7 +25,7 @@ PAD = 4
 def augmented(
     images: np.ndarray, augmentation: str, generator: np.random.Generator
 ) -> np.ndarray:
-    """Images of which each is moved in a way of its own."""
+    """Images, each of them moved differently."""
     count, height, width, _ = images.shape
     rows = np.tile(np.arange(height), (count, 1))
     columns = np.tile(np.arange(width), (count, 1))

@@ -37,7 +37,7 @@ class ImageData:
     validation: Split
     test: Split
     class_names: list[str] = dataclasses.field(default_factory=list)
-    #: Of a file of images, what tells it from others.
+    #: A digest of the file of images, if they came from one.
     fingerprint: str | None = None
 
     @property
@@ -184,7 +184,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-    """What tells the arrays of a file from others."""
+    """A digest of the arrays of a file."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         array = np.ascontiguousarray(arrays[key])

@@ -1,4 +1,4 @@
-"""Pictures of trained image classifiers, and what their neighbours tell."""
+"""Pictures of trained image classifiers, and of their neighbours."""
 
 from __future__ import annotations
 

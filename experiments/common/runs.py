@@ -28,7 +28,7 @@ import keras
 import nsl_keras
 from nsl_keras.training import files
 
-#: What tells a run from the others of its setting, as `("maml", 0)`.
+#: What identifies a run among those of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]
 
 #: Flags that name places on a machine.
@@ -36,7 +36,7 @@ _PLACES = ("data_dir", "data_file", "cifar10_file", "state_dir", "model_dir")
 
 
 def command(module: str) -> str:
-    """What was called, as anyone could call it: with a data folder of their own."""
+    """What was called, as anyone could call it, with another data folder."""
     arguments, given = [], iter(sys.argv[1:])
     for argument in given:
         flag, separate, _ = argument.lstrip("-").partition("=")

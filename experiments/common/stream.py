@@ -86,7 +86,7 @@ class ImageStream:
 class StreamedBatches(keras.utils.PyDataset):
     """Random batches of a stream, for `recipe.fit`.
 
-    Each chunk has an order of its own, which seed and number of the chunk give: a resumed
+    The seed and the number of a chunk determine its order: a resumed
     run sees the images of an uninterrupted one.
     """
 

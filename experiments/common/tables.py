@@ -109,7 +109,7 @@ def trials(runs: list[dict]) -> str:
 
 
 def rates(runs: list[dict]) -> str:
-    """The start rates of the runs that have one of their own."""
+    """The start rates of the runs that record one."""
     found = {run["learning_rate"] for run in runs if "learning_rate" in run}
     return ", ".join(f"{rate:g}" for rate in sorted(found))
 

@@ -322,7 +322,7 @@ for _name, _figures in _REBUTTAL.items():
         )
 #: The row that differences are taken to.
 BASELINE = "finetuning"
-#: Rows whose differences are told besides.
+#: Rows whose differences are listed below the table.
 PAIRS = (
     ("finetuning", "nearest_centroid"),
     ("dynamic_nsn", "same_parameters"),

@@ -86,13 +86,13 @@ def _of_images(setting: dict) -> str:
 
 def _pairs(setting: dict, found: list[dict]) -> list[str]:
     """A line of differences between rows, where both of a pair ran."""
-    told = []
+    pairs = []
     for first, second in methods.PAIRS:
         titles = [methods.METHODS[name].title for name in (first, second)]
         difference = _difference(first, second, found, setting)
         if difference:
-            told.append(f"{titles[0]} less {titles[1]} {difference}")
-    return [f"Paired differences: {'; '.join(told)}."] if told else []
+            pairs.append(f"{titles[0]} less {titles[1]} {difference}")
+    return [f"Paired differences: {'; '.join(pairs)}."] if pairs else []
 
 
 def not_run() -> str:
@@ -132,8 +132,8 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
             continue
         finished = [run for run in chosen if "diverged" not in run]
         if len(finished) < len(chosen):
-            told = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
-            rows.append([*cells, told])
+            outcome = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
+            rows.append([*cells, outcome])
             continue
         evaluation = _evaluation(chosen, setting)
         cells += [

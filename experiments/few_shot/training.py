@@ -45,7 +45,7 @@ class Setting:
     published: bool | None = None
 
     def __post_init__(self) -> None:
-        # Trials are told apart by them.
+        # They identify the trials.
         if len(set(self.rates)) < len(self.rates):
             raise ValueError(f"`rates` must be different. Received: rates={self.rates}")
         if self.published and len(self.rates) > 1:

@@ -11,7 +11,7 @@ training. A.3 and A.4 are drawn, as in the paper's Figures 7 and 8.
         --method=neighborhoods --method=neighborhoods_3 --steps=3000
 
 --dataset is any image set of tensorflow-datasets, or one that common/image_folders.py reads
-from --data_dir. With --experiment=A.9 models are told coarse classes only.
+from --data_dir. With --experiment=A.9 models are trained on coarse classes only.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Experiment:
     title: str
     names: tuple[str, ...]
     published: Published = dataclasses.field(default_factory=dict)
-    #: Whether models are told coarse classes only.
+    #: Whether models are trained on coarse classes only.
     coarse: bool = False
     #: What the paper says where it has no numbers, and what is our own.
     note: str = ""

@@ -20,7 +20,7 @@ def sections(results: pathlib.Path) -> str:
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
-    """Markdown of a setting's runs, for experiments or for all with a run of their own."""
+    """Markdown of a setting's runs, for experiments or for all that have a run."""
     setting, found = records.setting, records.runs
     chosen = experiments_of(records) if experiments is None else experiments
     made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]

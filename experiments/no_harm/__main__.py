@@ -9,7 +9,7 @@ with that network trained on for as long. Where the 95 % interval of a method in
 wider than two points to either side, the method gets further seeds, up to --most_seeds.
 With --batch_norm=unbiased the networks have this package's batch norms: a matrix of its
 own, which shares the networks that have none. Processes may share a matrix, each with image
-sets or networks of its own.
+sets or networks that no other has.
 """
 
 from __future__ import annotations

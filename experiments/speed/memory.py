@@ -1,4 +1,4 @@
-"""Peak memory of one forward and backward pass, each case in a process of its own.
+"""Peak memory of one forward and backward pass, each case in a separate process.
 
 A case's figure is the largest resident memory of its second pass above that of the process
 before the first, when layer and inputs are there and nothing is compiled. Figures of a few

@@ -1,7 +1,7 @@
 """The Meta-Neighborhoods head, and whole models, against plain heads.
 
-One rule: what is slow is compared in rounds of its own, so that it does not stretch the
-times of the rest.
+Slow candidates are compared in separate rounds, so that they do not stretch the times of the
+rest.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _memory(results: pathlib.Path) -> str:
     ]
     return (
         "## Peak memory\n\n"
-        "Largest resident memory of one pass above that before it, each case in a process "
-        f"of its own, {tables.commands(found)}.\n\n"
+        "Largest resident memory of one pass above that before it, each case in a separate "
+        f"process, {tables.commands(found)}.\n\n"
         f"{tables.markdown(['case', 'candidate', 'XLA', 'MiB'], rows)}"
     )
