@@ -1,7 +1,7 @@
 """The Meta-Neighborhoods head, and whole models, against plain heads.
 
-Slow candidates are compared in separate rounds, so that they do not stretch the times of the
-rest.
+Slow candidates are compared in separate rounds, so that they do not stretch the times of
+the rest.
 """
 
 from __future__ import annotations
