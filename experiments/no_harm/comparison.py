@@ -99,11 +99,23 @@ def mean_gap(found: list[dict], epoch: str = "first_epoch") -> float:
 
 
 def compare(found: list[dict]) -> list[Comparison]:
-    """Returns every method in every cell where there are runs of it and its baseline."""
+    """Returns every method in every cell where there are runs of it and its baseline.
+
+    A seed may have baselines of several commits: each run is compared with that of its own
+    commit, and if there is none with the first.
+    """
     by_key: dict[tuple, dict[int, dict]] = {}
+    baselines: dict[tuple, list[dict]] = {}
     for run in found:
         key = run["dataset"], run["network"], run["method"]
         by_key.setdefault(key, {})[run["seed"]] = run
+        baselines.setdefault((*key, run["seed"]), []).append(run)
+
+    def baseline_of(run: dict, *key: str) -> dict:
+        several = baselines[*key, run["seed"]]
+        same = [each for each in several if each.get("commit") == run.get("commit")]
+        return (same or several)[0]
+
     comparisons = []
     for dataset in DATASETS:
         for network in NETWORKS:
@@ -112,6 +124,8 @@ def compare(found: list[dict]) -> list[Comparison]:
                 baseline = by_key.get((dataset, network, method.baseline), {})
                 seeds = sorted(set(own) & set(baseline))
                 if seeds:
-                    made = [own[seed] for seed in seeds], [baseline[seed] for seed in seeds]
-                    comparisons.append(Comparison(dataset, network, name, *made))
+                    runs = [own[seed] for seed in seeds]
+                    key = dataset, network, method.baseline
+                    pairs = [baseline_of(run, *key) for run in runs]
+                    comparisons.append(Comparison(dataset, network, name, runs, pairs))
     return comparisons

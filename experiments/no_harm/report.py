@@ -48,7 +48,8 @@ Adam at {setting.learning_rate:g}, {setting.epochs} epochs, batches of {setting.
 images in [0, 1], no augmentation, batch norms with a momentum of {MOMENTUM:g}; at most
 {TEST_IMAGES:,} test images, always the same. Accuracies are in percent at the end, mean ±
 standard deviation over seeds. Differences are in points, to the plain network of the same
-training images, order and, where a method has them, start weights. Where batch norms
+training images, order and, where a method has them, start weights, and of the same commit
+if there are several. Where batch norms
 jitter, one epoch says little: see also the mean over the last {LAST_EPOCHS} epochs. What is
 converted from a trained network is trained for as many epochs again, with a new optimizer,
 and so is the plain network that it is compared with.
@@ -141,11 +142,12 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
     for dataset in DATASETS:
         for network in NETWORKS:
             place = dataset, network
-            plain = [
-                r
+            newest = {
+                r["seed"]: r
                 for r in found
                 if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)
-            ]
+            }
+            plain = newest.values()
             cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
             if cells:
                 title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"

@@ -64,6 +64,19 @@ def test_differences_are_paired_by_seed():
     assert cell.half_width() == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
 
 
+def test_runs_are_paired_with_the_baseline_of_their_commit():
+    found = [
+        no_harm_run("plain", 0, 0.5, commit="a"),
+        no_harm_run("plain", 0, 0.6, commit="b"),
+        no_harm_run("static_dns", 0, 0.7, commit="c"),
+        no_harm_run("dynamic_dns", 0, 0.7, commit="b"),
+    ]
+    first, second = comparison.compare(found)
+    assert (first.method, second.method) == ("static_dns", "dynamic_dns")
+    assert first.differences() == pytest.approx([20.0])
+    assert second.differences() == pytest.approx([10.0])
+
+
 def test_demo_and_regression():
     found = [
         {"method": name, "seed": seed, "test_accuracy": accuracy, "parameters": 1234}
