@@ -441,7 +441,7 @@ def ends_in_a_convolution():
     [
         (None, {"variables": ["kernels"]}, r"`variables` must match .*classifier/kernel"),
         (None, {"variables": "similarities"}, "`variables` must be one of"),
-        (None, {"new_classifier": False}, r"as many outputs as `ways`.*=3.*\(None, 7\)"),
+        (None, {"new_classifier": False}, r"must have `ways` outputs.*=3.*\(None, 7\)"),
         (None, {"batch_normalization": "query"}, "`batch_normalization` must be one of"),
         (None, {"steps": 0}, "`steps` must be"),
         (None, {"seed": -1}, "`seed` must be"),
