@@ -427,7 +427,8 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
     ids=["pooled", "strided", "recurrent"],
 )
 def test_onnx(layer, shape, size, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     model = model_of(layer, shape)
     x = np.random.default_rng(0).normal(size=(2, *(size or shape[:1]), shape[-1]))
     x = x.astype("float32")

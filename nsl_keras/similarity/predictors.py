@@ -200,8 +200,6 @@ class SimilarityPredictor:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
-        if isinstance(self.output_kernel_size, list):  # From a file.
-            object.__setattr__(self, "output_kernel_size", tuple(self.output_kernel_size))
         validation.positive_integer(self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
         if not isinstance(self.batch_normalization, (bool, dict, type(None))):

@@ -114,8 +114,6 @@ class CheckedModel(ReplicatedSteps):
                 ignored = getattr(loss, "ignore_class", None)
                 y = y if ignored is None else np.where(y == ignored, 0, y)
             counts = np.asarray(1 if sample_weight is None else sample_weight) != 0
-            if counts.ndim > 1 and counts.shape[-1] == 1:
-                counts = counts[..., 0]
             fits = counts.shape == y.shape[: counts.ndim]  # Else it is Keras's to complain.
             if fits and counts.any() and not counts.all():
                 counted = y[tuple(np.argwhere(counts)[0])]

@@ -111,6 +111,13 @@ def test_a_support_example_without_features_adapts_too():
     np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
 
 
+def test_features_that_overflow_do_not_adapt():
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(1e30)])
+    learner = few_shot.NeighborhoodLearner(backbone, 2)
+    with pytest.raises(ValueError, match="`features` must be finite"):
+        learner.adapt(1e30 * np.eye(4, dtype="float32"), np.arange(4) % 2)
+
+
 def test_an_unknown_number_of_support_images():
     model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, inner_steps=2)
     (images, labels, queries), _ = data.episodes()

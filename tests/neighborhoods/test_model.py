@@ -471,10 +471,12 @@ def test_names_of_what_evaluate_returns():
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX's are of another kind")
 def test_sparse_inputs():
+    import tensorflow as tf
+
     backbone = keras.Sequential(
         [keras.Input(X.shape[1:], sparse=True), keras.layers.Dense(4)]
     )
-    model, tf = compiled(make_model(backbone=backbone)), pytest.importorskip("tensorflow")
+    model = compiled(make_model(backbone=backbone))
     model.fit(tf.sparse.from_dense(X), Y, verbose=0)
     found = model.predict(tf.sparse.from_dense(X), verbose=0)
     np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)

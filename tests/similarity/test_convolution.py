@@ -531,10 +531,10 @@ class ByCall(keras.layers.Layer):
     """A predictor that has no more than a custom layer must: `build` and `call`."""
 
     def build(self, input_shape):
-        self.kernel = self.add_weight(shape=(input_shape[-1], 9))
+        self.kernel = self.add_weight(shape=(1, 1, input_shape[-1], 9))
 
     def call(self, inputs):
-        return ops.matmul(inputs, self.kernel)
+        return ops.conv(inputs, self.kernel)  # Of one dtype: it needs autocasting.
 
 
 def test_any_layer_is_a_predictor_with_parameters_at_each_position():
