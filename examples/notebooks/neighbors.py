@@ -300,7 +300,7 @@ figure = nsl_keras.visualize.plot_adaptation(
 # %% [markdown]
 # ## Where to go from here
 #
-# * With your own trained classifier: `MetaNeighborhoodModel.from_trained(model)`, then
+# * With your own trained classifier: `MetaNeighborhoodModel.from_classifier(model)`, then
 #   `initialize_from` to fill the dictionary with real examples.
 # * `model.inner_rates` are the learned lengths of the step. If they are near zero, neighbours
 #   did not help.

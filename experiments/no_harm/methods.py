@@ -93,7 +93,7 @@ def add_similarity(**options: Any) -> Make:
 
 def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     """Converts a trained network to Meta-Neighborhoods."""
-    return nsl_keras.MetaNeighborhoodModel.from_trained(plain)
+    return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
 
 
 BASELINES = {

@@ -170,7 +170,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.dictionary.num_neighbors
 
     @classmethod
-    def from_trained(
+    def from_classifier(
         cls,
         model: keras.Model,
         dictionary: NeighborDictionary | int = 1000,
@@ -203,7 +203,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> import keras
         >>> import nsl_keras
         >>> trained = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=4)
-        >>> model = nsl_keras.MetaNeighborhoodModel.from_trained(trained, 50)
+        >>> model = nsl_keras.MetaNeighborhoodModel.from_classifier(trained, 50)
         >>> tuple(model(keras.ops.ones((2, 32, 32, 3))).shape)
         (2, 4)
         """

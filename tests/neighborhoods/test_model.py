@@ -384,7 +384,7 @@ def test_backbones_of_several_inputs(kind, tmp_path):
     assert_close(loaded(inputs), predicted)
     backbone = model.backbone
     classifier = keras.Model(backbone.input, keras.layers.Dense(3)(backbone.output))
-    made = nsl_keras.MetaNeighborhoodModel.from_trained(classifier, 6)
+    made = nsl_keras.MetaNeighborhoodModel.from_classifier(classifier, 6)
     assert made(inputs).shape == (48, 3)
     with pytest.raises(ValueError, match=r"`x\[(0|'image')\]` must be finite"):
         model.fit(as_two(kind, spoiled(X, np.nan)), Y, verbose=0)

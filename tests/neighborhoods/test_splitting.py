@@ -1,4 +1,4 @@
-"""`from_trained`: trained classifiers of Keras as Meta-Neighborhoods models."""
+"""`from_classifier`: trained classifiers of Keras as Meta-Neighborhoods models."""
 
 import keras
 import numpy as np
@@ -45,8 +45,8 @@ def randomized(model):
     return model
 
 
-def from_trained(model, dictionary=10, **options):
-    return nsl_keras.MetaNeighborhoodModel.from_trained(model, dictionary, **options)
+def from_classifier(model, dictionary=10, **options):
+    return nsl_keras.MetaNeighborhoodModel.from_classifier(model, dictionary, **options)
 
 
 ENDS = {
@@ -79,7 +79,7 @@ def test_predicts_what_the_source_predicts(make, end):
     source = randomized(make(*ENDS[end]()))
     weights, expected = values(source.weights), as_numpy(source(IMAGES))
     names = [layer.name for layer in source.layers]
-    model = from_trained(source, inner_learning_rate=1e-9)
+    model = from_classifier(source, inner_learning_rate=1e-9)
     for adapt in (False, True):
         logits = model(IMAGES, adapt=adapt)
         assert_close(logits if end == "logits" else ops.softmax(logits), expected)
@@ -97,7 +97,7 @@ def test_predicts_what_the_source_predicts(make, end):
 @pytest.mark.long
 def test_an_application_in_a_line(tmp_path):
     source = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=5)
-    model = from_trained(source, inner_learning_rate=1e-9)
+    model = from_classifier(source, inner_learning_rate=1e-9)
     images = normal(2, 32, 32, 3)
     features = keras.Model(source.input, source.layers[-1].input)(images)
     assert_close(model.features(images), features)
@@ -110,20 +110,20 @@ def test_options_and_frozen_backbones():
     source = sequential(layers.Dense(3, activation="softmax"))
     source.layers[0].trainable = False
     dictionary = nsl_keras.layers.NeighborDictionary(7, metric="euclidean")
-    model = from_trained(source, dictionary, inner_steps=2)
+    model = from_classifier(source, dictionary, inner_steps=2)
     assert model.dictionary is dictionary
     assert model.neighborhood.inner_steps == 2
     assert not model.backbone.layers[0].trainable
     assert source.layers[-1].activation is keras.activations.softmax
     source.trainable = False
     assert_close(ops.softmax(model(IMAGES, adapt=False)), source(IMAGES))
-    assert from_trained(source)(IMAGES).shape == (6, 3)
+    assert from_classifier(source)(IMAGES).shape == (6, 3)
 
 
 @pytest.mark.parametrize("targets", [1, 2])
 def test_a_trained_regressor(targets):
     source = sequential(layers.Dense(targets))
-    model = from_trained(source, task="regression", inner_learning_rate=1e-9)
+    model = from_classifier(source, task="regression", inner_learning_rate=1e-9)
     expected = as_numpy(source(IMAGES))
     assert_close(model(IMAGES), expected)
     model.compile("sgd", "mse", run_eagerly=True)
@@ -192,4 +192,4 @@ REGRESSION = {"task": "regression"}
 )
 def test_errors(make, options, message):
     with pytest.raises(ValueError, match=message):
-        from_trained(make(), **options)
+        from_classifier(make(), **options)
