@@ -20,6 +20,7 @@ from experiments import kills
 from experiments.common import runs, tables
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
+from experiments.no_harm.methods import METHODS, PLAIN_LONGER
 from experiments.serving import load
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
@@ -80,8 +81,7 @@ def _where() -> str:
     plain = _cells(episodes, "finetuning of the classifier, from zero")
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
-    naive = _cells(report.summary_table(matrix), "dynamic UNS")
-    compared = [each for each in matrix if each.method == "dynamic_uns"]
+    naive = report.summary_table(matrix)
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -95,6 +95,12 @@ def _where() -> str:
 
     def of(records: runs.RunRecords, *methods: str) -> list[dict]:
         return [run for run in records.runs if run["method"] in methods]
+
+    def after_five_epochs(situation: str, title: str, name: str, times: str) -> list[str]:
+        found = [each for each in matrix if each.method == name]
+        made_by = made([run for each in found for run in each.found + each.baseline])
+        difference, *_, step = _cells(naive, METHODS[name].title)[1:]
+        return [situation, "", title, "", difference, times.format(step), made_by]
 
     return tables.markdown(
         [
@@ -113,9 +119,11 @@ def _where() -> str:
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [steps["plain network with the dynamic one's parameters"]]
             + [made(of(few_shot, "finetuning", "same_parameters"))],
-            ["five epochs, small data: mean of 15 tasks", ""]
-            + ["dynamic unconstrained similarity", "", naive[1], f"{naive[-1]} per step"]
-            + [made([run for each in compared for run in each.found + each.baseline])],
+            after_five_epochs(
+                "five epochs, small data: mean of 15 tasks",
+                *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
+            ),
+            after_five_epochs("", "plain network, ten epochs", PLAIN_LONGER, "2x"),
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(of(demo, "linear", "linear_neighborhoods"))],

@@ -33,7 +33,7 @@ import nsl_keras
 from experiments.common import command, data, runs, tables
 from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
 from experiments.no_harm.data import Images, draw
-from experiments.no_harm.methods import BASELINES, PLAIN, MakeNetwork, Method
+from experiments.no_harm.methods import PLAIN, PLAIN_METHOD, MakeNetwork, Method
 from experiments.no_harm.networks import BATCH_NORMS, NETWORKS, copy_weights
 from experiments.no_harm.training import Cell, Setting
 from experiments.speed import timing
@@ -85,7 +85,7 @@ def with_predictor(similarity: str, name: str) -> Method:
     return Method(f"{similarity} {name}", make)
 
 
-METHODS = {PLAIN: BASELINES[PLAIN]} | {
+METHODS = {PLAIN: PLAIN_METHOD} | {
     method.title: method
     for similarity in SIMILARITIES
     for method in [with_predictor(similarity, name) for name in PREDICTORS]

@@ -29,17 +29,16 @@ class Method(NamedTuple):
             change; it returns a model to train.
         pretrained: Whether the plain network is trained before.
         batch_norm: Whether it needs batch norms in the network.
+        baseline: Name of the method that it is compared with.
+        rate: Its learning rate over the setting's.
     """
 
     title: str
     make: Make
     pretrained: bool = False
     batch_norm: bool = False
-
-    @property
-    def baseline(self) -> str:
-        """Name of the method that it is compared with, trained for as long."""
-        return PLAIN_LONGER if self.pretrained else PLAIN
+    baseline: str = PLAIN
+    rate: float = 1.0
 
     def suits(self, network: networks.Network) -> bool:
         """Whether the method can be used with a network."""
@@ -96,11 +95,15 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
 
 
-BASELINES = {
-    PLAIN: Method("plain", leave_plain),
+PLAIN_METHOD = Method("plain", leave_plain)
+#: What anyone can do without this package.
+ALTERNATIVES = {
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
+    "plain_rate": Method("plain, three times the rate", leave_plain, rate=3.0),
 }
-COMPARED = {
+#: A trained network that a method converts is compared with that network trained on.
+converted = functools.partial(Method, pretrained=True, baseline=PLAIN_LONGER)
+OWN = {
     "static_dns": Method("static DNS", with_similarity("diagonal")),
     "static_uns": Method("static UNS", with_similarity("unconstrained")),
     "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
@@ -116,19 +119,17 @@ COMPARED = {
         with_neighbors(nsl_keras.layers.CosineDense, film=True),
         batch_norm=True,
     ),
-    "converted_static_dns": Method(
-        "converted to static DNS", add_similarity(similarity="diagonal"), pretrained=True
+    "converted_static_dns": converted(
+        "converted to static DNS", add_similarity(similarity="diagonal")
     ),
-    "converted_dynamic_dns": Method(
+    "converted_dynamic_dns": converted(
         "converted to dynamic DNS",
         add_similarity(similarity="diagonal", predictor="sphere"),
-        pretrained=True,
     ),
-    "converted_neighbors": Method(
-        "converted to Meta-Neighborhoods", add_neighbors, pretrained=True
-    ),
+    "converted_neighbors": converted("converted to Meta-Neighborhoods", add_neighbors),
 }
-METHODS = BASELINES | COMPARED
+COMPARED = ALTERNATIVES | OWN
+METHODS = {PLAIN: PLAIN_METHOD} | COMPARED
 
 
 def baselines(names: Iterable[str]) -> set[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import nsl_keras
 from experiments.no_harm.data import Images
 from experiments.no_harm.evaluation import accuracies_by_mode, accuracy
-from experiments.no_harm.methods import BASELINES, PLAIN, Method
+from experiments.no_harm.methods import PLAIN_METHOD, Method
 from experiments.no_harm.networks import BATCH_NORMS, Network
 
 
@@ -62,13 +62,14 @@ class Cell:
 
     def run(self, method: Method) -> dict[str, Any]:
         """Trains by a method, and returns the record."""
-        if method is BASELINES[PLAIN]:
+        if method is PLAIN_METHOD:
             return self._pretrained[0]
         weights = self._pretrained[1] if method.pretrained else None
         plain = self._initial()
         if weights is not None:
             plain.set_weights(weights)
-        return self._train(method.make(self.make_network, plain), method.pretrained)
+        model = method.make(self.make_network, plain)
+        return self._train(model, method.pretrained, method.rate)
 
     @functools.cached_property
     def _pretrained(self) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -81,10 +82,12 @@ class Cell:
         keras.utils.set_random_seed(self.seed)
         return self.make_network()
 
-    def _train(self, model: keras.Model, pretrained: bool = False) -> dict[str, Any]:
+    def _train(
+        self, model: keras.Model, pretrained: bool = False, rate: float = 1.0
+    ) -> dict[str, Any]:
         setting, (train, test, _) = self.setting, self.images
         model.compile(
-            optimizer=keras.optimizers.Adam(setting.learning_rate),
+            optimizer=keras.optimizers.Adam(setting.learning_rate * rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
