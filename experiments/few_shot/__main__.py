@@ -7,12 +7,12 @@ r"""Few-shot learning: Table 6 of Neural Similarity Learning, with today's basel
 
 FOLDER_OF_IMAGES holds train, validation (or val) and test, each with one sub-folder a
 class. Networks are trained on the training classes, judged on episodes of the test classes,
-and all choices are made on the validation classes. Every method gets as many training
-images and trials: with several --rates, each is tried for --trial_share of the images, and
-the best on validation episodes is taken. Rows with a choice of inner rates try one with
-each of the --rates, in turn: three rates of Adam or six try all of 0.01, 0.03 and 0.1. A
-meta-learned static network starts from the pretrained one, and then has as many images
-again. ProtoNet is trained with --proto_ways classes an episode, as its authors do.
+and all choices are made on the validation classes. Every method gets as many trials and,
+but for "longer", training images: with several --rates, each is tried for --trial_share of
+the images, and the best on validation episodes is taken. Rows with a choice of inner rates
+try one with each of the --rates, in turn: three rates of Adam or six try all of 0.01, 0.03
+and 0.1. A meta-learned static network starts from the pretrained one, and then has as many
+images again. ProtoNet is trained with --proto_ways classes an episode, as its authors do.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ class Training:
     ) -> tuple[Callable, dict]:
         """Trains a method; returns the learner, and what the training took."""
         row, setting = methods.METHODS[method], self.setting
+        images = round(row.budget * images)
         found: dict = {"seconds": 0.0, "training_images": 0}
         if row.pretrained:
             network, found = self._pretrained(method, rate, images, seed)

@@ -185,6 +185,17 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
 
 
+def test_a_row_that_trains_longer_has_more_images(tmp_path, monkeypatch):
+    run = few_shot_training.Training(SETTING, tiny_images(), tmp_path)
+
+    def pretrained(method, rate, images, seed):
+        return run._features("plain"), {"training_images": images}
+
+    monkeypatch.setattr(run, "_pretrained", pretrained)
+    made = [run.run(name, 1e-3, 60, seed=0)[1] for name in ("finetuning", "longer")]
+    assert [each["training_images"] for each in made] == [60, 198]
+
+
 def test_as_published_all_but_maml_train_on_validation_classes_too(tmp_path):
     run = Trained(tmp_path, published=True, rates=(1e-3,))
     for method, classes in (("maml", 6), ("meta_static_published", 6), ("proto_net", 9)):
