@@ -55,7 +55,7 @@ def train(
     What is finished in the folder `state` is not trained again.
     """
     keras.utils.set_random_seed(seed)
-    trained = setting.recipe(len(found.train.images))
+    trained = setting.recipe(name, len(found.train.images))
     model = build_model(name, setting, found.image_shape, len(found.class_names), seed)
     compile_model(model, trained)
     batches = recipe.Batches(found.train, trained, seed, trained.steps // setting.epochs)

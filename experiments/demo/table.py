@@ -13,6 +13,7 @@ TITLES = {
     "neighborhoods": "CNN + Meta-Neighborhoods",
     "neighborhoods_film": "CNN + Meta-Neighborhoods + iFiLM",
     "linear": "linear features",
+    "linear_longer": "linear features, five times as many epochs",
     "linear_neighborhoods": "linear features + Meta-Neighborhoods",
 }
 #: Each model's twin without the method, for the paired differences.
@@ -21,6 +22,7 @@ BASELINES = {
     "dynamic": "plain",
     "neighborhoods": "plain",
     "neighborhoods_film": "plain",
+    "linear_longer": "linear",
     "linear_neighborhoods": "linear",
 }
 DATASETS = ("digits", "mnist", "cifar10")

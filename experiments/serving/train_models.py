@@ -77,7 +77,7 @@ def main(_arguments: list[str]) -> None:
         print(f"\n{TITLES[name]}", flush=True)
         keras.utils.set_random_seed(0)
         model = build_model(name, setting, found.image_shape, len(found.class_names), 0)
-        compile_model(model, setting.recipe(len(found.train.images)))
+        compile_model(model, setting.recipe(name, len(found.train.images)))
         model.fit(
             found.train.images,
             found.train.labels,
