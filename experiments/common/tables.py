@@ -158,17 +158,6 @@ def training(setting: dict) -> str:
     return f"{optimizer} at {rate}, {', '.join(parts)}; {', '.join(images)}"
 
 
-def images_per_second(runs: list[dict]) -> str:
-    """The median over runs on accelerators: a CPU's moves with whatever else it does."""
-    speeds = [
-        run["images_per_second"]
-        for run in runs
-        if "images_per_second" in run
-        and not any(device.startswith("cpu") for device in run["devices"])
-    ]
-    return f"{statistics.median(speeds):,.0f}" if speeds else ""
-
-
 def compared(
     found: list[dict],
     titles: Mapping[str, str],
@@ -188,7 +177,7 @@ def compared(
     timed = any("step_time" in run for run in found)
     columns = ["method", *([published[0]] if published else []), "here", to_baseline]
     columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters"]
-    columns += [*(COSTS if timed else []), "images per second on a GPU"]
+    columns += COSTS if timed else []
     rows = []
     for name, title in titles.items():
         cells = [title]
@@ -207,7 +196,6 @@ def compared(
             *([rates(chosen)] if tuned else []),
             f"{chosen[0]['parameters']:,}",
             *(costs(chosen) if timed else []),
-            images_per_second(chosen),
         ]
         rows.append(cells)
     return run_and_not_run(columns, rows)

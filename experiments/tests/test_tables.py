@@ -7,7 +7,6 @@ from helpers import ROOT
 
 from experiments import tables
 from experiments.common import runs
-from experiments.common.tables import images_per_second
 from experiments.image_classification import methods as image_methods
 from experiments.image_classification import table as image_table
 from experiments.neural_similarity import methods as similarity_methods
@@ -85,14 +84,12 @@ def record(method, seed, accuracy, **others):
         "seed": seed,
         "command": "python -m examples.x",
         "parameters": 1234,
-        "images_per_second": 100.0,
-        "devices": ["gpu:0"],
         "versions": {"backend": "jax 0.11"},
         "test_accuracy": accuracy,
         **others,
     }
     if "diverged" in made:
-        del made["test_accuracy"], made["images_per_second"]
+        del made["test_accuracy"]
     return made
 
 
@@ -131,9 +128,9 @@ def test_table_of_neural_similarity(tmp_path):
         made.append(record("static_dns", seed, accuracy + 0.01 + 0.01 * seed))
     text = similarity_table.section(records_of(tmp_path / "1", NEURAL_SIMILARITY, made))
     for row in (
-        "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 | 100 |",
-        "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 | 100 |",
-        "| CNN++ | 7.29 | not run |  |  |  |  |",
+        "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 |",
+        "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 |",
+        "| CNN++ | 7.29 | not run |  |  |  |",
         "plain convolutions | 7.04 | diverged in 1 of 1 |",
     ):
         assert row in text
@@ -142,9 +139,6 @@ def test_table_of_neural_similarity(tmp_path):
     text = similarity_table.section(records_of(tmp_path / "2", digits, made))
     assert "| static NSN, DNS | 7.50 ± 0.71 | -1.50" in text and "paper" not in text
     assert "| CNN++ | 7.29 | 28.70 | not run |" in similarity_table.not_run(["4"])
-    # Speeds are of accelerators.
-    slow = record("cnn", 0, 0.9, devices=["cpu:0"], images_per_second=3.0)
-    assert images_per_second([slow]) == ""
 
 
 def test_table_of_image_classification(tmp_path):
@@ -156,10 +150,10 @@ def test_table_of_image_classification(tmp_path):
     records = records_of(tmp_path, IMAGE_CLASSIFICATION, made)
     text = image_table.section(records)
     for row in (
-        "| vanilla | 95.06 | 91.00 ± 1.41 |  |  | 0, 1 | 1,234 | 100 |",
-        "| MN | 95.56 | 92.50 ± 0.71 | +1.50 ± 0.71 | 81.00 ± 1.41 | 0, 1 | 1,234 | 100 |",
+        "| vanilla | 95.06 | 91.00 ± 1.41 |  |  | 0, 1 | 1,234 |",
+        "| MN | 95.56 | 92.50 ± 0.71 | +1.50 ± 0.71 | 81.00 ± 1.41 | 0, 1 | 1,234 |",
         "| vanilla + iFiLM | 95.17 | diverged in 1 of 1 |",
-        "| MN + iFiLM | 95.58 | not run |  |  |  |  |  |",
+        "| MN + iFiLM | 95.58 | not run |  |  |  |  |",
     ):
         assert row in text
     rest = image_table.not_run([records])
