@@ -81,6 +81,7 @@ def _where() -> str:
     plain = _cells(episodes, "finetuning of the classifier, from zero")
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
+    longer = _cells(episodes, "plain network, trained 3.3 times as long")
     naive = report.summary_table(matrix)
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
@@ -119,6 +120,8 @@ def _where() -> str:
             ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
             + [steps["plain network with the dynamic one's parameters"]]
             + [made(of(few_shot, "finetuning", "same_parameters"))],
+            ["", plain[0], "plain network, trained longer", *longer[:2], "3.3x"]
+            + [made(of(few_shot, "finetuning", "longer"))],
             after_five_epochs(
                 "five epochs, small data: mean of 15 tasks",
                 *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
