@@ -254,9 +254,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
-    "rivals": lambda: _neural_similarity(
-        "cnn9_default_16-32-64_cifar10_10000_2340_tuned_jax", "cost", 7
-    ),
     "efficient": _efficient,
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
