@@ -170,7 +170,7 @@ def _converged() -> str:
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 8, how)
+    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 9, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
