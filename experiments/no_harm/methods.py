@@ -50,6 +50,13 @@ def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return plain
 
 
+def with_cosine_head(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
+    """Returns the plain network with a cosine classifier in place of its dense one."""
+    classifier = plain.get_layer(networks.CLASSIFIER)
+    head = nsl_keras.layers.CosineDense(classifier.units)
+    return keras.Model(plain.input, head(classifier.input))
+
+
 def with_similarity(similarity: str, predictor: Any = None) -> Make:
     """Returns what makes a network with similarities in place of its convolutions."""
     convolution = functools.partial(
@@ -96,10 +103,11 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
 
 
 PLAIN_METHOD = Method("plain", leave_plain)
-#: What anyone can do without this package.
+#: Plain networks: what anyone can do without a similarity or neighbours.
 ALTERNATIVES = {
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
     "plain_rate": Method("plain, three times the rate", leave_plain, rate=3.0),
+    "plain_cosine": Method("plain, CosineDense head", with_cosine_head),
 }
 #: A trained network that a method converts is compared with that network trained on.
 converted = functools.partial(Method, pretrained=True, baseline=PLAIN_LONGER)
