@@ -27,7 +27,7 @@ DATA := $(NSL_KERAS_DATA_DIR)
 
 setup: $(DEV)
 
-# One seed of four models; `$(PY) -m experiments.demo` trains seven, with three seeds.
+# One seed of four models; `$(PY) -m experiments.demo` trains eight, with three seeds.
 demo: $(RUNTIME)
 	$(PY) -m experiments.demo --seeds=1 --model=plain --model=neighborhoods \
 		--model=linear --model=linear_neighborhoods --verbose=0

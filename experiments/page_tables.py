@@ -123,7 +123,7 @@ def _where() -> str:
             ["", plain[0], "plain network, trained longer", *longer[:2], "3.3x"]
             + [made(of(few_shot, "finetuning", "longer"))],
             after_five_epochs(
-                "five epochs, small data: mean of 15 tasks",
+                "five epochs, small data: five sets, three networks",
                 *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
             ),
             after_five_epochs("", "plain network, ten epochs", PLAIN_LONGER, "2x"),
@@ -131,7 +131,7 @@ def _where() -> str:
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(of(demo, "linear", "linear_neighborhoods"))],
             ["a good network: CNN, digits", cnn[0]]
-            + ["static similarity", *static[:2], f"{static[-1]}, 1x once folded"]
+            + ["static similarity", *static[:2], f"{static[-1]}; inference, folded: 1x"]
             + [made(of(demo, "plain", "static"))],
         ],
     )
@@ -209,8 +209,7 @@ def _measured(shown: Iterable[tuple[str, str]], key: str, form: str, unit: str) 
                     cells[each["xla"]] = form.format(row[key])
     columns = ["what", f"{unit}without XLA", f"{unit}with XLA"]
     made = tables.markdown(columns, [[title, *rows[title].values()] for title in rows])
-    how = f"`make bench` ({tables.commits(found)}); ratios are to the plain layer."
-    return _shown(f"{how}\n\n{made}", "benchmarks.jsonl")
+    return _shown(f"`make bench` ({tables.commits(found)})\n\n{made}", "benchmarks.jsonl")
 
 
 def _shown(

@@ -28,20 +28,18 @@ RESULTS = ROOT / "results"
 INTRODUCTION = """# Results
 
 The records behind every table and picture, one file an experiment, one line of JSON a run:
-its setting and key, what was measured, the command, the versions, and the commit of this
-package that ran it. For older runs, the commit is the first that contains the record, and
-the command names module and methods as they are called today. `python -m
-experiments.tables` makes the tables from the records.
+its setting, the key that identifies it, what was measured, the command, the versions, and
+the commit of this package that ran it. For older runs, the commit is the first that
+contains the record, and the command names module and methods as they are called today.
+`python -m experiments.tables` makes the tables from the records.
 
 Commands write below `runs/`, which git ignores. To renew a result, delete its line, run the
 command beside its table with `--output_dir=.` in place of any other, and make the tables.
 
-Most runs predate today's `layers.BatchNormalization`. Then its moving statistics were
-averages over the last ninth of the steps; now they are averages over the last 512th of the
-examples, or the last batch and 32 examples if that is more. The two differ in the first
-thousand steps, and with a momentum of 0.99 in the first ten thousand. Newer are the runs
-named "unbiased" in `no_harm.jsonl`, those of networks without batch norm, and those whose
-commit is newer. [Do no harm](no_harm.md) is a separate page."""
+Before commit cc419c7 the moving statistics of `layers.BatchNormalization` were averages
+over the last ninth of the steps; now they are averages over the last 512th of the examples,
+or the last batch and 32 examples if that is more. The two differ in the first thousands of
+steps. [Do no harm](no_harm.md) is a separate page."""
 
 
 def results_readme() -> str:

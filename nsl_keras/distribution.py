@@ -34,8 +34,8 @@ class DistributedModel(ReplicatedSteps):
       takes the mean of the replicas' means.
     * Gradients are clipped, and checked for float16 overflow, after they are summed over
       the replicas.
-    * `fit` reports the losses and metrics of all replicas. As in Keras, the separate losses
-      of several outputs do not weight the replicas' parts by their sizes.
+    * `fit` reports the losses and metrics of all replicas. As in Keras, the losses of
+      single outputs are plain means over replicas, even if their batches differ in size.
     * `steps_per_execution` works, but saves no time.
 
     Masked losses of padded sequences are still averaged per replica, then over replicas.

@@ -221,7 +221,7 @@ class PositiveSemidefinite(Similarity):
     (45,)
 
     Reference:
-        The section that `Symmetric` names.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:

@@ -162,20 +162,20 @@ def compared(
     found: list[dict],
     titles: Mapping[str, str],
     baseline: str,
-    to_baseline: str,
+    columns: Sequence[str],
     percents: Callable[[str], dict[int, float]],
     published: tuple[str, Mapping[str, float]] | None,
     more: Mapping[str, Callable[[str], str]],
 ) -> str:
     """A line a method beside a baseline; those without any figure follow the table.
 
-    `percents` returns those of a method by seed; `to_baseline` is the title of the column
-    of differences, `published` title and percents of a column of published ones, `more` has
-    columns by titles: functions of a method's name.
+    `columns` are the titles of the columns of percents and of their differences; `percents`
+    returns those of a method by seed; `published` is title and percents of a column of
+    published ones, `more` has columns by titles: functions of a method's name.
     """
     tuned = any("learning_rate" in run for run in found)
     timed = any("step_time" in run for run in found)
-    columns = ["method", *([published[0]] if published else []), "here", to_baseline]
+    columns = ["method", *([published[0]] if published else []), *columns]
     columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters"]
     columns += COSTS if timed else []
     rows = []

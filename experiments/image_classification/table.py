@@ -75,10 +75,10 @@ def _published_table(
 ) -> str:
     titles = ["MAXL" if n == "maxl" else methods.METHODS[n].title for n in names]
     rows = [
-        [*where, *(f"{figures[name]:.2f}" for name in names), "not run"]
+        [*where, *(f"{figures[name]:.2f}" for name in names)]
         for where, figures in published.items()
     ]
-    made = tables.markdown(["backbone", "data set", *titles, "here"], rows)
+    made = tables.markdown(["backbone", "data set", *titles], rows)
     return f"{title}\n\n{made}"
 
 
@@ -113,7 +113,7 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
         found,
         {name: method.title for name, method in experiment.methods.items()},
         methods.BASELINE,
-        "difference to vanilla",
+        ("accuracy, %", "difference to vanilla"),
         lambda name: tables.percent(found, name, "test_accuracy"),
         ("paper", published) if published else None,
         more,

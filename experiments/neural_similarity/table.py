@@ -52,11 +52,10 @@ def not_run(numbers: list[str]) -> str:
             [
                 method.title,
                 *(tables.figure(table.errors[name].get(dataset)) for dataset in datasets),
-                "not run",
             ]
             for name, method in table.methods.items()
         ]
-        made = tables.markdown(["method", *datasets, "here"], rows)
+        made = tables.markdown(["method", *datasets], rows)
         parts.append(f"{_title(number)}\n\n{made}")
     return "\n\n".join(parts)
 
@@ -94,7 +93,7 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
         found,
         {name: method.title for name, method in table.methods.items()},
         table.baseline,
-        "difference to baseline",
+        ("error, %", "difference to baseline"),
         lambda name: _errors(found, name, "test_accuracy"),
         (f"paper ({dataset})", errors) if errors else None,
         more,

@@ -166,7 +166,7 @@ class EpisodeSampler:
         return cls(images, labels, **options)
 
     def episode(self, index: int) -> Episode:
-        """Returns episode number `index`, a function of it and `seed` alone."""
+        """Returns episode `index`, which depends on `index` and `seed` alone."""
         return Episode(*(array[0] for array in self.episodes(1, index)))
 
     def episodes(self, count: int, start: int = 0) -> Episode:

@@ -106,8 +106,8 @@ class Euclidean(KeyMetric):
     -25.0
 
     Reference:
-        See `Cosine`. The paper's "negative Euclidean distance" has no square; with one, the
-        attention is a Gaussian kernel.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3. The paper's "negative
+        Euclidean distance" has no square; with one, the attention is a Gaussian kernel.
     """
 
     def __init__(self, squared: bool = True) -> None:

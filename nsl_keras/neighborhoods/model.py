@@ -419,7 +419,7 @@ class MetaNeighborhoodModel(CheckedModel):
             validation.targets(y, self.dictionary.num_values)
 
     def train_step(self, *arguments: Any) -> Any:
-        """Runs one step of MN Algorithm 1. On JAX this delegates to Keras's train step."""
+        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step."""
         with _with_both_predictions(self):
             if keras.backend.backend() == "jax":
                 return super().train_step(*arguments)

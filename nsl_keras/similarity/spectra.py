@@ -173,7 +173,7 @@ class SimilaritySpectra(keras.callbacks.Callback):
     ['dense_effective_rank', 'dense_nuclear_norm', 'loss']
 
     Reference:
-        The section that `nsl_keras.convert.spectra` names.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 5.1.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:
