@@ -155,23 +155,38 @@ def without_training(make: Callable[[Few], keras.Model]) -> Run:
     return run
 
 
+class FixedStatistics(keras.layers.BatchNormalization):
+    """A batch norm that keeps its statistics in training: those of few images are poor.
+
+    In a functional model `fit` overrides `training=False` of a single call.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        return super().call(inputs, training=False, mask=mask)
+
+
+def with_fixed_statistics(model: keras.Model) -> keras.Model:
+    """Returns a copy whose batch norms keep their statistics."""
+
+    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        return (FixedStatistics if is_norm else type(layer)).from_config(layer.get_config())
+
+    copy = keras.models.clone_model(model, clone_function=clone)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
 def adapted(
     similarity: str | None, *kinds: type[keras.layers.Layer], shared_by: str = "layer"
 ) -> Run:
     """Trains similarities, the head, and layers of some kinds, from the regression."""
 
-    def call(layer: keras.layers.Layer, *arguments: Any, **keywords: Any) -> Any:
-        # Batch norms keep the statistics of ImageNet: those of few images are poor.
-        if isinstance(layer, keras.layers.BatchNormalization):
-            keywords["training"] = False
-        return layer(*arguments, **keywords)
-
     def run(few: Few, rate: float) -> dict:
         source = classifier(few)
         if similarity:
             source = convert.add_similarity(source, similarity, shared_by=shared_by)
-        model = keras.models.clone_model(source, call_function=call)
-        model.set_weights(source.get_weights())
+        model = with_fixed_statistics(source)
         for layer in model.layers:
             if not hasattr(layer, "bilinear_form"):
                 layer.trainable = isinstance(layer, kinds) or layer.name == "classifier"

@@ -31,6 +31,17 @@ def test_weights_are_read_without_pytorch(tmp_path):
             efficientnet.read_weights(path)
 
 
+def test_training_keeps_statistics_of_batch_norms():
+    inputs = keras.Input((3,))
+    network = keras.Model(inputs, keras.layers.BatchNormalization()(inputs))
+    model = pretrained.with_fixed_statistics(network)
+    model.compile("sgd", "mse")
+    model.fit(np.full((4, 3), 5.0), np.zeros((4, 3)), verbose=0)
+    gamma, beta, mean, variance = model.get_weights()
+    np.testing.assert_allclose([mean, variance], [np.zeros(3), np.ones(3)])
+    assert np.all(gamma < 1) and np.all(beta < 0)
+
+
 def test_methods_train_what_they_say(monkeypatch):
     inputs = keras.Input((8, 8, 3))
     outputs = keras.layers.DepthwiseConv2D(3, use_bias=False)(inputs)
