@@ -21,6 +21,7 @@ from experiments.common import runs, tables
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.no_harm.methods import METHODS, PLAIN_LONGER
+from experiments.pretrained import table as pretrained
 from experiments.serving import load
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
@@ -174,15 +175,6 @@ def _converged() -> str:
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
-def _efficient() -> str:
-    """Networks of one tap, with full and with depthwise convolutions."""
-    made = "16-32-64_cifar10_10000_2340_tuned_jax"
-    return "\n\n".join(
-        _neural_similarity(f"{network}_default_{made}", table, 7)
-        for network, table in (("cnn9", "efficient"), ("mobile", "mobile"))
-    )
-
-
 def _no_harm() -> str:
     found = report.load(RESULTS, "unbiased")
     command = (
@@ -253,7 +245,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
-    "efficient": _efficient,
+    "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 8),
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),

@@ -59,9 +59,10 @@ def save_model(
     sizes may vary. A single output is named `output_0`; several in a dict have their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size, including 0
-    unless it was written under JAX. A request with wrong shapes fails. An example with a
-    NaN or an infinity gets NaN outputs (-1 where they are integers) and does not affect the
-    others.
+    unless it was written under JAX. A request with wrong shapes fails, but where the model
+    takes images of any size, those that are too small for it get meaningless outputs:
+    TensorFlow's convolutions accept them. An example with a NaN or an infinity gets NaN
+    outputs (-1 where they are integers) and does not affect the others.
 
     Static similarities are folded where `nsl_keras.convert.fold` can. The version is
     written to a hidden folder, compared with the model, and then renamed, so that readers

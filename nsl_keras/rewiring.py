@@ -200,8 +200,9 @@ class _Rebuilding:
         self._replace = replace
         #: The replacements of each layer, by its id, for all its calls.
         self._chains: dict[int, list[Any]] = {}
-        #: Layers and their copies.
+        #: Layers and their copies; models and wrappers around layers, and theirs.
         self._copies: list[tuple[Layer, Layer]] = []
+        self._containers: list[tuple[Layer, Layer]] = []
         #: Objects that several layers share, by the id in their configs.
         self._shared: dict[int, Any] = {}
 
@@ -209,6 +210,10 @@ class _Rebuilding:
         new_model = self._model(model)
         for source, copy in self._copies:
             _copy_state(source, copy)
+        for source, copy in self._containers:
+            # Not around a new layer that is trained: a loaded file would freeze that too.
+            if not copy.trainable_variables:
+                copy.trainable = source.trainable
         # Keras exports no model to ONNX that was never called.
         is_stack = isinstance(new_model, keras.Sequential)
         new_model(new_model.inputs[0] if is_stack else new_model.input)
@@ -221,18 +226,35 @@ class _Rebuilding:
         return new_model
 
     def _model(self, model: keras.Model) -> keras.Model:
+        copy = self._new_model(model)
+        self._containers.append((model, copy))
+        return copy
+
+    def _new_model(self, model: keras.Model) -> keras.Model:
         require_graph(model)
         if isinstance(model, keras.Sequential):
             (tensor,) = model.inputs
             start = keras.Input(
-                batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name
+                batch_shape=tensor.shape,
+                dtype=tensor.dtype,
+                sparse=tensor.sparse,
+                name=tensor.name,
             )
             stack = [layer for each in model.layers for layer in self._chain(each)]
             kept = _is_made_by_keras(type(model), keras.Sequential)
             kind = type(model) if kept else keras.Sequential
             return kind([start, *stack], name=model.name)
+        starts = {
+            id(each.output): type(each).from_config(each.get_config()).output
+            for each in model.layers
+            if isinstance(each, keras.layers.InputLayer)
+        }
         made = keras.models.clone_model(
-            _uncompiled(model), clone_function=lambda each: each, call_function=self._call
+            _uncompiled(model),
+            # Keras's own inputs of a clone are neither sparse nor optional.
+            input_tensors=tree.map_structure(lambda each: starts[id(each)], model.input),
+            clone_function=lambda each: each,
+            call_function=self._call,
         )
         if type(made) is type(model) or not _is_made_by_keras(type(model), type(made)):
             return made
@@ -258,10 +280,12 @@ class _Rebuilding:
         if type(layer) is keras.layers.TimeDistributed:
             *before, last = self._chain(layer.layer)
             names = [f"{layer.name}_{each.name}" for each in before] + [layer.name]
-            return [
+            wrappers = [
                 keras.layers.TimeDistributed(each, name=name, dtype=layer.dtype_policy)
                 for each, name in zip([*before, last], names, strict=True)
             ]
+            self._containers += [(layer, each) for each in wrappers]
+            return wrappers
         chain = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
         return [
             self._copy(each) if each is layer else each
@@ -276,7 +300,7 @@ class _Rebuilding:
                 copy = type(layer).from_config(config, safe_mode=False)
                 copy.function = layer.function
             else:
-                copy = type(layer).from_config(self._config(layer))
+                copy = self._from_config(layer)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ValueError(
                 "Every layer of `model` must be one that `from_config(get_config())` makes "
@@ -288,20 +312,29 @@ class _Rebuilding:
             self._copies.append((layer, copy))
         return copy
 
-    def _config(self, layer: keras.Operation) -> dict[str, Any]:
-        """Returns a layer's config, with one object for what several layers share."""
-        config = with_functions(layer, layer.get_config())
+    def _from_config(self, layer: keras.Operation) -> keras.Operation:
+        """Returns a copy, of one object for what several layers share."""
+        config = layer.get_config()
         for name, value in config.items():
             number = value.get("shared_object_id") if isinstance(value, dict) else None
             if number is not None:
                 if number not in self._shared:
                     self._shared[number] = keras.saving.deserialize_keras_object(value)
                 config[name] = self._shared[number]
-        return config
+        try:
+            return type(layer).from_config(with_functions(layer, config))
+        except (TypeError, ValueError):  # A custom layer that makes them from a config.
+            return type(layer).from_config(config)
 
 
 def _copy_state(source: Layer, copy: Layer) -> None:
     """Copies weights, trainable flags, and other saved state of a layer."""
+    if len(source.weights) != len(copy.weights):
+        raise ValueError(
+            "Every layer of `model` must have the weights that its config makes, not those "
+            "of LoRA or quantization in a part of it. "
+            f"Received: layer {source.name!r} of type {type(source).__name__!r}"
+        )
     pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)
     for one, other in pairs:
         store: dict[str, Any] = {}

@@ -289,6 +289,69 @@ def test_a_copy_keeps_the_flags_of_what_layers_hold():
     assert len(copy.trainable_variables) == len(model.trainable_variables) == 9
 
 
+@pytest.mark.parametrize("wrap", [None, keras.layers.TimeDistributed])
+def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
+    base = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
+    part = wrap(base, name="part") if wrap else base
+    inputs = keras.Input((2, 8, 8, 2) if wrap else (8, 8, 2))
+    model = keras.Model(inputs, keras.layers.Dense(2)(part(inputs)))
+    part.trainable = False
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert len(copy.trainable_variables) == 2
+    copy.get_layer(part.name).trainable = True
+    assert len(copy.trainable_variables) == 4
+    # A new layer in a frozen model is trained, also after the model was saved.
+    similar = nsl_keras.convert.add_similarity(model, freeze_backbone=False)
+    again = keras.Model.from_config(similar.get_config())
+    assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
+
+
+@keras.saving.register_keras_serializable("test_rewiring")
+class Activated(keras.layers.Layer):
+    """A layer whose `from_config` makes a function from its config."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+    def get_config(self):
+        function = keras.saving.serialize_keras_object(self.function)
+        return super().get_config() | {"function": function}
+
+    @classmethod
+    def from_config(cls, config):
+        function = keras.saving.deserialize_keras_object(config["function"])
+        return cls(**config | {"function": function})
+
+
+def test_a_copy_is_made_by_the_layer():
+    model = keras.Sequential([keras.Input((8, 8, 2)), Activated(keras.activations.relu)])
+    assert_same_outputs(model, rewiring.rebuild(model, lambda layer: None), IMAGES)
+
+
+def test_a_copy_keeps_sparse_and_optional_inputs():
+    image = keras.Input((8, 8, 2))
+    given = keras.Input((4,), sparse=True, optional=True)
+    model = keras.Model([image, given], [keras.layers.ReLU()(image), given])
+    copy = rewiring.rebuild(model, lambda layer: None)
+    assert [each.sparse for each in copy.inputs] == [False, True]
+    assert copy([IMAGES, None])[1] is None
+    stack = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(2)])
+    assert rewiring.rebuild(stack, lambda layer: None).inputs[0].sparse
+
+
+def test_changed_parts_of_layers_are_refused():
+    inputs = keras.Input((6, 4))
+    attention = keras.layers.MultiHeadAttention(2, 2)
+    model = keras.Model(inputs, attention(inputs, inputs))
+    attention.query_dense.enable_lora(1)
+    with pytest.raises(ValueError, match=r"LoRA or quantization.*layer 'multi_head_att"):
+        rewiring.rebuild(model, lambda layer: None)
+
+
 # Replacements.
 
 

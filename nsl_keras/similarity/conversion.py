@@ -62,8 +62,8 @@ def add_similarity(
             converted.
         similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
-            `nsl_keras.predictors.SharedSimilarityPredictor` needs kernels of the same
-            size; other recipes make a network for each layer.
+            `nsl_keras.predictors.SharedSimilarityPredictor`, which must be new, needs
+            kernels of the same size; other recipes make a network for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that
             takes a layer and returns a bool. `None` converts all with more than one tap.
             Grouped convolutions take no predictor, and depthwise ones no `"full"`
@@ -72,7 +72,8 @@ def add_similarity(
             All other layers are frozen then, the classifier included, and batch norms run
             in inference mode. (A `MetaNeighborhoodModel` still trains its head and
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
-            whole network later, set `trainable` of the model to `False`, then to `True`.
+            whole network or a nested model later, set its `trainable` to `False`, then to
+            `True`.
         **kwargs: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `learn_shape` or `similarity_regularizer`.
 
@@ -81,7 +82,8 @@ def add_similarity(
 
     Raises:
         ValueError: If `model` is subclassed or not built, if `layers` chooses none or
-            names a layer that is not convertible, or if an argument does not suit a layer.
+            names a layer that is not convertible, if `predictor` is in use, or if an
+            argument does not suit a layer.
 
     Warns:
         UserWarning: If the outputs may change: a `nsl_keras.similarities.Sparse` has fewer
@@ -106,6 +108,11 @@ def add_similarity(
     """
     similarity = similarities.get(similarity)
     validation.boolean(freeze_backbone, "freeze_backbone")
+    if getattr(predictor, "shared_network", None) is not None:
+        raise ValueError(
+            "`predictor` must be a new `SharedSimilarityPredictor`, without the network of "
+            f"other layers. Received: predictor={predictor!r}"
+        )
     convertible = [
         layer
         for layer in rewiring.layers(model)

@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
@@ -159,7 +160,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def _build_attention(self, channels: int) -> None:
         softmax = self.similarity == "softmax_attention"
         hidden = self.hidden_filters or (max(channels // 8, 1) if softmax else channels)
-        dense = SphereDense if self.sphere else keras.layers.Dense
+        dense = SphereDense if self.sphere else FloatDense
 
         def transform(units: int) -> keras.layers.Layer:
             # A dense layer on every position is a 1x1 convolution.

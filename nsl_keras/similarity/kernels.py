@@ -11,6 +11,15 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor
 
 
+class FloatDense(keras.layers.Dense):
+    """A dense layer inside another layer, which `Model.quantize` skips, as that layer.
+
+    A file of the model would not load: the other layer makes this one with its own dtype.
+    """
+
+    quantize = keras.layers.Layer.quantize
+
+
 class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
+from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
     SphereConv2D,
@@ -29,9 +30,14 @@ LEAST_WIDTH = 8
 #: Where `M` starts: at the identity, or near it as in the authors' code.
 STARTS = ("identity", "published")
 
+#: Arguments of batch norms that follow from `start`, `residual` and the layer.
+SET_BY_RECIPE = frozenset(
+    ("axis", "beta_initializer", "center", "dtype", "gamma_initializer", "name", "scale")
+)
+
 #: Plain and hyperspherical layers, and poolings, by the number of spatial axes.
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
-    0: (keras.layers.Dense, SphereDense, None),
+    0: (FloatDense, SphereDense, None),
     1: (keras.layers.Conv1D, SphereConv1D, keras.layers.GlobalAveragePooling1D),
     2: (keras.layers.Conv2D, SphereConv2D, keras.layers.GlobalAveragePooling2D),
     3: (keras.layers.Conv3D, SphereConv3D, keras.layers.GlobalAveragePooling3D),
@@ -147,7 +153,8 @@ class SimilarityPredictor:
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
-            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
+            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms
+            (not `axis`, `center`, `scale`, the initializers of both, `name` or `dtype`).
             The momentum is 0.9 unless the dictionary has another: an average over many
             steps lags behind weights that change fast.
         residual: bool. `True`, as in the authors' code: the network returns the difference
@@ -202,10 +209,14 @@ class SimilarityPredictor:
         validation.optional(validation.positive_integer, self.width, "width")
         validation.positive_integer(self.downsampling, "downsampling")
         validation.boolean(self.pooled, "pooled")
-        if not isinstance(self.batch_normalization, (bool, dict, type(None))):
+        wanted = self.batch_normalization
+        if not isinstance(wanted, (bool, dict, type(None))) or (
+            isinstance(wanted, dict) and SET_BY_RECIPE & wanted.keys()
+        ):
             raise ValueError(
-                "`batch_normalization` must be None, True, False or a dictionary. "
-                f"Received: batch_normalization={self.batch_normalization!r}"
+                "`batch_normalization` must be None, True, False or a dictionary without "
+                f"{', '.join(sorted(SET_BY_RECIPE))}, which the recipe sets. "
+                f"Received: batch_normalization={wanted!r}"
             )
         validation.boolean(self.residual, "residual")
         validation.one_of(self.start, STARTS, "start")
@@ -362,8 +373,9 @@ class SimilarityPredictor:
             return []
         return [
             BatchNormalization(
-                **{"momentum": 0.9, "beta_initializer": _constant(beta), **options},
+                **{"momentum": 0.9, **options},
                 axis=context.channel_axis,
+                beta_initializer=_constant(beta),
                 gamma_initializer=gamma,
                 dtype=context.dtype,
                 name=f"{after}_normalization",

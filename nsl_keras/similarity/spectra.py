@@ -25,7 +25,8 @@ class Spectrum:
     """The singular values of one matrix of a layer.
 
     Attributes:
-        layer: Name of the layer, with its place in other layers.
+        layer: Name of the layer, with its place in other layers; a number is appended to a
+            name that an earlier layer has.
         matrix: `"W"`, `"M"`, or `"M^T W"`, the equivalent kernel.
         values: The singular values, largest first, a NumPy array in float64.
     """
@@ -103,16 +104,18 @@ def spectra(model: keras.Model) -> Spectra:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 5.1, Eq. (6):
         descent on the factors `M` and `W` leads to another `M^T W` than descent on it.
     """
-    found = [
-        Spectrum(name_of(form, model), name, _singular_values(matrix))
-        for part in (model, *rewiring.sublayers(model))
-        for form, kernel in _static_forms(part)
-        for name, matrix in (
-            ("W", _as_matrix(part, kernel)),
-            ("M", form.similarity_matrix),
-            ("M^T W", _as_matrix(part, form.equivalent_kernel(kernel))),
-        )
-    ]
+    found, used = [], set[str]()
+    for part in (model, *rewiring.sublayers(model)):
+        for form, kernel in _static_forms(part):
+            layer = rewiring.unused_name(name_of(form, model), used)
+            used.add(layer)
+            matrices = {
+                "W": _as_matrix(part, kernel),
+                "M": form.similarity_matrix,
+                "M^T W": _as_matrix(part, form.equivalent_kernel(kernel)),
+            }
+            for name, matrix in matrices.items():
+                found.append(Spectrum(layer, name, _singular_values(matrix)))
     if not found:
         raise ValueError(
             "`model` must have static neural similarity layers. "
@@ -135,6 +138,8 @@ def _static_forms(layer: Any) -> Iterator[tuple[BilinearForm, Any]]:
 
 
 def _as_matrix(layer: Any, kernel: Any) -> Any:
+    if isinstance(layer, keras.layers.Conv2DTranspose):  # Its filters are the third axis.
+        kernel = ops.swapaxes(kernel, -1, -2)
     depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
     columns = kernel.shape[-1] * (kernel.shape[-2] if depthwise else 1)
     return ops.reshape(kernel, (-1, columns))

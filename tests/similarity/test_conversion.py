@@ -254,6 +254,8 @@ def test_a_shared_predictor_in_several_layers():
     model = add_similarity(plain, predictor=shared)
     assert model.layers[0].predictor is model.layers[1].predictor is shared
     assert difference(plain, model, IMAGES) <= 1e-5
+    with pytest.raises(ValueError, match="`predictor` must be a new `SharedSimilarityPr"):
+        add_similarity(plain, predictor=shared)
 
 
 def error_of(**options):

@@ -2,7 +2,10 @@
 
 import functools
 
+import keras
+import numpy as np
 import pytest
+from helpers import normal
 
 from nsl_keras import layers
 
@@ -31,6 +34,24 @@ def test_lora_dora_and_quantization_are_refused(kind):
         built().quantize("int8")
     with pytest.raises(ValueError, match=r"takes no .*dtype=.*int8_from_float32"):
         built(dtype="int8_from_float32")
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (layers.NeuralSimilarityDense(4, predictor="sphere"), (6,)),
+        (layers.GlobalNeuralSimilarity2D("softmax_attention", sphere=False), (4, 4, 6)),
+    ],
+    ids=["dense", "attention"],
+)
+def test_quantized_models_load(layer, shape, tmp_path):
+    model = keras.Sequential([keras.Input(shape), layer, keras.layers.Dense(3)])
+    model.quantize("int8")
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    inputs = normal(2, *shape)
+    np.testing.assert_allclose(again(inputs), model(inputs), rtol=1e-5)
 
 
 def test_channels_must_be_known():

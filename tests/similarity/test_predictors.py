@@ -23,6 +23,7 @@ from nsl_keras.layers import (
     SphereDense,
 )
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.similarity.kernels import FloatDense
 
 # kind, similarity: outputs, which layers normalize by norms or by batch.
 ARCHITECTURES = [
@@ -84,7 +85,7 @@ def test_architecture(architecture, dense):
         ("output", outputs, normalized[2]),
     ):
         part = network.get_layer(name)
-        plain = keras.layers.Dense if dense else keras.layers.Conv2D
+        plain = FloatDense if dense else keras.layers.Conv2D
         sphere = SphereDense if dense else SphereConv2D
         assert type(part) is (sphere if by_angle else plain)
         assert getattr(part, "normalize", None) == by_angle
@@ -548,6 +549,10 @@ def build_dense(predictor):
             r"`batch_normalization` must be None, True, False or a dictionary.*'no'",
         ),
         (
+            lambda: SimilarityPredictor(batch_normalization={"scale": False}),
+            r"`batch_normalization` must be .* without axis, .* Received: .*'scale'",
+        ),
+        (
             lambda: build_dense(SimilarityPredictor(pooled=True)),
             r"`pooled`, `downsampling` and `output_kernel_size` .* apply to convolutions",
         ),
@@ -566,7 +571,7 @@ def build_dense(predictor):
             r"`batch_normalization` of the `predictor` of a recurrent cell must be None",
         ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):

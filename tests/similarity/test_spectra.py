@@ -55,6 +55,23 @@ def test_every_kernel_has_three_matrices():
     assert len(str(found).splitlines()) == 2 + len(found)
 
 
+def test_layers_of_the_same_name():
+    layer, inputs = layers.NeuralSimilarityDense, keras.Input((4,))
+    twins = [keras.Model(inputs, layer(3, name="same")(inputs)) for _ in range(2)]
+    model = keras.Model(inputs, [twin(inputs) for twin in twins])
+    randomize(model)
+    found = spectra(model)
+    assert [each.layer for each in found[::3]] == ["same", "same_1"]
+    check(found[3], twins[1].get_layer("same").kernel)
+
+
+def test_columns_are_filters():
+    layer = layers.NeuralSimilarityConv2DTranspose(5, 3, similarity="unconstrained")
+    found = spectra(sequential(layer, shape=(6, 6, 2)))
+    kernel = as_numpy(layer.equivalent_kernel)  # Its filters are the third axis.
+    check(found[2], np.swapaxes(kernel, -1, -2).reshape(18, 5))
+
+
 def test_recurrent_cells():
     cell = layers.NeuralSimilarityGRUCell(5, name="cell", recurrent_similarity="symmetric")
     model = sequential(keras.layers.RNN(cell, name="rnn"), shape=(7, 4))
