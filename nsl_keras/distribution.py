@@ -38,7 +38,8 @@ class DistributedModel(ReplicatedSteps):
       single outputs are plain means over replicas, even if their batches differ in size.
     * `steps_per_execution` works, but saves no time.
 
-    Masked losses of padded sequences are still averaged per replica, then over replicas.
+    Losses of masked sequences, or with `ignore_class`, are still averaged per replica, then
+    over replicas.
 
     Args:
         model: A functional, Sequential or subclassed model with the `train_step`,

@@ -154,7 +154,7 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
     recorded = None
     if preprocessing is None:
         recorded = (model.get_build_config() or {}).get("input_shape")
-    if rewiring.is_graph(source):
+    if rewiring.is_graph(source) and source.built:
         tensors = source.inputs[0] if isinstance(source, keras.Sequential) else source.input
         found = tree.map_structure(
             lambda each: _spec(each.shape, each.dtype, each.name), tensors

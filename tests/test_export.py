@@ -263,28 +263,37 @@ def test_keras_calls_exports_in_the_structure_of_the_model(structure, tmp_path):
     np.testing.assert_allclose(layer(given), model(given), rtol=1e-6)
 
 
+def lookup():
+    return keras.layers.StringLookup(vocabulary=["cat", "dog"])
+
+
 def words_inside():
     tensor = keras.Input((4,), dtype="string")
-    numbers = keras.layers.StringLookup(vocabulary=["cat", "dog"])(tensor)
-    return {"model": keras.Model(tensor, keras.layers.Rescaling(1.0)(numbers))}
+    return {"model": keras.Model(tensor, keras.layers.Rescaling(1.0)(lookup()(tensor)))}
 
 
 def words_before():
-    lookup = keras.layers.StringLookup(vocabulary=["cat", "dog"])
-    return {"model": model_of(keras.layers.Rescaling(1.0)), "preprocessing": lookup}
+    return {"model": model_of(keras.layers.Rescaling(1.0)), "preprocessing": lookup()}
+
+
+def words_before_in_a_stack():
+    """A stack that knows no shape of its inputs."""
+    return {**words_before(), "preprocessing": keras.Sequential([lookup()])}
 
 
 def words_in_functions():
-    lookup = keras.layers.StringLookup(vocabulary=["cat", "dog"])
+    find = lookup()
     names = keras.layers.StringLookup(vocabulary=["cat", "dog"], invert=True)
     return {
         "model": model_of(keras.layers.Rescaling(1.0)),
-        "preprocessing": lambda words: ops.cast(lookup(words), "float32"),
+        "preprocessing": lambda words: ops.cast(find(words), "float32"),
         "signatures": {"names": lambda numbers: names(ops.cast(numbers, "int64"))},
     }
 
 
-@pytest.mark.parametrize("make", [words_inside, words_before, words_in_functions])
+@pytest.mark.parametrize(
+    "make", [words_inside, words_before, words_before_in_a_stack, words_in_functions]
+)
 def test_vocabularies_are_part_of_the_export(make, tmp_path):
     words = np.array([["cat", "dog", "owl", "cat"]])
     path = export.save_model(**make(), folder=tmp_path, examples=words)

@@ -115,7 +115,7 @@ class Adapting:
         if self.classifies:
             labels, names = _labels_and_names(images, labels, class_names)
             ways = int(labels.max()) + 1
-        self._build_for(images.shape[1:])
+        self._build_for(images.shape[1:], np.shape(labels)[1:])
         if self.effective_batch_normalization == "transductive":
             raise ValueError(
                 '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
@@ -133,8 +133,10 @@ class Adapting:
         model(images[:1])  # Keras exports no model to ONNX that was never called.
         return model
 
-    def _build_for(self, shape: tuple[int | None, ...]) -> None:
-        """Builds the learner for examples of a shape."""
+    def _build_for(
+        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
+    ) -> None:
+        """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
         """Returns the model for a support set, or its layers; targets have no `ways`."""

@@ -136,6 +136,17 @@ class EpisodicLearner(Adapting, CheckedModel):
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         super().compile(optimizer, loss, *args, **kwargs)
 
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **options: Any) -> Any:
+        if options.get("class_weight"):
+            # Keras would take the labels of an episode for one-hot labels.
+            raise ValueError(
+                "`class_weight` must be None: the classes of episodes are numbered anew. "
+                "Pass `sample_weight`, with a weight for each episode or query. "
+                f"Received: class_weight={options['class_weight']}"
+            )
+        return super().fit(*args, **options)
+
     @functools.wraps(keras.Model.predict)
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         self._check_data(x)
@@ -150,7 +161,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
-        self._build_for(np.shape(images)[2:])
+        self._build_for(np.shape(images)[2:], np.shape(labels)[2:])
         if not self.classifies:
             validation.finite(labels, "support_labels")
             if y is not None:
@@ -167,11 +178,13 @@ class EpisodicLearner(Adapting, CheckedModel):
         if y is not None:
             self._check_targets(ops.convert_to_numpy(y))
 
-    def _build_for(self, shape: tuple[int | None, ...]) -> None:
+    def _build_for(
+        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
+    ) -> None:
         if not self.built:
-            images = (None, None, *shape)
+            images, labels = (None, None, *shape), (None, None, *label_shape)
             with variable_scope(self):
-                self.build((images, (None, None), images))
+                self.build((images, labels, images))
 
     def _check_targets(self, y: np.ndarray) -> None:
         if y.ndim not in (2, 3):
@@ -197,8 +210,10 @@ class EpisodicLearner(Adapting, CheckedModel):
                 f"Received: y.shape={tuple(np.shape(y))}"
             )
         if sample_weight is not None:
-            # Keras would broadcast weights of episodes along the queries.
-            sample_weight = ops.reshape(sample_weight, (ops.shape(y_pred)[0], -1))
+            # Keras would broadcast them along other axes: losses reduce the last one alone.
+            ones = (1,) * (len(y_pred.shape) - 3)
+            shape = (ops.shape(y_pred)[0], -1, *ones)
+            sample_weight = ops.reshape(sample_weight, shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 

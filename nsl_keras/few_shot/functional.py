@@ -23,7 +23,7 @@ from nsl_keras.training.normalization import (
     normalizing_by_batch,
 )
 
-Selection: TypeAlias = str | Sequence[str] | Callable[[Any], bool]
+Selection: TypeAlias = str | Sequence[str] | Sequence[int] | Callable[[Any], bool]
 
 SELECTIONS = ("similarity", "predictor", "classifier", "all")
 POLICIES = ("support", "transductive", "moving")
@@ -42,8 +42,9 @@ def select_variables(
         selection: `"similarity"`, the parameters of static similarities; `"predictor"`,
             the weights of the networks of dynamic ones; `"classifier"`, the variables of
             the last layer with weights; two joined, as `"similarity+classifier"`; `"all"`;
-            a list of names or paths of variables; or a function that takes a variable and
-            returns whether to take it.
+            a list of names or paths of variables, or of places in `model.variables`, which
+            may be frozen; or a function that takes a variable and returns whether to take
+            it.
         argument: Name of the argument, for the message.
 
     Returns:
@@ -52,6 +53,10 @@ def select_variables(
     Raises:
         ValueError: If the selection, or a part of it, matches no trainable variable.
     """
+    if isinstance(selection, Collection) and all(
+        isinstance(each, int) for each in selection
+    ):
+        return [model.variables[place] for place in selection]
     variables = model.trainable_variables
     if not variables:
         with rewiring.unfrozen(model):
@@ -101,7 +106,7 @@ def _parts(
         def has_name(name: str) -> Callable[[Any], bool]:
             return lambda variable: name in (variable.name, variable.path)
 
-        return {repr(name): has_name(name) for name in selection}
+        return {repr(name): has_name(str(name)) for name in selection}
     raise ValueError(
         f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, some of them "
         "joined by +, a collection of variables' names, or a function of a variable. "

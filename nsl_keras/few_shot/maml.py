@@ -62,9 +62,8 @@ class MAML(EpisodicLearner):
             `"classifier"` (the last layer with weights), `"similarity"` (the parameters
             of static similarities), `"predictor"` (the weights of the networks of dynamic
             ones), two joined as `"similarity+classifier"`; a list of names or paths of
-            variables; or a function that takes a variable and returns whether to change
-            it, registered with `keras.saving.register_keras_serializable` if the model is
-            to be saved.
+            variables, or of places in `model.variables`; or a function that takes a
+            variable and returns whether to change it. A saved model has the places.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
@@ -193,6 +192,16 @@ class MAML(EpisodicLearner):
             [p for p, each in enumerate(self.functional.variables) if id(each) in chosen]
             for chosen in (set(map(id, inner)), set(map(id, extra)))
         )
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        # Names and `trainable` flags may have changed when the model is loaded.
+        places = {id(each): place for place, each in enumerate(self.model.variables)}
+        names = {"inner_variables": self._inner, "extra_variables": self._extra}
+        for name, chosen in names.items():
+            if chosen:
+                config[name] = [places[id(self.functional.variables[p])] for p in chosen]
+        return config
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:

@@ -61,7 +61,12 @@ def split_classifier(
     )
     if isinstance(last, keras.layers.Conv2D):
         head = keras.layers.Dense(
-            last.filters, use_bias=last.use_bias, dtype=last.dtype_policy
+            last.filters,
+            use_bias=last.use_bias,
+            kernel_regularizer=last.kernel_regularizer,
+            bias_regularizer=last.bias_regularizer,
+            dtype=last.dtype_policy,
+            trainable=last.trainable,
         )
     else:
         config = last.get_config()

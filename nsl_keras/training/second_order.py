@@ -19,7 +19,7 @@ from nsl_keras import rewiring
 
 #: Layers, and operations of `keras.ops`, which have no public class, by their names.
 NORMALIZING = ("LayerNormalization", "GroupNormalization", "LayerNorm", "Moments")
-RESIZING = ("Resizing", "Resize")
+RESIZING = ("Resizing", "Resize", "CenterCrop")
 
 #: Interpolations of `UpSampling2D` whose gradient has no gradient.
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos3", "lanczos5")

@@ -40,6 +40,7 @@ def test_selections():
     assert names("all") == [each.path for each in model.trainable_variables]
     assert names(["net/head/bias", "gamma"]) == ["net/norm/gamma", "net/head/bias"]
     assert names(lambda each: "head" in each.path) == names("classifier")
+    assert names([2, 0]) == [model.variables[place].path for place in (2, 0)]
     model.get_layer("convolution").trainable = False
     with pytest.raises(ValueError, match="`inner_variables` must match trainable"):
         names("similarity")
@@ -106,7 +107,7 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
         ("predictor", "of which 'predictor' matches none"),
         ("head", "`inner_variables` must be one of"),
         ("classifier+head", "`inner_variables` must be one of.*Received.*'head'"),
-        ([3], "`inner_variables` must be one of"),
+        ([0.5], "`inner_variables` must be one of"),
     ],
 )
 def test_wrong_selections(selection, message):

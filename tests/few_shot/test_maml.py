@@ -373,6 +373,22 @@ def test_errors(make, options, message):
         built(make(), **options)
 
 
+@pytest.mark.parametrize(
+    "selection", [lambda model: [each.path for each in model.layers[-1].variables], None]
+)
+def test_a_file_keeps_what_adapts(selection, tmp_path):
+    """Loaded variables have other paths, and here the loaded classifier is frozen."""
+    inputs, _ = episodes()
+    network = of_layers(layers.Flatten(), layers.Dense(5), layers.Dense(WAYS))
+    learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
+    model = MAML(network, selection(network) if selection else "all", **learned)
+    expected = as_numpy(model(inputs))
+    network.layers[-1].trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(as_numpy(loaded(inputs)), expected, rtol=1e-5)
+
+
 @tensorflow_only
 def test_a_missing_second_gradient_names_the_layer():
     enlarged = layers.UpSampling2D(2, interpolation="bilinear", name="enlarged")

@@ -108,9 +108,9 @@ def test_targets_of_any_shape(outputs, tmp_path):
     made = network(*outputs)
     model = compiled(MAML(made, inner_steps=1, inner_loss=keras.losses.Huber()), "huber")
     weights = np.array([1.0, 2.0, 0.0, 1.0])
-    options = {"sample_weight": weights} if len(outputs) == 1 else {}
-    history = model.fit(inputs, targets, epochs=3, verbose=0, **options).history
+    history = model.fit(inputs, targets, epochs=3, sample_weight=weights, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
+    assert model.get_build_config()["input_shape"][1][2:] == outputs  # Exports use it.
     found = model.predict(inputs, verbose=0)
     assert found.shape == targets.shape
     assert model.compute_output_shape([each.shape for each in inputs]) == found.shape
@@ -118,6 +118,16 @@ def test_targets_of_any_shape(outputs, tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(again.predict(inputs, verbose=0), found)
+
+
+def test_weights_of_targets_with_several_axes():
+    inputs, targets = episodes(4, 3)  # As many episodes as rows, so that shapes mislead.
+    model = compiled(MAML(network(4, 3), inner_steps=1, inner_loss="mse"))
+    errors = np.mean((as_numpy(model(inputs)) - targets) ** 2, axis=(2, 3))
+    for weights in (np.arange(4.0), np.arange(24.0).reshape(4, 6)):
+        found = model.evaluate(inputs, targets, sample_weight=weights, verbose=0)
+        expected = np.mean(errors * weights.reshape(4, -1))
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_inner_steps_lower_any_loss():

@@ -226,6 +226,14 @@ def test_weights_of_episodes_and_of_queries():
         np.testing.assert_allclose(found["accuracy"], expected, rtol=1e-5)
 
 
+def test_class_weights_are_refused():
+    inputs, labels = data.episodes()
+    model = proto()
+    model.compile("sgd", LOSS)
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.fit(inputs, labels, class_weight={0: 2.0, 1: 1.0}, verbose=0)
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="SavedModels are TensorFlow's")
 def test_export(tmp_path):
     """Labels are not checked in the exported graph: wrong ones give NaN."""

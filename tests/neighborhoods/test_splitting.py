@@ -120,6 +120,15 @@ def test_options_and_frozen_backbones():
     assert from_classifier(source)(IMAGES).shape == (6, 3)
 
 
+def test_a_frozen_convolution_becomes_a_frozen_head():
+    source = sequential(*ENDS["convolution"]())
+    last = source.layers[-3]
+    last.trainable, last.kernel_regularizer = False, keras.regularizers.L2(0.1)
+    head = from_classifier(source).head
+    assert not head.trainable
+    assert head.kernel_regularizer is last.kernel_regularizer
+
+
 @pytest.mark.parametrize("targets", [1, 2])
 def test_a_trained_regressor(targets):
     source = sequential(layers.Dense(targets))

@@ -19,6 +19,7 @@ INEXACT = {
     "layer_normalization": (layers.LayerNormalization, (5,)),
     "group_normalization": (lambda: layers.GroupNormalization(2), (4, 4, 4)),
     "resizing": (lambda: layers.Resizing(7, 5), (4, 4, 2)),
+    "enlarging_crop": (lambda: layers.CenterCrop(6, 6), (4, 4, 2)),
     "softsign": (lambda: layers.Dense(3, "softsign"), (5,)),
     "activation_softsign": (lambda: layers.Activation("softsign"), (5,)),
     "operation_softsign": (lambda: graph(ops.softsign, (5,)), (5,)),
