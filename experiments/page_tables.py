@@ -76,14 +76,15 @@ def _where() -> str:
     matrix = compare(report.load(RESULTS, "unbiased"))
     digits = experiments.demo.table.table(demo.runs)
     episodes = experiments.few_shot.table.section(few_shot)
-    linear, cnn = _cells(digits, "linear features"), _cells(digits, "CNN")
+    linear = _cells(digits, "linear features")
     neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
-    static = _cells(digits, "CNN, static neural similarity")
     plain = _cells(episodes, "finetuning of the classifier, from zero")
     dynamic = _cells(episodes, "dynamic NSN")
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
     longer = _cells(episodes, "plain network, trained 3.3 times as long")
     naive = report.summary_table(matrix)
+    labelled = _records(pretrained.PLACE)
+    few = pretrained.table([run for run in labelled.runs if run["shots"] == 5])
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -97,6 +98,11 @@ def _where() -> str:
 
     def of(records: runs.RunRecords, *methods: str) -> list[dict]:
         return [run for run in records.runs if run["method"] in methods]
+
+    def of_pretrained(situation: str, title: str, name: str, times: str) -> list[str]:
+        plain, difference = (_cells(few, each)[0] for each in (pretrained.BASELINE, name))
+        made_by = made(of(labelled, name, pretrained.BASELINE))
+        return [situation, plain, title, "", difference, times, made_by]
 
     def after_five_epochs(situation: str, title: str, name: str, times: str) -> list[str]:
         found = [each for each in matrix if each.method == name]
@@ -123,6 +129,12 @@ def _where() -> str:
             + [made(of(few_shot, "finetuning", "same_parameters"))],
             ["", plain[0], "plain network, trained longer", *longer[:2], "3.3x"]
             + [made(of(few_shot, "finetuning", "longer"))],
+            of_pretrained(
+                "a pretrained network, 5 labels a class: three kinds of images",
+                *("static similarity, and classifier", "M unconstrained + head"),
+                "30 epochs; inference, folded: 1x",
+            ),
+            of_pretrained("", "nearest centroid", "nearest centroid", "none"),
             after_five_epochs(
                 "five epochs, small data: five sets, three networks",
                 *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
@@ -131,9 +143,6 @@ def _where() -> str:
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(of(demo, "linear", "linear_neighborhoods"))],
-            ["a good network: CNN, digits", cnn[0]]
-            + ["static similarity", *static[:2], f"{static[-1]}; inference, folded: 1x"]
-            + [made(of(demo, "plain", "static"))],
         ],
     )
 
@@ -245,7 +254,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
-    "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 8),
+    "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 9),
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),

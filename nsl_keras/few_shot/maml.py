@@ -62,8 +62,8 @@ class MAML(EpisodicLearner):
             `"classifier"` (the last layer with weights), `"similarity"` (the parameters
             of static similarities), `"predictor"` (the weights of the networks of dynamic
             ones), two joined as `"similarity+classifier"`; a list of names or paths of
-            variables, or of places in `model.variables`; or a function that takes a
-            variable and returns whether to change it. A saved model has the places.
+            variables; or a function that takes a variable and returns whether to change
+            it. A saved model keeps the choice.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
