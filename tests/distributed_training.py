@@ -188,10 +188,20 @@ def train_all(strategy, names):
     return {name: train(strategy, **TRAININGS[name]) for name in names or TRAININGS}
 
 
+def drawn(strategy):
+    """The entries of a dictionary that each worker would draw from another seed."""
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    keras.utils.set_random_seed(task)
+    with strategy.scope():
+        model = neighborhoods()
+        model.build((None, 8, 8, 1))
+    return model.initialize_from(images, labels).tolist()
+
+
 if WORKERS:
     workers = nsl_keras.distribution.multi_worker_strategy(timeout=60)
     assert workers.num_replicas_in_sync == 2
-    found = {"workers": train_all(workers, sys.argv[1:])}
+    found = {"workers": train_all(workers, sys.argv[1:]), "drawn": drawn(workers)}
 else:
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert mirrored.num_replicas_in_sync == 2

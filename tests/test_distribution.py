@@ -125,8 +125,10 @@ def test_replicas_and_workers_equal_one_device():
     assert mirrored["float16"]["scale"] == one["float16"]["scale"]
     check_refusals(found["refused"])
     names = ("plain", "neighborhoods")
-    for worker in last_lines(start_workers(TRAINING, *names), LONGEST):
+    first, second = last_lines(start_workers(TRAINING, *names), LONGEST)
+    for worker in (first, second):
         assert_equal(one, worker["workers"], names)
+    assert first["drawn"] == second["drawn"]
 
 
 def assert_equal(one, several, names):

@@ -49,7 +49,7 @@ def split_classes(
         counts = list(sizes)
     else:
         ends = np.round(np.cumsum(sizes) * len(classes)).astype(int)
-        counts = np.diff([0, *ends]).tolist()
+        counts = np.diff([0, *ends]).tolist() if np.isclose(np.sum(sizes), 1) else []
     if min(counts, default=0) < 1 or sum(counts) != len(classes):
         raise ValueError(
             f"`sizes` must be integers that add up to {len(classes)} (the classes), "

@@ -162,6 +162,12 @@ class EpisodeSampler:
             (example["image"], example["label"]) if isinstance(example, dict) else example
             for example in dataset
         ]
+        sizes = {len(pair) for pair in pairs}
+        if sizes != {2}:
+            raise ValueError(
+                "`dataset` must hold examples, each of an image and a label. Received: "
+                f"{len(pairs)} examples, of {sorted(sizes)} parts"
+            )
         images, labels = (np.stack(each) for each in zip(*pairs, strict=True))
         return cls(images, labels, **options)
 

@@ -309,7 +309,8 @@ class MetaNeighborhoodModel(CheckedModel):
             )
         self._check_data(x, y)
         examples = len(data.leaves(x)[0])
-        drawn = self.dictionary.draw_examples(y, examples, seed)
+        with variable_scope(self):  # Workers share the state of a seed made there.
+            drawn = self.dictionary.draw_examples(y, examples, seed)
         features = data.predict(
             self.features,
             self,

@@ -54,7 +54,8 @@ class TrainingBackup(keras.callbacks.Callback):
     * arrays with `shuffle=False`, and data sets with one order;
     * a `keras.utils.PyDataset` that draws batches by its attribute `epoch`, as
       `EpisodeSampler.batches` does, with `shuffle=False`: give it as `data`;
-    * a `tf.data.Dataset` shuffled with the epoch as seed, that begins at `backup.epoch`:
+    * a `tf.data.Dataset` shuffled with the epoch as seed, that begins at `backup.epoch`
+      (not with a global seed of 0, which TensorFlow compares with the epoch):
 
           order = tf.data.Dataset.range(backup.epoch, epochs).flat_map(
               lambda epoch: data.shuffle(
@@ -64,7 +65,7 @@ class TrainingBackup(keras.callbacks.Callback):
 
     Keras's own shuffling of arrays, `shuffle` with a fixed seed, and random numbers from
     outside a layer's `keras.random.SeedGenerator` start over: each resumed epoch is
-    a random pass over the data, but a different one.
+    a random pass over the data, but a different one. So do stateful recurrent layers.
 
     Put `TrainingBackup` last in the list of callbacks: a resumed training loses what later
     callbacks do to weights or logs at the end of an epoch. `EntryStatistics` and
@@ -80,7 +81,8 @@ class TrainingBackup(keras.callbacks.Callback):
         data: Data set whose attribute `epoch` is set at the start of each epoch, or `None`.
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
             `keras.callbacks.EarlyStopping`: the attributes, other than constructor
-            arguments, that hold numbers, strings, arrays or lists of them.
+            arguments, that hold numbers, strings, arrays or lists of them, private ones
+            included.
         every: int, the number of epochs between states. The last one is always kept.
         delete_at_end: bool, whether the states are deleted when training ends. Otherwise
             call `delete` once the model is saved; until then, `fit` only restores the
@@ -92,7 +94,8 @@ class TrainingBackup(keras.callbacks.Callback):
 
     Raises:
         ValueError: For arguments outside the ranges above, or a remote folder; in `fit`, if
-            the folder holds states of another model.
+            the folder holds states of another model, or one of several optimizers of the
+            model is not built.
         OSError: In `fit`, if the folder cannot be written to or its disk is too full.
 
     Example:
@@ -306,6 +309,12 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
         model.optimizer.build(model.trainable_variables)
     # A model with a training step of its own may have several.
     optimizers = [x for x in vars(model).values() if isinstance(x, keras.Optimizer)]
+    if not all(each.built for each in optimizers):
+        raise ValueError(
+            "Every optimizer of the model must be built before `fit`, or a kept state has "
+            "variables that a new model lacks: call its `build(variables)` in `compile`. "
+            f"Received: model {model.name!r}, an optimizer of which is not built"
+        )
     return [*model.variables, *(v for each in optimizers for v in each.variables)]
 
 
@@ -329,9 +338,7 @@ def _progress_of(
     return {
         name: _encoded(value, arrays)
         for name, value in vars(callback).items()
-        if not name.startswith("_")
-        and name not in (*arguments, "params")
-        and _is_storable(value)
+        if name.lstrip("_") not in (*arguments, "params") and _is_storable(value)
     }
 
 

@@ -52,7 +52,8 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     high = max(float(stack.max()) for stack in stacks)
     if low < 0 or high > 255:
         return low, high if high > low else low + 1.0
-    return 0.0, 255.0 if high > _LEAST_OF_BYTES else max(high, 1.0)
+    are_bytes = high > _LEAST_OF_BYTES or all(each.dtype == "uint8" for each in stacks)
+    return 0.0, 255.0 if are_bytes else max(high, 1.0)
 
 
 def draw_image(

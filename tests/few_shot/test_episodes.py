@@ -219,6 +219,8 @@ def test_from_dataset():
         ([(np.zeros((8, 4, 2, 3)), np.zeros(8, int))] * 2, "`labels` must be class"),
         ([(np.zeros((4, 2, 3)), np.eye(3, dtype=int)[0])] * 2, "`labels` must be class"),
         ([(np.zeros((size, 2, 3)), 0) for size in (4, 5)], "must have the same shape"),
+        ([], r"an image and a label. Received: 0 examples"),
+        ([(np.zeros((4, 2, 3)), 0, 1.0)] * 2, r"Received: 2 examples, of \[3\] parts"),
     ],
 )
 def test_from_a_dataset_of_other_examples(examples, message):

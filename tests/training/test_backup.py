@@ -251,6 +251,33 @@ def test_a_second_optimizer(tmp_path):
     assert int(second.other_optimizer.iterations) == 7
 
 
+def test_an_optimizer_that_is_not_built(tmp_path):
+    model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.other_optimizer = keras.optimizers.Adam()
+    with pytest.raises(ValueError, match="Every optimizer of the model must be built"):
+        model.fit(X, X[:, :1], callbacks=[TrainingBackup(tmp_path)], verbose=0)
+
+
+def test_private_progress_of_callbacks(tmp_path):
+    """Keras's callback swaps averages in at the end of an epoch, and back at the next."""
+    models = []
+    for kills in ([None], [2, None]):
+        for killed_at in kills:
+            model = dense_model()
+            model.compile(keras.optimizers.SGD(0.5, use_ema=True), model.loss)
+            swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+            backup = TrainingBackup(tmp_path / str(len(kills)), callbacks=[swap])
+            callbacks = [Killed(killed_at), swap, backup]
+            options = {"epochs": 4, "shuffle": False, "verbose": 0}
+            try:
+                model.fit(X, Y, callbacks=callbacks, **options)
+            except KeyboardInterrupt:
+                assert killed_at == 2
+        models.append(model)
+    assert_same(*models)
+
+
 @pytest.mark.jax
 def test_other_dtypes(tmp_path):
     """Seeds of 32 bits, weights in bfloat16."""
