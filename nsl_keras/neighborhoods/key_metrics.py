@@ -16,10 +16,12 @@ NORM_EPSILON = 1e-12
 def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
     """Returns `a / sqrt(max(sum(a^2), 1e-12))` along `axis`.
 
-    It is exact for vectors longer than 1e-6; at zero it is zero, with a finite gradient.
+    It is exact for vectors longer than 1e-6. A zero vector has no direction: it stays zero,
+    with a gradient of zero in place of the formula's 1e6, which would ruin a training.
     """
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
-    return tensor * ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
+    inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
+    return tensor * ops.where(squares > 0, inverse, 0)
 
 
 class KeyMetric(abc.ABC):

@@ -209,9 +209,9 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             compared = ops.matmul(query, looked_up)  # NSL Eq. (11): G1(X) (G2(X)^T X)
             compared = ops.cast(compared, features.dtype)
         else:
-            query, key = ops.relu(self.query(features)), self.key(features)
-            scores = ops.matmul(query, ops.swapaxes(key, 1, 2))
-            weights = ops.cast(ops.softmax(at_least_float32(scores)), features.dtype)
+            query, key = map(at_least_float32, (self.query(features), self.key(features)))
+            scores = ops.matmul(ops.relu(query), ops.swapaxes(key, 1, 2))
+            weights = ops.cast(ops.softmax(scores), features.dtype)
             attended = ops.matmul(weights, self.value(features))
             gamma = ops.cast(self.gamma, features.dtype)
             compared = gamma * attended + features  # NSL Eq. (10), softmax attention

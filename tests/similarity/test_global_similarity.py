@@ -154,17 +154,19 @@ def test_second_derivatives_on_a_constant_image_are_finite(similarity):
         assert np.all(np.isfinite(as_numpy(gradient)))
 
 
-def test_bare_attention_does_not_overflow_in_half_precision():
-    layer = GlobalNeuralSimilarity2D(
-        similarity="attention", sphere=False, dtype="mixed_float16"
-    )
+@pytest.mark.parametrize("similarity", ["attention", "softmax_attention"])
+def test_bare_attention_does_not_overflow_in_half_precision(similarity):
+    layer = GlobalNeuralSimilarity2D(similarity, sphere=False, dtype="mixed_float16")
     images = ops.cast(8 * np.abs(IMAGES) + 8, "float16")
     layer.build(images.shape)
-    layer.query.kernel.assign(ops.full((8, 8), 5e-5))
-    layer.key.kernel.assign(ops.full((8, 8), 10.0))
+    # The sum over positions, or a score, is above the largest float16, 65504.
+    for part, value in (
+        (layer.query, 5e-5 if similarity == "attention" else 10.0),
+        (layer.key, 10.0),
+    ):
+        part.kernel.assign(np.full(part.kernel.shape, value))
     outputs = layer(images)
     assert keras.backend.standardize_dtype(outputs.dtype) == "float16"
-    # The sum over positions alone is above the largest float16, 65504.
     assert np.all(np.isfinite(as_numpy(outputs)))
 
 
