@@ -139,7 +139,8 @@ def _where() -> str:
                 "five epochs, small data: five sets, three networks",
                 *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
             ),
-            after_five_epochs("", "plain network, ten epochs", PLAIN_LONGER, "2x"),
+            after_five_epochs("", "plain, three times the rate", "plain_rate", "1x"),
+            after_five_epochs("", "plain, ten epochs", PLAIN_LONGER, "2x"),
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(of(demo, "linear", "linear_neighborhoods"))],
