@@ -20,7 +20,7 @@ from experiments import kills
 from experiments.common import runs, tables
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
-from experiments.no_harm.methods import METHODS, PLAIN_LONGER
+from experiments.no_harm.methods import METHODS
 from experiments.pretrained import table as pretrained
 from experiments.serving import load
 
@@ -140,7 +140,6 @@ def _where() -> str:
                 *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
             ),
             after_five_epochs("", "plain, three times the rate", "plain_rate", "1x"),
-            after_five_epochs("", "plain, ten epochs", PLAIN_LONGER, "2x"),
             ["weak features: one linear layer, digits", linear[0]]
             + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
             + [made(of(demo, "linear", "linear_neighborhoods"))],

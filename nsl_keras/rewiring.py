@@ -212,8 +212,8 @@ class _Rebuilding:
             _copy_state(source, copy)
         for source, copy in self._containers:
             # Not around a new layer that is trained: a loaded file would freeze that too.
-            if not copy.trainable_variables:
-                copy.trainable = source.trainable
+            if not source.trainable and not copy.trainable_variables:
+                copy.trainable = False
         # Keras exports no model to ONNX that was never called.
         is_stack = isinstance(new_model, keras.Sequential)
         new_model(new_model.inputs[0] if is_stack else new_model.input)

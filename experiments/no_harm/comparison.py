@@ -102,7 +102,7 @@ def compare(found: list[dict]) -> list[Comparison]:
     """Returns every method in every cell where there are runs of it and its baseline.
 
     A seed may have baselines of several commits: each run is compared with that of its own
-    commit, and if there is none with the first.
+    commit, and if there is none with the last.
     """
     by_key: dict[tuple, dict[int, dict]] = {}
     baselines: dict[tuple, list[dict]] = {}
@@ -114,7 +114,7 @@ def compare(found: list[dict]) -> list[Comparison]:
     def baseline_of(run: dict, *key: str) -> dict:
         several = baselines[*key, run["seed"]]
         same = [each for each in several if each.get("commit") == run.get("commit")]
-        return (same or several)[0]
+        return (same or several)[-1]
 
     comparisons = []
     for dataset in DATASETS:

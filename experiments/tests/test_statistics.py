@@ -69,12 +69,12 @@ def test_runs_are_paired_with_the_baseline_of_their_commit():
         no_harm_run("plain", 0, 0.5, commit="a"),
         no_harm_run("plain", 0, 0.6, commit="b"),
         no_harm_run("static_dns", 0, 0.7, commit="c"),
-        no_harm_run("dynamic_dns", 0, 0.7, commit="b"),
+        no_harm_run("dynamic_dns", 0, 0.7, commit="a"),
     ]
     first, second = comparison.compare(found)
     assert (first.method, second.method) == ("static_dns", "dynamic_dns")
-    assert first.differences() == pytest.approx([20.0])
-    assert second.differences() == pytest.approx([10.0])
+    assert first.differences() == pytest.approx([10.0])
+    assert second.differences() == pytest.approx([20.0])
 
 
 def test_demo_and_regression():
