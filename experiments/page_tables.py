@@ -83,8 +83,7 @@ def _where() -> str:
     wide = _cells(episodes, "plain network with the dynamic one's parameters")
     longer = _cells(episodes, "plain network, trained 3.3 times as long")
     naive = report.summary_table(matrix)
-    labelled = _records(pretrained.PLACE)
-    few = pretrained.table([run for run in labelled.runs if run["shots"] == 5])
+    five = [run for run in _records(pretrained.PLACE).runs if run["shots"] == 5]
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -100,8 +99,12 @@ def _where() -> str:
         return [run for run in records.runs if run["method"] in methods]
 
     def of_pretrained(situation: str, title: str, name: str, times: str) -> list[str]:
-        plain, difference = (_cells(few, each)[0] for each in (pretrained.BASELINE, name))
-        made_by = made(of(labelled, name, pretrained.BASELINE))
+        chosen = [run for run in five if run["method"] in (name, pretrained.BASELINE)]
+        made_table = pretrained.table(chosen)
+        plain, difference = (
+            _cells(made_table, each)[0] for each in (pretrained.BASELINE, name)
+        )
+        made_by = made(chosen)
         return [situation, plain, title, "", difference, times, made_by]
 
     def after_five_epochs(situation: str, title: str, name: str, times: str) -> list[str]:
@@ -134,6 +137,7 @@ def _where() -> str:
                 *("static similarity, and classifier", "M unconstrained + head"),
                 "30 epochs; inference, folded: 1x",
             ),
+            of_pretrained("", "all weights", "everything", "30 epochs"),
             of_pretrained("", "nearest centroid", "nearest centroid", "none"),
             after_five_epochs(
                 "five epochs, small data: five sets, three networks",

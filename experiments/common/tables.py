@@ -83,7 +83,7 @@ _CHOOSING = ("--method=", "--network=", "--seeds=")
 def commits(runs: list[dict]) -> str:
     """The commits of this package that made the runs; of many, their number."""
     found = sorted({run["commit"] for run in runs if run.get("commit")})
-    if len(found) > 4:
+    if len(found) > 5:
         return f"{len(found)} commits"
     return f"commit{'s' * (len(found) > 1)} {', '.join(found) or 'unknown'}"
 
