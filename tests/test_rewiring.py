@@ -289,6 +289,7 @@ def test_a_copy_keeps_the_flags_of_what_layers_hold():
     assert len(copy.trainable_variables) == len(model.trainable_variables) == 9
 
 
+@pytest.mark.jax  # Setting a flag to its present value reaches layers on JAX alone.
 @pytest.mark.parametrize("wrap", [None, keras.layers.TimeDistributed])
 def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
     base = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
