@@ -236,13 +236,14 @@ def section(results: pathlib.Path) -> str:
     if not found:
         return f"{title}\n\nNot run."
     setting = Setting()
+    backends = ", ".join(sorted({run["versions"]["backend"] for run in found}))
     return (
         f"{title}\n\n{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
         f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
         f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
         f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
         "interval (over all, differences of seeds are taken to scatter alike in all "
-        f"cells); {found[0]['versions']['backend']}. Times of a step over the plain "
+        f"cells); {backends}. Times of a step over the plain "
         f"network's, on two cores without XLA, {BATCH} random images: "
         f"{tables.commands(costs(results))}."
         f"\n\n{table(compare(found), step_times(results))}\n\n"
