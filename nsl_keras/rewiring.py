@@ -182,6 +182,13 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
     }
 
 
+def arguments_of(layer: Layer, kind: type[Layer]) -> dict[str, Any]:
+    """Returns a class's own arguments, which are attributes of a layer, for its config."""
+    names = [*inspect.signature(kind.__init__).parameters][1:-1]  # No `self`, `kwargs`.
+    serialize = keras.saving.serialize_keras_object
+    return {name: serialize(getattr(layer, name)) for name in names}
+
+
 def _is_made_by_keras(kind: type[keras.Model], plain: type[keras.Model]) -> bool:
     """Whether a model's class takes the arguments of Keras's own class."""
     signatures = (inspect.signature(each.__init__) for each in (kind, plain))

@@ -195,10 +195,7 @@ def cnn10(
             as in Table 5).
 
     Returns:
-        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
-
-    Raises:
-        ValueError: See `cnn9`.
+        Same as `cnn9`.
 
     Example:
 
@@ -250,10 +247,7 @@ def cnn4(
         filters: `None` for the widths above, or an int, the filters of each convolution.
 
     Returns:
-        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
-
-    Raises:
-        ValueError: See `cnn9`.
+        Same as `cnn9`.
 
     Example:
 

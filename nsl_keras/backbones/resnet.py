@@ -166,9 +166,6 @@ def resnet50(
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features
         of shape `(batch, 4 * filters[-1])`.
 
-    Raises:
-        ValueError: See `resnet18`.
-
     Example:
 
     >>> import nsl_keras

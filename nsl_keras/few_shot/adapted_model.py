@@ -67,10 +67,8 @@ class Adapting:
     ) -> keras.Model:
         """Returns a Keras model that classifies single examples into new classes.
 
-        Its outputs are the learner's logits for queries, with `x` as the support set. Under
-        squared distances they lack a term that is equal for all classes; the
-        probabilities, their softmax, are the learner's. From a `MAML` with an `inner_loss`
-        the model is the adapted network.
+        Its outputs are the learner's logits for queries, with `x` as the support set. From
+        a `MAML` with an `inner_loss` the model is the adapted network.
 
         The model shares no weights with the learner. Use, save and export it like any
         Keras model; import nsl_keras before you load its `.keras` file. Batch norms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,10 +27,6 @@ class EpisodicLearner(Adapting, CheckedModel):
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
     In other data an episode has NaN logits, so that `fit` stops, if its support labels
     are not the classes or its numbers are not finite.
-
-    Args:
-        batch_normalization: `"moving"`, `"support"` or `"transductive"`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -95,16 +90,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (self.ways,) if self.classifies else self.label_shape
 
     def get_config(self) -> dict[str, Any]:
-        # Every argument except `self` and `kwargs` is an attribute.
-        names = [*inspect.signature(type(self).__init__).parameters][1:-1]
-        serialize = keras.saving.serialize_keras_object
-        own = {name: serialize(getattr(self, name)) for name in names}
-        return {**super().get_config(), **own}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        deserialize = keras.saving.deserialize_keras_object
-        return cls(**{name: deserialize(value) for name, value in config.items()})
+        return {**super().get_config(), **rewiring.arguments_of(self, type(self))}
 
     def compile(
         self,
@@ -114,15 +100,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         auto_scale_loss: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Configures training, as `keras.Model.compile` does.
-
-        Args:
-            optimizer: Optimizer, or its name.
-            loss: Loss that takes logits, not probabilities; in a regression, any loss.
-            *args: Further arguments of `keras.Model.compile`, in its order.
-            auto_scale_loss: bool, whether the loss is scaled where layers compute in
-                float16.
-            **kwargs: Further arguments by name.
+        """Configures training with the arguments of `keras.Model.compile`.
 
         Raises:
             ValueError: If the loss takes probabilities (`from_logits=False`).

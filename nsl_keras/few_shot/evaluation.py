@@ -124,9 +124,6 @@ def evaluate(
         start: int, the index of the first episode.
         verbose: 0 for silence, 1 for a progress bar over batches, 2 for a line at the end.
 
-    Returns:
-        An `Evaluation`.
-
     Raises:
         ValueError: For numbers outside these ranges, or logits of another shape.
         NonFiniteLossError: If a loss or the logits are not finite; it names the episode.
@@ -191,7 +188,7 @@ def _checked_logits(
 
 
 def compare(first: Evaluation, second: Evaluation) -> Difference:
-    """Returns the difference of two learners' accuracies on the same episodes.
+    """Returns the difference of two learners' accuracies, first minus second, by episode.
 
     Paired differences cancel the variation between episodes, so that their interval is
     narrower than those of the accuracies.
@@ -199,9 +196,6 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
     Args:
         first: `Evaluation` of one learner.
         second: `Evaluation` of another one on the same episodes of an equal sampler.
-
-    Returns:
-        A `Difference`, first minus second.
 
     Raises:
         ValueError: If the evaluations are of different episodes.

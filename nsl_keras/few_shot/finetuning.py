@@ -210,11 +210,6 @@ class Finetuner(Adapting):
         jit_compile = validation.boolean(jit_compile, "jit_compile")
         self._compiled = compiled(self._with_values, jit_compile)
 
-    @property
-    def effective_batch_normalization(self) -> str | None:
-        """The policy that batch norms follow: `"moving"` if none was trainable."""
-        return effective_policy(self.model, self.batch_normalization)
-
     def _require_no_small_batches(self, after: keras.Model) -> None:
         policy = effective_policy(after, self.batch_normalization)
         if self.batch_size is not None and policy not in (None, "moving"):
@@ -446,12 +441,6 @@ def finetuning_recipe(name: str) -> dict[str, Any]:
 
     Args:
         name: `"zero_start"` or `"closer_look"`.
-
-    Returns:
-        A dict of keyword arguments.
-
-    Raises:
-        ValueError: For another name.
 
     Example:
 

@@ -39,12 +39,8 @@ def select_variables(
 
     Args:
         model: A built model.
-        selection: `"similarity"`, the parameters of static similarities; `"predictor"`,
-            the weights of the networks of dynamic ones; `"classifier"`, the variables of
-            the last layer with weights; two joined, as `"similarity+classifier"`; `"all"`;
-            a list of names or paths of variables, or of places in `model.variables`, which
-            may be frozen; or a function that takes a variable and returns whether to take
-            it.
+        selection: See `inner_variables` of `MAML`; or a list of places in
+            `model.variables`, which may be frozen.
         argument: Name of the argument, for the message.
 
     Returns:
@@ -159,10 +155,7 @@ class FunctionalModel:
     Args:
         model: A built Keras model.
         variables: The variables of the model that are given other values.
-        batch_normalization: `"support"`: batch norms normalize the support set by its own
-            statistics, and queries by those of the support set; `"transductive"`: every
-            batch by its own statistics, the queries included; `"moving"`: all examples by
-            the model's moving statistics.
+        batch_normalization: See `MAML`.
 
     Attributes:
         variables: The variables that are given other values, in the model's order.
@@ -213,19 +206,15 @@ class FunctionalModel:
         given: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, BatchStatistics]:
         """Returns the outputs under the policy, in float32 or wider, and statistics."""
-        # Map every variable: a StatelessScope hides the scopes around it.
-        whole = {
-            id(each): (each, ops.convert_to_tensor(each)) for each in self.model.variables
-        }
-        for variable, value in zip(self.variables, values, strict=True):
-            whole[id(variable)] = (variable, value)
+        # Every variable: a StatelessScope hides the scopes around it. Later values count.
+        state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
+        state += zip(self.variables, values, strict=True)
         by_batch: contextlib.AbstractContextManager[BatchStatistics] = (
             contextlib.nullcontext(BatchStatistics())
             if self.batch_normalization == "moving"
             else normalizing_by_batch(given)
         )
-        scope = keras.StatelessScope(state_mapping=list(whole.values()))
-        with scope, by_batch as statistics:
+        with keras.StatelessScope(state), by_batch as statistics:
             outputs = self.model(images, training=False)
         return at_least_float32(outputs), statistics
 

@@ -9,7 +9,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, Temperature
+from nsl_keras.few_shot.metric_learner import MetricLearner
 from nsl_keras.neighborhoods.key_metrics import Cosine
 
 
@@ -78,15 +78,14 @@ class MatchingNet(MetricLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.temperature = temperature
-        self.learn_temperature = learn_temperature
-        self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
+        self.temperature = validation.positive_number(temperature, "temperature")
+        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
         self.reading_steps = validation.optional(
             validation.number_of_steps, reading_steps, "reading_steps"
         )
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        self.scale_down.build()
+        super().build_for(feature_shape)
         if self.reading_steps is None:
             return
         (features,) = feature_shape
@@ -104,18 +103,20 @@ class MatchingNet(MetricLearner):
         )
         self.reader.build((None, 2 * features))
 
-    def in_context(self, support: Tensor, training: bool) -> Tensor:
-        if self.reading_steps is None:
-            return support
-        context = self.support_context(support, training=training)
-        return support + ops.cast(context, support.dtype)
+    def references(
+        self, support: Tensor, membership: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        if self.reading_steps is not None:
+            context = self.support_context(support, training=training)
+            support = support + ops.cast(context, support.dtype)
+        return support, membership
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         if self.reading_steps is not None:
             queries = self._read(support, queries, self.reading_steps, training)
-        scores = self.scale_down(Cosine()(queries, support))
+        scores = self.scaled(Cosine()(queries, support))
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
         # The logarithm of Matching Networks Eq. (1): attention on each class's images.

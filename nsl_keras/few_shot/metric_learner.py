@@ -19,24 +19,19 @@ from nsl_keras.few_shot.functional import (
     effective_policy,
     move_by_episodes,
 )
-from nsl_keras.neighborhoods import key_metrics
 
 
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
     A subclass writes `compare`, and `build_for` if it has further weights.
-
-    Args:
-        backbone: Model from examples to features.
-        ways: int, the number of classes of an episode.
-        batch_normalization: `"moving"`, `"support"` or `"transductive"`.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`.
     """
 
     ways_are_fixed = False
     #: Whether features are flattened.
     flattens = True
+    temperature: float
+    learn_temperature = False
 
     def __init__(
         self,
@@ -70,6 +65,20 @@ class MetricLearner(EpisodicLearner):
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         """Creates what `compare` needs for features of a shape, without the batch axis."""
+        if self.learn_temperature:
+            self.log_temperature = self.add_weight(
+                name="log_temperature",
+                shape=(),
+                initializer=keras.initializers.Constant(math.log(self.temperature)),
+                dtype="float32",
+                autocast=False,
+            )
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Returns scores divided by the temperature."""
+        if not self.learn_temperature:
+            return scores / self.temperature
+        return scores * ops.cast(ops.exp(-self.log_temperature), scores.dtype)
 
     def logits(
         self,
@@ -86,12 +95,14 @@ class MetricLearner(EpisodicLearner):
         if self.flattens:
             support, queries = flattened(support), flattened(queries)
         membership = ops.cast(membership, support.dtype)
-        support = self.in_context(support, training)
-        return self.compare(support, membership, queries, training)
+        references = self.references(support, membership, training)
+        return self.compare(*references, queries, training)
 
-    def in_context(self, support: Tensor, training: bool) -> Tensor:
-        """Returns features of support examples that may depend on the whole support set."""
-        return support
+    def references(
+        self, support: Tensor, membership: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the features that queries are compared with, and their one-hot labels."""
+        return support, membership
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
@@ -99,8 +110,8 @@ class MetricLearner(EpisodicLearner):
         """Returns logits of shape `(batch, queries, ways)`.
 
         Args:
-            support: Features of shape `(batch, support examples, ...)`, `in_context`.
-            membership: One-hot labels, of shape `(batch, support examples, ways)`.
+            support: Features of shape `(batch, support examples, ...)`, or `references`.
+            membership: Their one-hot labels, of shape `(batch, support examples, ways)`.
             queries: Features of shape `(batch, queries, ...)`.
             training: bool, whether this is a training step.
         """
@@ -127,12 +138,13 @@ class MetricLearner(EpisodicLearner):
         backbone = keras.Sequential([keras.Input(shape), keras.layers.Identity()])
         backbone = keras.saving.serialize_keras_object(backbone)
         config = {"backbone": backbone, "ways": membership.shape[1]}
+        (support,), (membership,) = self.references(support[None], membership[None], False)
         head = SupportSet(self.from_config({**self.get_config(), **config}), len(support))
         head.build((None, *shape))
         others = set(map(id, self.backbone.weights))
         own = [each for each in self.weights if id(each) not in others]
         head.learner.set_weights([*map(ops.convert_to_numpy, own)])
-        head.features.assign(self.in_context(support[None], training=False)[0])
+        head.features.assign(support)
         head.membership.assign(membership)
         return [*layers, head]
 
@@ -170,30 +182,6 @@ class SupportSet(keras.layers.Layer):
         return cls(**{**config, "learner": learner})
 
 
-def prototype_layers(
-    metric: key_metrics.KeyMetric, support: Tensor, membership: Tensor, scale: Any = 1.0
-) -> list[keras.layers.Layer]:
-    """Returns layers of Keras from features to `scale * metric(features, class means)`.
-
-    Squared distances lack `scale * ||features - m||^2`, with the mean `m` of the class
-    means. There are no layers for other metrics than these and cosines.
-    """
-    name = key_metrics.serialize(metric)
-    if name not in ("cosine", "euclidean"):
-        return []
-    (prototypes,) = class_means(support[None], membership[None])
-    dtype = keras.backend.standardize_dtype(prototypes.dtype)
-    dense = keras.layers.Dense(len(prototypes), dtype=dtype)
-    dense.build((None, prototypes.shape[1]))
-    if name == "cosine":
-        dense.kernel.assign(scale * ops.transpose(key_metrics.unit_norm(prototypes)))
-        return [keras.layers.UnitNormalization(dtype=dtype), dense]
-    mean = ops.mean(prototypes, axis=0)
-    dense.kernel.assign(2 * scale * ops.transpose(prototypes - mean))
-    dense.bias.assign(-scale * ops.sum((prototypes - mean) * (prototypes + mean), axis=1))
-    return [dense]
-
-
 def outputs_of_sets(
     model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
@@ -229,42 +217,12 @@ def outputs_of_sets(
 def _in_one_batch(
     model: keras.Model, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
-    images = ops.concatenate(sets, axis=1) if len(sets) > 1 else sets[0]
+    images = ops.concatenate(sets, axis=1)  # One set, or two.
     batch, count = ops.shape(images)[:2]
     found = model(ops.reshape(images, (-1, *images.shape[2:])), training=training)
     found = ops.reshape(found, (batch, count, *found.shape[1:]))
-    outputs, start = [], 0
-    for each in sets:
-        end = start + ops.shape(each)[1]
-        outputs.append(found[:, start:end])
-        start = end
-    return outputs
-
-
-@keras.saving.register_keras_serializable("nsl_keras")
-class Temperature(keras.layers.Layer):
-    """Divides by a number above 0. If it is learned, the weight is its logarithm."""
-
-    def __init__(self, initial: float, learned: bool = False, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self.initial = validation.positive_number(initial, "temperature")
-        self.learned = validation.boolean(learned, "learn_temperature")
-
-    def build(self, input_shape: Any = None) -> None:
-        if self.learned:
-            self.log_temperature = self.add_weight(
-                name="log_temperature",
-                shape=(),
-                initializer=keras.initializers.Constant(math.log(self.initial)),
-            )
-
-    def call(self, inputs: Tensor) -> Tensor:
-        if not self.learned:
-            return inputs / self.initial
-        return inputs * ops.cast(ops.exp(-self.log_temperature), inputs.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "initial": self.initial, "learned": self.learned}
+    first = ops.shape(sets[0])[1]
+    return [found[:, :first], found[:, first:]][: len(sets)]
 
 
 def flattened(features: Tensor) -> Tensor:

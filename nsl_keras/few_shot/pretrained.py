@@ -11,7 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, class_means, prototype_layers
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.key_metrics import unit_norm
 from nsl_keras.training.data import predict
@@ -192,20 +192,14 @@ class NearestCentroid(PretrainedLearner):
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        support, queries = self._vectors(support), self._vectors(queries)
-        return self.metric(queries, class_means(support, membership))
+        return self.metric(self._vectors(queries), support)
 
     def _vectors(self, features: Tensor) -> Tensor:
         vectors = self.centered(features)
         return unit_norm(vectors) if self.normalize else vectors
 
-    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
-        head = prototype_layers(self.metric, self._vectors(support), membership)
-        if not head:
-            return super().adapted_to(layers, support, membership)
-        dtype, offset = head[0].dtype_policy, -ops.convert_to_numpy(self.center)
-        if offset.any():
-            layers.append(keras.layers.Rescaling(1.0, offset.tolist(), dtype=dtype))
-        if self.normalize and len(head) == 1:  # Cosines begin with the same layer.
-            layers.append(keras.layers.UnitNormalization(dtype=dtype))
-        return layers + head
+    def references(
+        self, support: Tensor, membership: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        means = class_means(self._vectors(support), membership)
+        return means, ops.eye(membership.shape[-1])[None]

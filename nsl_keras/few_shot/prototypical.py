@@ -7,13 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.few_shot.metric_learner import (
-    MetricLearner,
-    Temperature,
-    class_means,
-    prototype_layers,
-)
+from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 
 
@@ -109,21 +105,17 @@ class ProtoNet(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
-        self.temperature = temperature
-        self.learn_temperature = learn_temperature
-        self.scale_down = Temperature(temperature, learn_temperature, dtype="float32")
+        self.temperature = validation.positive_number(temperature, "temperature")
+        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
 
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        self.scale_down.build()
+    def references(
+        self, support: Tensor, membership: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        # Prototypical Networks Eq. (1)
+        return class_means(support, membership), ops.eye(membership.shape[-1])[None]
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
-        return self.scale_down(self.metric(queries, prototypes))
-
-    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
-        scale = self.scale_down(ops.ones((), support.dtype))
-        head = prototype_layers(self.metric, support, membership, scale)
-        return layers + head if head else super().adapted_to(layers, support, membership)
+        return self.scaled(self.metric(queries, support))

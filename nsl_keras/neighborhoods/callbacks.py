@@ -14,7 +14,19 @@ from nsl_keras.training import data
 from nsl_keras.training.backup import require_before_backup
 
 
-class EntryStatistics(keras.callbacks.Callback):
+class _NeighborhoodCallback(keras.callbacks.Callback):
+    """Base of the callbacks of a `MetaNeighborhoodModel`."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not isinstance(self.model, MetaNeighborhoodModel):
+            raise ValueError(
+                f"`{type(self).__name__}` must be a callback of a MetaNeighborhoodModel. "
+                f"Received: a {type(self.model).__name__}"
+            )
+        require_before_backup(self)
+
+
+class EntryStatistics(_NeighborhoodCallback):
     """Logs, after each epoch, how the dictionary of neighbours is used on some examples.
 
     With the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
@@ -70,10 +82,6 @@ class EntryStatistics(keras.callbacks.Callback):
         self.dead_below = validation.positive_number(dead_below, "dead_below")
         self.usage: np.ndarray | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        _require_model(self)
-        require_before_backup(self)
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
             logs.update(self.measure())
@@ -92,7 +100,7 @@ class EntryStatistics(keras.callbacks.Callback):
         }
 
 
-class DictionaryInitializer(keras.callbacks.Callback):
+class DictionaryInitializer(_NeighborhoodCallback):
     """Sets a dictionary's entries to training examples, after the first epochs of `fit`.
 
     It calls `MetaNeighborhoodModel.initialize_from`; training continues from these entries.
@@ -136,10 +144,6 @@ class DictionaryInitializer(keras.callbacks.Callback):
         self.seed = validation.optional(validation.non_negative_integer, seed, "seed")
         self._initialized: MetaNeighborhoodModel | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        _require_model(self)
-        require_before_backup(self)
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # Not in `on_train_begin`: resumed training has trained entries.
         if epoch == self.epochs == 0:
@@ -153,14 +157,6 @@ class DictionaryInitializer(keras.callbacks.Callback):
         if self._initialized is not self.model:
             self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
             self._initialized = self.model
-
-
-def _require_model(callback: keras.callbacks.Callback) -> None:
-    if not isinstance(callback.model, MetaNeighborhoodModel):
-        raise ValueError(
-            f"`{type(callback).__name__}` must be a callback of a MetaNeighborhoodModel. "
-            f"Received: a {type(callback.model).__name__}"
-        )
 
 
 def _entropy(weights: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.key_metrics import unit_norm
 
@@ -132,11 +132,4 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "scale": self.scale,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
-        }
+        return {**super().get_config(), **rewiring.arguments_of(self, CosineDense)}

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
@@ -433,22 +433,7 @@ class NeighborDictionary(keras.layers.Layer):
         return (input_shape[0], self.num_neighbors)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_neighbors": self.num_neighbors,
-            "num_values": self.num_values,
-            "metric": key_metrics.serialize(self.metric),
-            "temperature": self.temperature,
-            "learn_temperature": self.learn_temperature,
-            "value_scale": self.value_scale,
-            "fixed_values": self.fixed_values,
-            "dropout": self.dropout,
-            "dropout_scope": self.dropout_scope,
-            "key_initializer": keras.initializers.serialize(self.key_initializer),
-            "value_initializer": keras.initializers.serialize(self.value_initializer),
-            "task": self.task,
-            "seed": self.seed,
-        }
+        return {**super().get_config(), **rewiring.arguments_of(self, NeighborDictionary)}
 
 
 @functools.lru_cache(maxsize=64)

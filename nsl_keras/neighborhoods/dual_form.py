@@ -15,7 +15,6 @@ that fit the cache.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -157,13 +156,13 @@ class DualForm(InnerLoop):
                 outputs = _attend(weights, trace, attention, rates, outputs)
             else:
                 sums = sum_over_chunks(
-                    functools.partial(_sums_of_chunk, len(stage.variables)),
+                    lambda _, chunk: _weighted_sums(*chunk),
                     [],
                     [*trace, attention],
                     axes=(0, 0, 1),
                     chunk_size=self.chunk_size,
                 )
-                finetuned = _updated(stage, weights, iter(sums), rates)
+                finetuned = _updated(stage, weights, sums, rates)
                 outputs = _linear(stage, finetuned, outputs[:, None])[1][:, 0]
             outputs = stage.activation(outputs)
         return outputs
@@ -181,12 +180,12 @@ class DualForm(InnerLoop):
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
         start = self._start(attention.dtype)
-        ((inputs, gradients),) = traces = self._traces(start, entries)
-        sums = _weighted_sums(traces[0], attention)
+        ((inputs, gradients),) = self._traces(start, entries)
+        sums = _weighted_sums(inputs, gradients, attention)
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
             rates = iter(self.learning_rate.rates())
-            finetuned = _updated(stage, start[0], iter(sums), rates)
+            finetuned = _updated(stage, start[0], sums, rates)
             return ops.sum(_linear(stage, finetuned, queries[:, None])[1]), None
 
         # An output depends on the sums of its own column alone, so that the derivatives of
@@ -218,9 +217,7 @@ class DualForm(InnerLoop):
                 tree.pack_sequence_as(weights, shared), Entries(keys, values)
             )
             return [
-                total
-                for stage, trace in zip(self.stages, traces, strict=True)
-                for total in _weighted_sums(trace, attention)[: len(stage.variables)]
+                total for trace in traces for total in _weighted_sums(*trace, attention)
             ]
 
         for _ in range(self.steps):
@@ -231,10 +228,11 @@ class DualForm(InnerLoop):
                 axes=(0, 0, 1),
                 chunk_size=self.chunk_size,
             )
-            gradients, rates = iter(sums), iter(self.learning_rate.rates())
+            pairs = zip(sums[::2], sums[1::2], strict=True)
+            rates = iter(self.learning_rate.rates())
             weights = [
-                _updated(stage, own, gradients, rates)
-                for stage, own in zip(self.stages, weights, strict=True)
+                _updated(stage, own, pair, rates)
+                for stage, own, pair in zip(self.stages, weights, pairs, strict=True)
             ]
         return weights
 
@@ -276,35 +274,26 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
     return inputs, outputs
 
 
-def _weighted_sums(trace: _Trace, attention: Tensor) -> list[Tensor]:
+def _weighted_sums(inputs: Tensor, gradients: Tensor, attention: Tensor) -> list[Tensor]:
     """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j`, per example."""
-    weighted = attention[:, None, :] * ops.swapaxes(trace.gradients, -1, -2)
-    if trace.inputs.ndim == 3:
-        products = ops.matmul(weighted, trace.inputs)
+    weighted = attention[:, None, :] * ops.swapaxes(gradients, -1, -2)
+    if inputs.ndim == 3:
+        products = ops.matmul(weighted, inputs)
     else:
         entries = ops.shape(weighted)[2]
-        products = ops.matmul(ops.reshape(weighted, (-1, entries)), trace.inputs)
-        shape = (-1, weighted.shape[1], trace.inputs.shape[-1])
-        products = ops.reshape(products, shape)
+        products = ops.matmul(ops.reshape(weighted, (-1, entries)), inputs)
+        products = ops.reshape(products, (-1, weighted.shape[1], inputs.shape[-1]))
     return [products, ops.sum(weighted, axis=-1)]
 
 
-def _sums_of_chunk(count: int, _: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-    """Returns the first `count` of `_weighted_sums` for a chunk of trace and attention."""
-    return _weighted_sums(_Trace(*chunk[:2]), chunk[2])[:count]
-
-
 def _updated(
-    stage: DenseStage,
-    weights: _Weights,
-    gradients: Iterator[Tensor],
-    rates: Iterator[Tensor],
+    stage: DenseStage, weights: _Weights, sums: Sequence[Tensor], rates: Iterator[Tensor]
 ) -> _Weights:
-    """Returns the stage's weights after one step, per example.
+    """Returns the stage's weights after one step by `_weighted_sums`, per example.
 
-    It takes the next gradients and rates, those of the stage's variables.
+    It takes the next rates, those of the stage's variables.
     """
-    (columns, *rest), gradient = weights, next(gradients)
+    (columns, *rest), (gradient, of_bias) = weights, sums
     if stage.scale is not None:
         # From the unit columns back to the columns themselves.
         squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
@@ -315,7 +304,7 @@ def _updated(
     # MN Eq. (3), for cosine layers and several steps.
     columns = columns - ops.transpose(next(rates)) * gradient
     if stage.bias is not None:
-        rest = [rest[0] - next(rates) * next(gradients)]
+        rest = [rest[0] - next(rates) * of_bias]
     return [columns, *rest]
 
 

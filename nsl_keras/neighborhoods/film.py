@@ -133,15 +133,7 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "dictionary_size": self.dictionary_size,
-            "sharpness": self.sharpness,
-            "learn_sharpness": self.learn_sharpness,
-            "residual": self.residual,
-            "axis": self.axis,
-            "key_initializer": keras.initializers.serialize(self.key_initializer),
-        }
+        return {**super().get_config(), **rewiring.arguments_of(self, InstanceFiLM)}
 
 
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:

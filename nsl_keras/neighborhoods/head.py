@@ -310,17 +310,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "head": keras.saving.serialize_keras_object(self.head),
-            "dictionary": keras.saving.serialize_keras_object(self.dictionary),
-            "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "learning_rate_form": self.learning_rate_form,
-            "chunk_size": self.chunk_size,
-            "task": self.task,
-            "inner_loop": self.inner_loop,
-        }
+        return {**super().get_config(), **rewiring.arguments_of(self, MetaNeighborhoodHead)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> MetaNeighborhoodHead:

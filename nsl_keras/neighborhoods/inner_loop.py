@@ -207,10 +207,8 @@ class NestedTape(InnerLoop):
 
     def _call_head(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
         """Calls the head with other values for the finetuned variables."""
-        given = {id(v): weight for v, weight in zip(self.variables, weights, strict=True)}
-        # All variables get a value: the scope hides the scopes around it.
-        values = [
-            (v, given.get(id(v), ops.convert_to_tensor(v))) for v in self.head.variables
-        ]
+        # All variables get a value: the scope hides the scopes around it. Later ones count.
+        values = [(each, ops.convert_to_tensor(each)) for each in self.head.variables]
+        values += zip(self.variables, weights, strict=True)
         with keras.StatelessScope(state_mapping=values):
             return self.head(inputs)

@@ -497,17 +497,6 @@ class MetaNeighborhoodModel(CheckedModel):
             "backbone": keras.saving.serialize_keras_object(self.backbone),
         }
 
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> MetaNeighborhoodModel:
-        config = dict(config)
-        for part in ("backbone", "head", "dictionary"):
-            config[part] = keras.saving.deserialize_keras_object(
-                config[part], custom_objects=custom_objects
-            )
-        return cls(**config)
-
 
 class UnadaptedMetrics(keras.metrics.Metric):
     """The compiled metrics with their own state, for predictions before adaptation.

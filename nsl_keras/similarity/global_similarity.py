@@ -223,13 +223,5 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "similarity": self.similarity,
-            "similarity_regularizer": keras.regularizers.serialize(
-                self.similarity_regularizer
-            ),
-            "hidden_filters": self.hidden_filters,
-            "sphere": self.sphere,
-            "data_format": self.data_format,
-        }
+        own = rewiring.arguments_of(self, GlobalNeuralSimilarity2D)
+        return {**super().get_config(), **own}

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 
@@ -158,11 +158,5 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         """Returns `None`: the first layer that uses the predictor makes the network."""
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "predictor": keras.saving.serialize_keras_object(self.predictor),
-            "adapted_filters": self.adapted_filters,
-            "adaptation_initializer": keras.initializers.serialize(
-                self.adaptation_initializer
-            ),
-        }
+        own = rewiring.arguments_of(self, SharedSimilarityPredictor)
+        return {**super().get_config(), **own}

@@ -48,9 +48,6 @@ def plot_adaptation(
         class_names: Names of the classes or outputs; `None` numbers them. At most 12 are
             drawn: the most probable, or in a regression the most changed.
 
-    Returns:
-        A matplotlib figure.
-
     Raises:
         ValueError: If `k` is not in `1..num_neighbors`, the model is not built, or
             `example` has a batch axis.

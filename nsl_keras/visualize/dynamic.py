@@ -34,9 +34,6 @@ def plot_dynamic_similarity(
             several. The first that is an image is drawn.
         layer: Name of the layer; `None` takes the first dynamic one.
 
-    Returns:
-        A matplotlib figure.
-
     Raises:
         ValueError: If the model has no such layer; the message names the dynamic ones.
 

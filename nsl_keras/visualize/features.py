@@ -44,9 +44,6 @@ def plot_feature_map(
             or `"tsne"`, t-SNE of examples and entries together (needs scikit-learn).
         seed: int, the seed of t-SNE.
 
-    Returns:
-        A matplotlib figure with one panel.
-
     Raises:
         ValueError: If `method` is unknown, there are fewer than two examples or features,
             labels do not fit, or the model is not a classifier.
@@ -72,7 +69,7 @@ def plot_feature_map(
     labels = reading.class_numbers(y, x, values.shape[1])
     names = reading.names_of(values.shape[1], class_names)
     # NumPy's linear algebra has no half precision.
-    examples = reading.features_of(model, x).astype("float32")
+    examples = data.predict(model.features, model, x).astype("float32")
     keys = ops.convert_to_numpy(model.dictionary.keys).astype("float32")
     if min(examples.shape) < 2:
         raise ValueError(
@@ -159,9 +156,6 @@ def plot_prototype_cosines(
         Same as `plot_feature_map`, plus:
         model: A built `MetaNeighborhoodModel`, a classifier whose head is one
             `CosineDense` or `Dense` layer.
-
-    Returns:
-        A matplotlib figure with one panel.
 
     Raises:
         ValueError: If the model is not a classifier, its head is another layer, or labels

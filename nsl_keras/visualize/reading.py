@@ -43,11 +43,6 @@ def require_images(x: Any, name: str) -> np.ndarray:
     return images
 
 
-def features_of(model: keras.Model, x: Any) -> np.ndarray:
-    """Returns the features of all examples, of shape `(n, features)`."""
-    return data.predict(lambda batch: model.features(batch, training=False), model, x)
-
-
 def attention_of(model: keras.Model, x: Any) -> np.ndarray:
     """Returns the attention of all examples, of shape `(n, num_neighbors)`."""
     return data.predict(

@@ -26,9 +26,6 @@ def plot_spectra(model: keras.Model) -> figures.Figure:
     Returns:
         A matplotlib figure with a panel for each layer.
 
-    Raises:
-        ValueError: See `nsl_keras.convert.spectra`.
-
     Example:
 
     >>> import nsl_keras
