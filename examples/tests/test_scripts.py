@@ -6,7 +6,6 @@ import pytest
 from helpers import BACKEND, ROOT, run_python
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("[a-z]*.py"))
-TABLES = "tables"  # The one module there that is no script.
 tensorflow_only = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="tf.distribute is TensorFlow's"
 )
@@ -25,9 +24,9 @@ def numbers(pattern, printed):
 
 def test_every_script_is_tested_and_listed():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {*SCRIPTS} - {TABLES} == tested - {"every_script_is_tested_and_listed"}
+    assert {*SCRIPTS} == tested - {"every_script_is_tested_and_listed"}
     listed = (ROOT / "examples" / "README.md").read_text()
-    for name in {*SCRIPTS} - {TABLES}:
+    for name in SCRIPTS:
         text = (ROOT / "examples" / f"{name}.py").read_text()
         assert f"]({name}.py)" in listed
         assert f"python examples/{name}.py" in text

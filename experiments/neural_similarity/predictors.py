@@ -140,7 +140,9 @@ def compare(found: list[dict]) -> dict[str, list[Comparison]]:
         key = run["dataset"], run["network"], run["method"]
         by_key.setdefault(key, {})[run["seed"]] = run
     comparisons: dict[str, list[Comparison]] = {}
-    for (dataset, network, name), own in sorted(by_key.items()):
+    places = [(dataset, network) for dataset in DATASETS for network in NAMES]
+    in_columns = sorted(by_key.items(), key=lambda item: places.index(item[0][:2]))
+    for (dataset, network, name), own in in_columns:
         plain = by_key.get((dataset, network, PLAIN), {})
         seeds = sorted(set(own) & set(plain))
         if name != PLAIN and seeds:

@@ -175,6 +175,3 @@ def test_pages_are_made_from_the_records():
         assert tables.with_tables(text) == text, f"python -m experiments.tables: {page}"
     assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
     assert report.page(tables.RESULTS) == (ROOT / "results" / "no_harm.md").read_text()
-
-
-# Campaigns: every published row has a command.
