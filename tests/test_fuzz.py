@@ -122,15 +122,14 @@ FUZZED = {
     "depthwise": f"{SIMILARITY} {GEOMETRY}",
     "transpose": f"{SIMILARITY} {GEOMETRY} output_padding",
     "dense": f"{SIMILARITY} block_size",
-    "gru": "similarity predictor learn_shape block_size",
+    "gru": "similarity recurrent_similarity predictor block_size",
     "sphere_conv2d": f"normalize response {GEOMETRY} groups",
     "sphere_dense": "normalize response",
-    "global": "filters kernel_size similarity hidden_filters sphere strides",
-    "predictor": """kernel_size kind similarity hidden_filters strides padding pooled
-        batch_normalization momentum momentum_warmup epsilon synchronized start data_format
-        dilation_rate downsampling""",
+    "global": "similarity hidden_filters sphere data_format",
+    "predictor": """kind width output_kernel_size downsampling pooled start residual
+        batch_normalization kernel_regularizer""",
     "cosine": "units",
-    "film": "dictionary_size sharpness learned_sharpness axis",
+    "film": "dictionary_size sharpness learn_sharpness residual axis",
     "normalization": "momentum momentum_warmup epsilon",
     "dictionary": """num_neighbors num_values metric temperature value_scale task
         fixed_values dropout dropout_scope seed""",

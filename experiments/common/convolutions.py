@@ -18,14 +18,14 @@ def convolutions(
     momentum: float = 0.9,
     learn_shape: bool = False,
     published: bool = False,
-    downsampling: int = 1,
+    **options: Any,
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`; plain ones without a similarity.
 
     `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
     `None` for a static similarity; `momentum` is that of their batch norms. `published`
     predictors are the authors' but for the momentum, others the package's default ones
-    but for the `downsampling`.
+    but for the `options`.
     """
     if similarity is None:
         return keras.layers.Conv2D
@@ -37,14 +37,11 @@ def convolutions(
     if predictor == "shared":
         # The authors released no code for it: the width and the start of the others.
         own = nsl_keras.predictors.SharedSimilarityPredictor(
-            nsl_keras.predictors.SimilarityPredictor(start=start, downsampling=downsampling)
+            nsl_keras.predictors.SimilarityPredictor(start=start, **options)
         )
     elif predictor is not None:
         own = nsl_keras.predictors.SimilarityPredictor(
-            predictor,
-            downsampling=downsampling,
-            batch_normalization=norms,
-            start=start,
+            predictor, batch_normalization=norms, start=start, **options
         )
     return functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D,

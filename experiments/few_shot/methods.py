@@ -30,7 +30,8 @@ def features(
     """The network below a classifier, from images to vectors.
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions;
+    identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions, `"dynamic_1x1"`
+    for a 1x1 second layer of the predictors;
     `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for plain
     networks of the width that has the dynamic one's trainable parameters, or its
     multiply-adds. `width` is that of plain networks; `published` predictors are the
@@ -43,7 +44,7 @@ def features(
         "sphere" if kind.startswith("dynamic") else None,
         _MOMENTUM,
         published=published,
-        downsampling=2 if kind == "dynamic_blocks" else 1,
+        **_PREDICTORS.get(kind, {}),
     )
     filters: Any = width
     if backbone == "cnn9" and width is not None:  # Its stages widen.
@@ -66,6 +67,10 @@ def features(
 _RIVALS: dict[str, Callable[..., keras.layers.Layer]] = {
     "squeeze_excite": rivals.SqueezeExciteConv2D,
     "condconv": rivals.ConditionalConv2D,
+}
+_PREDICTORS = {
+    "dynamic_blocks": {"downsampling": 2},
+    "dynamic_1x1": {"output_kernel_size": 1},
 }
 _MEASURES = {"same_parameters": "parameters", "same_cost": "multiply_adds"}
 
@@ -264,14 +269,19 @@ METHODS = {
     "dynamic_centroid": Method(
         "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
     ),
-    "dynamic_nsn_blocks": Method(
-        "dynamic NSN, in blocks of 2x2", _classifier, network="dynamic_blocks"
-    ),
-    "dynamic_centroid_blocks": Method(
-        "dynamic network, nearest centroid, in blocks of 2x2",
-        nearest_centroid,
-        network="dynamic_blocks",
-    ),
+    **{
+        f"dynamic_{learner}_{kind}": Method(
+            f"dynamic {title}, {what}", make, network=f"dynamic_{kind}"
+        )
+        for kind, what in (
+            ("blocks", "in blocks of 2x2"),
+            ("1x1", "1x1 second layer of predictors"),
+        )
+        for learner, title, make in (
+            ("nsn", "NSN", _classifier),
+            ("centroid", "network, nearest centroid", nearest_centroid),
+        )
+    },
     # For the time of the dynamic one: see the group "network" of `experiments.speed`.
     "longer": Method("plain network, trained 3.3 times as long", _classifier, budget=3.3),
     **{
