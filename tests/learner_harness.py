@@ -284,23 +284,19 @@ def check_step(case, **options):
             assert np.any(new != old), f"{variable.path} got no gradient"
 
 
-def softmax(logits):
-    return as_numpy(keras.ops.softmax(logits))
-
-
 def check_adapt(case, folder):
-    """The adapted model has the learner's probabilities, also from its file."""
+    """The adapted model has the learner's logits, also from its file."""
     learner, inputs, _ = case.built()
     support, labels, images = (each[0] for each in inputs)
-    expected = softmax(learner(inputs))[0]
+    expected = as_numpy(learner(inputs))[0]
     names = ("one", "two", "three")
     model = learner.adapt(support, labels, names)
     model.save(folder / "adapted.keras")
     again = keras.saving.load_model(folder / "adapted.keras")
     assert model.class_names == again.class_names == names
     for logits in (model.predict(images, verbose=0), model(images), again(images)):
-        np.testing.assert_allclose(softmax(logits), expected, atol=1e-5)
-    np.testing.assert_allclose(softmax(again(images[:1])), expected[:1], atol=1e-5)
+        np.testing.assert_allclose(as_numpy(logits), expected, atol=1e-4)
+    np.testing.assert_allclose(as_numpy(again(images[:1])), expected[:1], atol=1e-4)
 
 
 def check_adapted_export(case, folder):
