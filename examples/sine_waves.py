@@ -13,14 +13,12 @@ import numpy as np
 
 import nsl_keras
 
-RNG = np.random.default_rng(0)
 
-
-def waves(count, queries):
+def waves(rng, count, queries):
     """Points of random waves: ten to adapt to, and queries with their targets."""
-    amplitude = RNG.uniform(0.1, 5.0, (count, 1, 1))
-    phase = RNG.uniform(0.0, np.pi, (count, 1, 1))
-    x = RNG.uniform(-5.0, 5.0, (count, 10 + queries, 1))
+    amplitude = rng.uniform(0.1, 5.0, (count, 1, 1))
+    phase = rng.uniform(0.0, np.pi, (count, 1, 1))
+    x = rng.uniform(-5.0, 5.0, (count, 10 + queries, 1))
     y = amplitude * np.sin(x - phase)
     return (x[:, :10], y[:, :10], x[:, 10:]), y[:, 10:]
 
@@ -35,11 +33,11 @@ def learner(model, steps):
     return nsl_keras.few_shot.MAML(model, inner_loss="mean_squared_error", **options)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=5000)
-    keras.utils.set_random_seed(0)
-    inputs, targets = waves(25 * parser.parse_args().iterations, queries=10)
+def errors(iterations, seed):
+    """Mean squared errors on new waves after 0, 1 and 10 steps on ten points."""
+    keras.utils.set_random_seed(seed)
+    rng = np.random.default_rng(seed)
+    inputs, targets = waves(rng, 25 * iterations, queries=10)
     adaptable, pretrained = network(), network()
     points = inputs[2].reshape(-1, 1), targets.reshape(-1, 1)
     trained = (learner(adaptable, 1), (inputs, targets), 25), (pretrained, points, 250)
@@ -47,12 +45,21 @@ def main():
         model.compile(keras.optimizers.Adam(1e-3), "mean_squared_error")
         model.fit(x, y, batch_size=size, verbose=0)
 
-    inputs, targets = waves(600, queries=100)
-    print("mean squared error on new waves after 0, 1 and 10 steps on ten points")
+    inputs, targets = waves(rng, 600, queries=100)
+    measured = {}
     for name, model in {"MAML": adaptable, "pretrained": pretrained}.items():
         found = [model.predict(inputs[2].reshape(-1, 1), 1000, 0).reshape(targets.shape)]
         found += [learner(model, steps).predict(inputs, verbose=0) for steps in (1, 10)]
-        print(f"{name:10}", *(f"{np.mean((each - targets) ** 2):.2f}" for each in found))
+        measured[name] = [float(np.mean((each - targets) ** 2)) for each in found]
+    return measured
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--iterations", type=int, default=5000)
+    print("mean squared error on new waves after 0, 1 and 10 steps on ten points")
+    for name, found in errors(parser.parse_args().iterations, seed=0).items():
+        print(f"{name:10}", *(f"{error:.2f}" for error in found))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import experiments.regression.table
 import experiments.speed.table
 from experiments.common import runs
 from experiments.demo import spirals
+from experiments.few_shot import sine_waves
 from experiments.neural_similarity import implicit_regularization, predictors
 from experiments.no_harm import report
 from experiments.page_tables import with_tables
@@ -48,6 +49,7 @@ def results_readme() -> str:
         experiments.demo.table.sections(RESULTS),
         experiments.neural_similarity.table.sections(RESULTS),
         experiments.few_shot.table.sections(RESULTS),
+        sine_waves.section(RESULTS),
         implicit_regularization.section(RESULTS),
         predictors.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),

@@ -254,3 +254,9 @@ def test_a_kill_inside_a_write_changes_nothing(tmp_path):
     )
     (record,) = records(tmp_path, "kills")
     assert (record["kills_in_writes"], record["failures"]) == (1, [])
+
+
+def test_sine_waves_are_recorded(tmp_path):
+    flags = "--iterations=20", "--seeds=0,1", f"--output_dir={tmp_path}"
+    assert "| MAML | " in run_well("experiments.few_shot.sine_waves", *flags)
+    assert [record["seed"] for record in records(tmp_path)] == [0, 1]
