@@ -115,31 +115,6 @@ def test_other_losses(loss):
     checks.loss_of_logits(loss)
 
 
-def ending_in(*layers):
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), *layers])
-
-
-def with_operation(operation):
-    inputs = keras.Input((4,))
-    return keras.Model(inputs, operation(inputs))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: keras.layers.Dense(3, "softmax"),
-        lambda: ending_in(keras.layers.Dense(1, "sigmoid")),
-        lambda: ending_in(keras.layers.Softmax()),
-        lambda: with_operation(ops.softmax),
-        lambda: with_operation(ops.sigmoid),
-    ],
-)
-def test_ends_that_are_no_logits(make):
-    with pytest.raises(ValueError, match=r"`head` must return logits.*ending in"):
-        checks.require_logits(make(), "head")
-    checks.require_logits(ending_in(), "head")
-
-
 def test_bad_examples_are_marked():
     inputs = {"a": np.ones((3, 2), "float32"), "b": np.arange(3)}
     inputs["a"][1, 0] = np.inf
