@@ -8,11 +8,7 @@ from layer_harness import as_numpy, perturb
 
 import nsl_keras
 from nsl_keras import few_shot
-from nsl_keras.few_shot.functional import (
-    FunctionalModel,
-    move_by_episodes,
-    select_variables,
-)
+from nsl_keras.few_shot.functional import FunctionalModel, select_variables
 from nsl_keras.layers import BatchNormalization, NeuralSimilarityConv2D
 
 
@@ -123,27 +119,6 @@ def test_what_is_frozen_does_not_adapt_unless_all_is():
     model.trainable = False
     assert len(select_variables(model, "classifier")) == 2
     assert not model.trainable_variables
-
-
-def test_moving_by_episodes_is_moving_by_all_their_images():
-    model, twin = network(), network()
-    functional = FunctionalModel(model, (), "moving")
-    twin.set_weights(model.get_weights())
-    episodes = images(12).reshape(3, 4, 5, 5, 2)
-    found = [functional.batch_statistics([], each) for each in episodes]
-    statistics = [np.stack(each) for each in zip(*found, strict=True)]
-    move_by_episodes(functional.norms, statistics, 12)
-    twin(images(12), training=True)
-    for one, other in zip(model.weights, twin.weights, strict=True):
-        np.testing.assert_allclose(as_numpy(one), as_numpy(other), atol=1e-5)
-
-
-def test_frozen_norms_keep_to_their_moving_statistics():
-    for norm in (BatchNormalization, layers.BatchNormalization):
-        model = network(norm=norm)
-        model.get_layer("norm").trainable = False
-        found = FunctionalModel(model).query_outputs([], images(seed=1), images())
-        np.testing.assert_allclose(found, model(images()), atol=1e-5)
 
 
 def test_trainable_norms_of_keras_are_refused():
