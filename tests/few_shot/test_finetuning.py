@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from helpers import IS_TENSORFLOW, randomize
 from keras import ops
 
 import nsl_keras
@@ -10,7 +11,6 @@ from nsl_keras import few_shot
 from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner
 from nsl_keras.layers import CosineDense, NeuralSimilarityConv2D
 
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 DTYPE = "float64" if IS_TENSORFLOW else "float32"
 ATOL = 1e-8 if IS_TENSORFLOW else 1e-4
 WAYS, SHOTS, QUERIES, EPISODES = 3, 2, 2, 2
@@ -49,18 +49,6 @@ def network(classes, classifier=keras.layers.Dense, dtype=DTYPE, residual=False)
             outputs = keras.layers.MaxPooling2D(2, dtype=dtype, name="pool")(outputs)
     outputs = keras.layers.Flatten(dtype=dtype, name="flat")(outputs)
     return keras.Model(inputs, classifier(classes, dtype=dtype, name="classifier")(outputs))
-
-
-def perturbed(model, seed=0):
-    """The model with weights as after some training."""
-    rng = np.random.default_rng(seed)
-    for variable in model.variables:
-        noise = rng.uniform(-0.3, 0.3, size=variable.shape)
-        variable.assign(ops.convert_to_numpy(variable) + noise)
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.moving_variance.assign(rng.uniform(0.5, 2, size=layer.gamma.shape))
-    return model
 
 
 def make_episodes(count=EPISODES, dtype=DTYPE, seed=1):
@@ -115,7 +103,7 @@ def similarity_and_classifier(variable):
 @eager
 @pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
 def test_through_the_network_is_a_loop_over_fit(policy):
-    model, episodes = perturbed(network(7)), make_episodes()
+    model, episodes = randomize(network(7)), make_episodes()
     expected = looped(model, episodes, similarity_and_classifier, 3, policy)
     if policy == "moving":  # A Sequential model, too.
         model = keras.Sequential([model.input, *model.layers[1:]])
@@ -125,7 +113,7 @@ def test_through_the_network_is_a_loop_over_fit(policy):
 
 @pytest.mark.parametrize("classifier", [keras.layers.Dense, CosineDense])
 def test_classifier_alone_is_a_loop_over_fit(classifier):
-    model = perturbed(network(7, classifier, "float32"))
+    model = randomize(network(7, classifier, "float32"))
     episodes = make_episodes(dtype="float32")
     start = np.random.default_rng(2).normal(size=(36, WAYS)).astype("float32")
     expected = looped(model, episodes, lambda v: "classifier" in v.path, 5, start=start)
@@ -158,7 +146,7 @@ def test_a_convolution_of_a_1x1_map_is_a_classifier():
 @eager
 def test_what_lies_before_the_adapted_layers_is_computed_once():
     """A residual connection keeps it from being cut later."""
-    model, episodes = perturbed(network(7, residual=True)), make_episodes()
+    model, episodes = randomize(network(7, residual=True)), make_episodes()
     names = ["convolution_1/kernel", "norm_1/gamma", "classifier/kernel"]
     finetuner = Finetuner(model, WAYS, names, 3, DampenedMomentum(0.1))
     cut_layers = [layer.name for layer in finetuner._before.model.layers[1:]]
@@ -171,7 +159,7 @@ def test_what_lies_before_the_adapted_layers_is_computed_once():
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_all_episodes_at_once_is_one_after_the_other(batch_size):
     """A layer after the classifier keeps it from being finetuned in all at once."""
-    model = perturbed(network(WAYS, CosineDense))
+    model = randomize(network(WAYS, CosineDense))
     ending = keras.layers.Activation("linear", dtype=DTYPE)(model.output)
     options = {"variables": "classifier", "steps": 3, "batch_size": batch_size}
     found = [
@@ -183,13 +171,13 @@ def test_all_episodes_at_once_is_one_after_the_other(batch_size):
 
 @eager
 def test_the_model_stays_as_it_is_and_its_weights_are_followed():
-    model, episodes = perturbed(network(7)), make_episodes(1)
+    model, episodes = randomize(network(7)), make_episodes(1)
     values = [ops.convert_to_numpy(each) for each in model.variables]
     finetuner = Finetuner(model, WAYS, steps=2)
     before = finetuner(episodes)
     for variable, value in zip(model.variables, values, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
-    perturbed(model, seed=5)
+    randomize(model, seed=5)
     after = finetuner(episodes)
     assert np.max(np.abs(after - before)) > 1e-2
     again = Finetuner(model, WAYS, steps=2)(episodes)
@@ -198,7 +186,7 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed():
 
 def test_many_episodes_are_finetuned_in_parts():
     """The same as alone, and without the queries' labels."""
-    model, episodes = perturbed(network(7)), make_episodes(9)
+    model, episodes = randomize(network(7)), make_episodes(9)
     finetuner = Finetuner(model, WAYS, "classifier", steps=2)
     found = finetuner(episodes)
     for place in (0, 8):
@@ -216,7 +204,7 @@ def test_many_episodes_are_finetuned_in_parts():
 )
 def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
     episodes = make_episodes()
-    finetuner = Finetuner(perturbed(network(7)), WAYS, **{"steps": 3, **options})
+    finetuner = Finetuner(randomize(network(7)), WAYS, **{"steps": 3, **options})
     expected = finetuner(episodes)[1]
     model = finetuner.adapt(episodes.support_images[1], episodes.support_labels[1])
     model.save(tmp_path / "adapted.keras")
@@ -230,7 +218,7 @@ def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="only TensorFlow counts its traces")
 @pytest.mark.parametrize("variables", ["classifier", "all"])
 def test_episodes_of_other_sizes_are_not_traced_again(variables):
-    model = perturbed(network(7))
+    model = randomize(network(7))
     options = {"variables": variables, "steps": 2}
     finetuner = Finetuner(model, WAYS, **options)
     whole = make_episodes(5)
@@ -245,7 +233,7 @@ def test_episodes_of_other_sizes_are_not_traced_again(variables):
 
 
 def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
-    model, episodes = perturbed(network(7)), make_episodes(1)
+    model, episodes = randomize(network(7)), make_episodes(1)
     expected = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
     model.get_layer("classifier").trainable = False
     found = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
@@ -365,7 +353,7 @@ def test_the_variables_of_the_paper_are_the_default():
     episodes, plain = clustered(2), feature_network(64)
     expected = Finetuner(plain, 5, "classifier", steps=2)(episodes)
     np.testing.assert_array_equal(Finetuner(plain, 5, steps=2)(episodes), expected)
-    static, episodes = perturbed(network(WAYS)), make_episodes(1)
+    static, episodes = randomize(network(WAYS)), make_episodes(1)
     # Without a new classifier a model that is frozen as a whole may adapt in all of it.
     for trainable, new_classifier, variables in (
         (True, True, "similarity+classifier"),
@@ -380,7 +368,7 @@ def test_the_variables_of_the_paper_are_the_default():
 
 @eager
 def test_similarities_have_their_own_rule():
-    model, episodes = perturbed(network(WAYS)), make_episodes()
+    model, episodes = randomize(network(WAYS)), make_episodes()
     rule = DampenedMomentum(momentum=0.0, weight_decay=0.0)
     options = {"ways": WAYS, "steps": 2, "new_classifier": False, "rule": rule}
     still = Finetuner(model, similarity_rule=DampenedMomentum(1e-12), **options)(episodes)
@@ -396,7 +384,7 @@ def test_similarities_have_their_own_rule():
     "options", [{}, {"batch_size": 4, "batch_normalization": "moving"}]
 )
 def test_xla(variables, options):
-    model, episodes = perturbed(network(7)), make_episodes(2)
+    model, episodes = randomize(network(7)), make_episodes(2)
     found = [
         Finetuner(model, WAYS, variables, 3, jit_compile=jit_compile, **options)(episodes)
         for jit_compile in (False, True)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from layer_harness import as_numpy
+from layer_harness import as_numpy, perturb
 
 import nsl_keras
 from nsl_keras import backend
@@ -146,13 +146,6 @@ def outer_gradients(model, inputs, query_labels, mode="eager"):
     return [as_numpy(each) for each in compute(values)]
 
 
-def as_float64(model):
-    """Gives the network's variables values that are nothing special."""
-    random = np.random.default_rng(3)
-    for variable in model.trainable_variables:
-        variable.assign(as_numpy(variable) + 0.3 * random.normal(size=variable.shape))
-
-
 def assert_gradients_close(found, expected, tolerance):
     scale = max(np.abs(each).max() for each in expected)
     assert scale > 1e-3
@@ -223,7 +216,7 @@ def test_outer_gradients_equal_finite_differences(steps, policy):
     inputs, labels = episodes(dtype=dtype)
     options = {"learning_rate_form": "learned", "batch_normalization": policy}
     model = of_network(inner_steps=steps, **options)
-    as_float64(model)
+    perturb(model, 0.3)
     found = outer_gradients(model, inputs, labels)
     assert len(found) == 12
     random = np.random.default_rng(1)
@@ -244,7 +237,7 @@ def test_policies_equal_a_direct_computation(policy):
     dtype, tolerance = precision()
     inputs, labels = episodes(dtype=dtype)
     model = of_network(inner_steps=2, batch_normalization=policy)
-    as_float64(model.model)
+    perturb(model.model, 0.3)
     norm = model.model.get_layer("norm")
     norm.moving_mean.assign([0.7, 1.1])
     norm.moving_variance.assign([1.5, 0.4])
@@ -273,7 +266,7 @@ def test_steps_of_parts_of_the_variables_in_training_and_at_test():
         test_inner_steps=1,
         test_extra_steps=3,
     )
-    as_float64(model.model)
+    perturb(model.model, 0.3)
     weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
     for training, (inner, extra) in {True: (2, 1), False: (1, 3)}.items():
         steps = [[0, 1, 2]] * inner + [[4, 5]] * extra
