@@ -36,24 +36,8 @@ def convolutional(flat=True, normalized=True):
     return keras.Sequential([keras.Input((6, 6, 1)), *layers])
 
 
-def class_blobs(batch, ways=2, shots=1, queries=5, size=SIZE, seed=0):
-    """Episodes in which two inputs separate the classes, and the rest is noise."""
-    rng = np.random.default_rng(seed)
-    angles = rng.uniform(0, 2 * np.pi, size=(batch, 1)) + np.arange(ways) * (
-        2 * np.pi / ways
-    )
-    centers = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-
-    def draw(labels):
-        noise = rng.normal(size=(*labels.shape, size))
-        noise[..., :2] *= 0.1
-        noise[..., :2] += np.take_along_axis(centers, labels[..., None], axis=1)
-        return noise.astype("float32")
-
-    support_labels = np.tile(np.repeat(np.arange(ways), shots), (batch, 1))
-    query_labels = np.tile(np.repeat(np.arange(ways), queries), (batch, 1))
-    inputs = draw(support_labels), support_labels, draw(query_labels)
-    return inputs, query_labels
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def cross_entropy():

@@ -13,13 +13,9 @@ def softmax(scores):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def unit(vectors):
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
 def attended_labels(support, labels, queries, temperature):
     """Class probabilities: attention on the labels."""
-    cosines = np.einsum("bqd,bsd->bqs", unit(queries), unit(support))
+    cosines = np.einsum("bqd,bsd->bqs", data.unit(queries), data.unit(support))
     return softmax(cosines / temperature) @ np.eye(data.WAYS)[labels]
 
 

@@ -36,22 +36,6 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
     np.testing.assert_allclose(found, expected[1:2, :1], rtol=1e-3, atol=1e-5)
 
 
-def test_training_helps():
-    """Two of six inputs separate the classes; the backbone learns which."""
-    keras.utils.set_random_seed(1)
-    backbone = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dense(4)])
-    model = few_shot.ProtoNet(backbone, 2)
-    model.compile(keras.optimizers.Adam(0.03), LOSS, jit_compile=False)
-    inputs, labels = data.class_blobs(200, seed=1)
-
-    def accuracy():
-        return np.mean(as_numpy(model(inputs)).argmax(axis=-1) == labels)
-
-    before = accuracy()
-    model.fit(*data.class_blobs(400), batch_size=16, epochs=4, verbose=0)
-    assert before < 0.9 and accuracy() > max(0.95, before + 0.05)
-
-
 @pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_policies(policy, training):

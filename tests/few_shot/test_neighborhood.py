@@ -10,13 +10,9 @@ from nsl_keras import few_shot
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 
-def unit(vectors):
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
 def attention(support, queries, metric, temperature):
     if metric == "cosine":
-        scores = unit(queries) @ unit(support).T
+        scores = data.unit(queries) @ data.unit(support).T
     else:
         scores = -((queries[:, None] - support) ** 2).sum(-1)
     weights = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
@@ -40,7 +36,7 @@ def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop)
         values = np.eye(data.WAYS)[labels]
         if head == "cosine":
             layer = CosineDense(data.WAYS)
-            start = [values.T @ unit(support) / data.SHOTS]
+            start = [values.T @ data.unit(support) / data.SHOTS]
             start = [start[0].T, np.array(10.0)]
         else:
             layer = keras.layers.Dense(data.WAYS)

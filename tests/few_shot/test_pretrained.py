@@ -13,10 +13,6 @@ CENTER = np.linspace(-1, 1, data.SIZE).astype("float32")
 BASE = np.random.default_rng(9).normal(CENTER, size=(300, data.SIZE)).astype("float32")
 
 
-def unit(vectors):
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
 def predictions(model, inputs):
     return ops.convert_to_numpy(ops.argmax(model(inputs), axis=-1))
 
@@ -36,7 +32,7 @@ def test_nearest_neighbor_logits():
     inputs, _ = data.episodes()
     support, labels, queries = inputs
     found = few_shot.NearestNeighbor(data.identity(), data.WAYS)(inputs)
-    cosines = np.einsum("bqd,bsd->bqs", unit(queries), unit(support))
+    cosines = np.einsum("bqd,bsd->bqs", data.unit(queries), data.unit(support))
     is_own = labels[:, None, :, None] == np.arange(data.WAYS)
     expected = np.where(is_own, cosines[..., None], -np.inf).max(axis=2)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -48,7 +44,7 @@ def test_nearest_centroid(normalize):
     options = {"metric": "euclidean", "normalize": normalize}
     model = few_shot.NearestCentroid(data.identity(), data.WAYS, **options)
     model.center_on(BASE, batch_size=100)
-    shift, prepare = BASE.mean(axis=0), unit if normalize else np.asarray
+    shift, prepare = BASE.mean(axis=0), data.unit if normalize else np.asarray
     found = predictions(model, inputs)
     for support, labels, queries, own in zip(*inputs, found, strict=True):
         nearest = NearestCentroid().fit(prepare(support - shift), labels)
@@ -59,8 +55,8 @@ def test_cosines_with_the_centroids():
     inputs, _ = data.episodes()
     support, labels, queries = inputs
     found = few_shot.NearestCentroid(data.identity(), data.WAYS)(inputs)
-    means = np.eye(data.WAYS)[labels].swapaxes(1, 2) @ unit(support)
-    expected = np.einsum("bqd,bwd->bqw", unit(queries), unit(means))
+    means = np.eye(data.WAYS)[labels].swapaxes(1, 2) @ data.unit(support)
+    expected = np.einsum("bqd,bwd->bqw", data.unit(queries), data.unit(means))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 

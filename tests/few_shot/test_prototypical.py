@@ -17,10 +17,8 @@ def test_cosines_with_the_means():
     inputs, _ = data.episodes()
     support, labels, queries = inputs
     model = ProtoNet(data.identity(), data.WAYS, metric="cosine", temperature=0.1)
-    means = prototypes(support, labels)
-    means /= np.linalg.norm(means, axis=-1, keepdims=True)
-    units = queries / np.linalg.norm(queries, axis=-1, keepdims=True)
-    expected = np.einsum("bqd,bwd->bqw", units, means) / 0.1
+    means = data.unit(prototypes(support, labels))
+    expected = np.einsum("bqd,bwd->bqw", data.unit(queries), means) / 0.1
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-5, atol=1e-5)
 
 
