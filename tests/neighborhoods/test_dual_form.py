@@ -7,7 +7,6 @@ import pytest
 from helpers import assert_close, gradients, normal
 from keras import ops
 
-from nsl_keras.backend import sum_over_chunks
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead
 from nsl_keras.neighborhoods import dual_form
 
@@ -57,25 +56,6 @@ def test_large_dictionaries_are_summed_in_chunks_by_themselves():
         layer.dictionary.keys.assign(normal(1300, 5))
         found.append(layer(normal(3, 5, seed=1)))
     assert_close(*found)
-
-
-def test_sum_of_chunks():
-    """Values and gradients of a sum whose terms share a tensor, along both axes."""
-    shapes = ((3,), (7, 3), (2, 7))
-    tensors = [ops.convert_to_tensor(normal(*s, dtype=heads.DTYPE)) for s in shapes]
-
-    def terms(shared, chunk):
-        rows, columns = chunk
-        return [ops.matmul(columns, ops.tanh(rows * shared[0])), ops.sum(rows)]
-
-    def value(chunk_size):
-        def scalar(shared, *entries):
-            first, second = sum_over_chunks(terms, [shared], entries, (0, 1), chunk_size)
-            return ops.sum(first**2) + second**2
-
-        return [scalar(*tensors), *gradients(scalar, tensors)]
-
-    heads.assert_close(value(2), value(7), 1e-12, 1e-5)
 
 
 def test_activations_belong_to_the_layer_before():
