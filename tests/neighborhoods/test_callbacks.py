@@ -136,10 +136,6 @@ def test_callbacks_read_data_sets():
 OTHER_MODEL = "of a MetaNeighborhoodModel.*Sequential"
 
 
-def start_from(x, y):
-    make_model().fit(*FEW, callbacks=[DictionaryInitializer(x, y, 0)], verbose=0)
-
-
 def fit_another_model_with(callback):
     plain = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
     plain.compile(loss="mse", run_eagerly=True)
@@ -153,9 +149,6 @@ def fit_another_model_with(callback):
         (lambda: DictionaryInitializer(X, Y, seed="a"), r"`seed` must be.*='a'"),
         (lambda: EntryStatistics(X, dead_below=0), "`dead_below` must be a finite number"),
         (lambda: EntryStatistics(np.full((2, 4), np.nan)), "`x` must be finite"),
-        (lambda: start_from(X[:5], Y[:5]), "5 examples, num_neighbors=6"),
-        (lambda: start_from(X, Y[:2]), "300 examples and len.y.=2"),
-        (lambda: start_from(X, None), "`y` must be given"),
         (lambda: fit_another_model_with(EntryStatistics(X)), OTHER_MODEL),
         (lambda: fit_another_model_with(DictionaryInitializer(X, Y)), OTHER_MODEL),
     ],
