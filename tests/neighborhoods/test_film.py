@@ -201,11 +201,6 @@ def test_mixed_precision_and_frozen_layers():
     check_start(model, new_model)
 
 
-class Subclassed(keras.Model):
-    def call(self, inputs):
-        return inputs
-
-
 def two_outputs():
     inputs = keras.Input((4, 3))
     outputs = keras.layers.GRU(2, return_state=True, name="recurrent")(inputs)
@@ -236,7 +231,7 @@ def add(where="all", model=None, **options):
             "`where` must choose layers with one output .*'recurrent' with outputs of",
         ),
         (
-            lambda: add("all", Subclassed()),
+            lambda: add("all", keras.Model()),
             "`model` must be a functional or Sequential model",
         ),
         (

@@ -141,11 +141,6 @@ def test_a_trained_regressor(targets):
     assert_equal(source(IMAGES), expected)
 
 
-class Subclassed(keras.Model):
-    def call(self, inputs):
-        return inputs
-
-
 def several_outputs():
     inputs = keras.Input((4,))
     return keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])
@@ -163,7 +158,7 @@ REGRESSION = {"task": "regression"}
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (Subclassed, {}, "`model` must be a functional or Sequential model"),
+        (keras.Model, {}, "`model` must be a functional or Sequential model"),
         (lambda: keras.Sequential([layers.Dense(3)]), {}, "and must be built"),
         (several_outputs, {}, "`model` must have one output"),
         (same_layer_twice, {}, "used 2 times"),

@@ -284,10 +284,6 @@ CHOOSE = r"`layers` must choose one or more of the layers that can be converted:
         (error_of(layers=["depthwise"], similarity="full"), f"{CHOOSE}'first', 'pointw"),
         (error_of(freeze_backbone="no"), "`freeze_backbone` must be True or False"),
         (error_of(predictor="tree"), "`predictor` must be None"),
-        (
-            error_of(predictor=predictors.SharedSimilarityPredictor()),
-            "with the same kernel size",
-        ),
         (error_of(foo=1), "foo"),
     ],
 )
