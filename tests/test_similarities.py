@@ -277,33 +277,6 @@ def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
     )
 
 
-def test_sparse_entries_come_back():
-    """From the centre tap, training finds the shift that a teacher applies."""
-    options = {"filters": 3, "kernel_size": 3, "use_bias": False}
-    student = NeuralSimilarityConv2D(
-        similarity=similarities.Sparse(1), kernel_trainable=False, **options
-    )
-    teacher = NeuralSimilarityConv2D(similarity="unconstrained", **options)
-    rng = np.random.default_rng(8)
-    inputs = rng.normal(size=(16, 8, 8, 2)).astype("float32")
-    for layer in (student, teacher):
-        layer.build(inputs.shape)
-    teacher.kernel.assign(rng.normal(size=(3, 3, 2, 3)))
-    student.kernel.assign(teacher.kernel)
-    target = np.zeros((9, 9), "float32")
-    target[2, 7] = 1.0
-    teacher.bilinear_form.similarity_parameters.assign(target)
-    model = keras.Sequential([student])
-    model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
-    outputs = ops.convert_to_numpy(teacher(inputs))
-    # The same batch thirty times: one epoch is faster than thirty.
-    batches = (np.tile(each, (30, 1, 1, 1)) for each in (inputs, outputs))
-    model.fit(*batches, batch_size=16, shuffle=False, verbose=0)
-    matrix = ops.convert_to_numpy(student.similarity_matrix)
-    assert np.argwhere(matrix).tolist() == [[2, 7]]
-    assert matrix[2, 7] == pytest.approx(1.0, abs=0.05)
-
-
 def test_errors_of_nonzeros():
     with pytest.raises(ValueError, match="`nonzeros` must be a positive integer"):
         similarities.Sparse(0)

@@ -283,33 +283,6 @@ def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
     assert_close(received, expected, {"float64": 1e-10, "float32": 1e-4}[dtype])
 
 
-def test_training_drops_a_tap_and_takes_it_back():
-    """Towards a teacher without a tap, then towards one with it."""
-    layer = NeuralSimilarityConv2D(
-        4, 2, use_bias=False, learn_shape=True, kernel_initializer="ones"
-    )
-    inputs = RNG.normal(size=(16, 7, 7, 2)).astype("float32")
-    layer.build(inputs.shape)
-    for variable in (layer.kernel, layer.bilinear_form.similarity_parameters):
-        variable.trainable = False
-    teacher = keras.layers.Conv2D(4, 2, use_bias=False)
-    teacher.build(inputs.shape)
-    model = keras.Sequential([layer])
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    for kept in (0.0, 1.0):
-        weights = np.ones((2, 2, 2, 4))
-        weights[1, 0] = kept
-        teacher.kernel.assign(weights)
-        outputs = ops.convert_to_numpy(teacher(inputs))
-        # The same batch forty times: one epoch is faster than forty.
-        batches = (np.tile(each, (40, 1, 1, 1)) for each in (inputs, outputs))
-        model.fit(*batches, batch_size=16, shuffle=False, verbose=0)
-        assert_equal(layer.learned_shape, [1, 1, kept, 1])
-        assert_close(layer(inputs), outputs, 1e-4)
-        equivalent = ops.convert_to_numpy(layer.equivalent_kernel)
-        np.testing.assert_array_equal(equivalent[1, 0], kept)
-
-
 def test_errors_of_the_learned_shape():
     for options, message in (
         ({}, r"`learned_shape` needs `learn_shape=True`"),
