@@ -1,13 +1,13 @@
-"""Gradients of layers against central differences."""
+"""Gradients against central differences, along random directions."""
 
 import keras
 import numpy as np
-from helpers import assert_close, gradients
+from helpers import as_numpy, gradients
 from keras import ops
 
 
 def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):
-    """Central differences of a scalar of the output, along random directions."""
+    """Those of a scalar of a layer's output, by inputs and variables."""
     rng = np.random.default_rng(5)
     cotangent = ops.cast(rng.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
 
@@ -15,24 +15,34 @@ def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=(
         return ops.sum(layer(inputs, training=training) * cotangent)
 
     variables = [v for v in layer.trainable_variables if v.name not in skip]
-    found = gradients(scalar, [inputs], variables)
-    points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
 
     def value(at):
         mapping = list(zip(variables, at[1:], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            return float(ops.convert_to_numpy(scalar(at[0])))
+            return scalar(at[0])
 
-    for index, (point, gradient) in enumerate(zip(points, found, strict=True)):
-        name = "input" if index == 0 else variables[index - 1].path
-        gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
+    points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
+    found = gradients(scalar, [inputs], variables)
+    # One is enough in float64; in float32 the largest of three sets the scale.
+    draws = 1 if dtype == "float64" else 3
+    check_scalar_gradients(value, points, found, step, tolerance, draws=draws)
+
+
+def check_scalar_gradients(value, points, found, step, tolerance, atol=0.0, draws=1):
+    """Those found of a function of a list of tensors; `tolerance` is relative."""
+    rng = np.random.default_rng(1)
+    for place, (point, gradient) in enumerate(zip(points, found, strict=True)):
         expected, received = [], []
-        # One is enough in float64; in float32 the largest of three sets the scale.
-        for _ in range(1 if dtype == "float64" else 3):
+        for _ in range(draws):
             direction = rng.normal(size=point.shape)
-            shift = ops.cast(step * direction, dtype)
+            shift = ops.cast(step * direction, point.dtype)
             above, below = list(points), list(points)
-            above[index], below[index] = point + shift, point - shift
-            expected.append((value(above) - value(below)) / (2 * step))
-            received.append(np.sum(gradient * direction))
-        assert_close(received, expected, tolerance, name)
+            above[place], below[place] = point + shift, point - shift
+            difference = float(as_numpy(value(above))) - float(as_numpy(value(below)))
+            expected.append(difference / (2 * step))
+            received.append(np.sum(as_numpy(gradient).astype("float64") * direction))
+        largest = np.abs(expected).max()
+        assert atol or largest > 0, place
+        np.testing.assert_allclose(
+            received, expected, rtol=0, atol=atol + tolerance * largest, err_msg=str(place)
+        )

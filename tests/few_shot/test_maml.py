@@ -7,6 +7,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
+from finite_differences import check_scalar_gradients
 from keras import layers, ops
 from layer_harness import as_numpy, perturb
 
@@ -219,17 +220,9 @@ def test_outer_gradients_equal_finite_differences(steps, policy):
     perturb(model, 0.3)
     found = outer_gradients(model, inputs, labels)
     assert len(found) == 12
-    random = np.random.default_rng(1)
     loss, values = outer_loss(model, inputs, labels)
     loss = backend.compiled(loss, jit_compile=False)
-    for place, gradient in enumerate(found):
-        direction = random.normal(size=gradient.shape)
-        above, below = list(values), list(values)
-        above[place] = values[place] + 1e-6 * direction
-        below[place] = values[place] - 1e-6 * direction
-        expected = float(loss(above) - loss(below)) / 2e-6
-        received = np.sum(gradient * direction)
-        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-8)
+    check_scalar_gradients(loss, values, found, 1e-6, 1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
