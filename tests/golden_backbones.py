@@ -82,6 +82,10 @@ def authors_units(model, rename=lambda name: name):
     return units
 
 
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
 def count(model):
     """The number of trainable parameters."""
     return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)

@@ -11,6 +11,7 @@ from golden_backbones import (
     build_in,
     check_backbone,
     count,
+    layers_of,
 )
 from golden_files import DTYPES, Golden
 
@@ -93,10 +94,6 @@ def test_depth_of_the_paper():
     assert model.name == "densenet_bc_40"
     # With the classifier that follows, as many layers with a kernel as the depth says.
     assert len(layers_of(model, keras.layers.Conv2D)) == 39
-
-
-def layers_of(model, kind):
-    return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
 def test_growth_and_dropout():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from golden_backbones import count
+from golden_backbones import count, layers_of
 from golden_files import gradients
 from keras import ops
 from layer_harness import perturb
@@ -46,7 +46,7 @@ def test_layout():
     assert shapes["stage_1_attention"] == (8, 8, 192)
     assert shapes["stage_2_pool"] == (4, 4, 256)
     assert shapes["features_convolution"] == (1, 1, 256)
-    kernels = [layer for layer in model.layers if isinstance(layer, SphereConv2D)]
+    kernels = layers_of(model, SphereConv2D)
     assert len(kernels) == 10
     assert {(layer.normalize, layer.response) for layer in kernels} == {("both", "cosine")}
     assert kernels[0].kernel.shape == (3, 3, 3, 128)
@@ -62,11 +62,9 @@ def test_layout():
 @pytest.mark.parametrize(("attention", "sphere"), ALL_FOUR)
 def test_the_four_networks(attention, sphere):
     model = small(attention=attention, sphere=sphere)
-    attentions = [
-        layer for layer in model.layers if isinstance(layer, GlobalNeuralSimilarity2D)
-    ]
+    attentions = layers_of(model, GlobalNeuralSimilarity2D)
     assert [layer.sphere for layer in attentions] == [sphere] * 2 * attention
-    assert any(isinstance(layer, SphereConv2D) for layer in model.layers) == sphere
+    assert bool(layers_of(model, SphereConv2D)) == sphere
     perturb(model)
     found = gradients(
         lambda images: ops.sum(ops.square(model(images, training=True))),

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from golden_backbones import layers_of
 from keras import ops
 from layer_harness import IS_TENSORFLOW
 
@@ -67,10 +68,6 @@ CASES = {
     ),
 }
 each_network = pytest.mark.parametrize("name", CASES)
-
-
-def layers_of(model, kind):
-    return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
 def run(model, images, **options):
