@@ -115,8 +115,3 @@ def test_name_modules_hold_no_code():
     ):
         for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
             assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), name
-
-
-def test_setup_is_a_shim():
-    text = (PACKAGE.parent / "setup.py").read_text()
-    assert len(text.strip().splitlines()) <= 3
