@@ -93,6 +93,15 @@ def gradients(function, inputs, variables=()):
     return gradients_of(scalar, at)[0]
 
 
+def second_derivatives(function, inputs, variables):
+    """Gradients of the sum of the squares of all gradients of a scalar function."""
+
+    def squared_slope(*at):
+        return sum(ops.sum(ops.square(v)) for v in gradients(function, at, variables))
+
+    return gradients(squared_slope, inputs, variables)
+
+
 # Data.
 
 

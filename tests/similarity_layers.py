@@ -223,7 +223,3 @@ def randomize(layer, seed=11, scale=0.5):
 def channels_last(outputs, data_format):
     outputs = ops.convert_to_numpy(outputs)
     return np.moveaxis(outputs, 1, -1) if data_format == "channels_first" else outputs
-
-
-def name_of(options):
-    return "-".join(f"{name}={value}" for name, value in options.items()) or "plain"

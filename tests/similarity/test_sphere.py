@@ -5,7 +5,7 @@ import numpy as np
 import numpy_reference
 import pytest
 from golden_files import DTYPES, Golden, gradients
-from helpers import assert_equal
+from helpers import assert_equal, second_derivatives
 from keras import ops
 
 from nsl_keras.layers import SphereConv2D, SphereDense
@@ -138,15 +138,10 @@ def test_second_derivatives_at_constant_inputs_are_finite(dense, value, response
     # The authors' rounded 2 / pi leaves 4e-7.
     assert np.any(np.abs(outputs) > 1e-6) == (value != 0)
 
-    def squared_slope(images):
-        slopes = gradients(
-            lambda images: ops.sum(layer(images) + ops.square(layer(images))),
-            [images],
-            [layer.kernel],
-        )
-        return sum(ops.sum(ops.square(slope)) for slope in slopes)
+    def scalar(images):
+        return ops.sum(layer(images) + ops.square(layer(images)))
 
-    for gradient in gradients(squared_slope, [images], [layer.kernel]):
+    for gradient in second_derivatives(scalar, [images], [layer.kernel]):
         gradient = ops.convert_to_numpy(gradient)
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
@@ -165,16 +160,12 @@ def test_where_patch_and_kernel_are_parallel(sign, response):
     values = np.array([outputs[i, 0, 0, i] for i in range(3)])
     np.testing.assert_allclose(values, sign, atol=4e-3)
 
-    def slopes(images):
-        slopes = gradients(lambda x: ops.sum(layer(x)), [images], [layer.kernel])
-        return sum(ops.sum(ops.square(slope)) for slope in slopes)
-
-    found = [
-        *gradients(lambda x: ops.sum(layer(x)), [images], layer.trainable_variables),
-        *gradients(slopes, [images], layer.trainable_variables),
-    ]
-    for gradient in found:
-        assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
+    for derivatives in (gradients, second_derivatives):
+        found = derivatives(
+            lambda x: ops.sum(layer(x)), [images], layer.trainable_variables
+        )
+        for gradient in found:
+            assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
 @pytest.mark.parametrize("k", [0.0, 1e-4, 50.0])
