@@ -92,10 +92,6 @@ def test_backends_stay_in_their_folder():
     assert not offenders
 
 
-def test_every_folder_has_a_level():
-    assert {folder_of(path) for path in MODULES} == set(LEVELS)
-
-
 def test_public_api_only():
     sources = [*MODULES]
     for folder in ("examples", "experiments", "tools"):

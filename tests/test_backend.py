@@ -5,7 +5,7 @@ import types
 import keras
 import pytest
 import tensorflow as tf
-from helpers import run_python, run_under_jax
+from helpers import run_python
 
 import nsl_keras
 from nsl_keras.backend import is_first_process
@@ -48,34 +48,6 @@ def test_a_missing_backend_is_named():
         strict=True,
     ):
         assert message in line
-
-
-WITHOUT_TENSORFLOW = """
-import keras, numpy as np
-import nsl_keras
-x = np.random.default_rng(0).normal(size=(16, 6, 6, 1)).astype("float32")
-y = np.arange(16) % 3
-convolution = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, predictor="sphere")
-film = nsl_keras.layers.InstanceFiLM(3)
-model = nsl_keras.MetaNeighborhoodModel(
-    keras.Sequential([convolution, film, keras.layers.GlobalAveragePooling2D()]),
-    nsl_keras.layers.CosineDense(3), dictionary=10)
-model.build((None, 6, 6, 1))
-model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-              metrics=["accuracy"])
-history = model.fit(x, y, verbose=0).history
-assert sorted(history) == ["accuracy", "loss", "unadapted_accuracy"], history
-assert np.all(np.isfinite(history["loss"]))
-assert model.predict(x, verbose=0).shape == (16, 3)
-"""
-
-
-@pytest.mark.long
-def test_jax_trains_without_tensorflow(tmp_path):
-    """Layers and model, with any import of TensorFlow made to fail."""
-    script = tmp_path / "script.py"
-    script.write_text(WITHOUT_TENSORFLOW)
-    run_under_jax(script)
 
 
 @pytest.mark.parametrize(
