@@ -5,7 +5,6 @@ import functools
 import keras
 import pytest
 
-import nsl_keras
 from nsl_keras import backbones, few_shot, layers, predictors
 
 
@@ -56,10 +55,6 @@ def test_numbers_that_would_end_the_process(make, name, largest):
         (
             lambda **given: few_shot.Finetuner(small_network(), 3, **given),
             "new_classifier",
-        ),
-        (
-            lambda **given: nsl_keras.convert.add_similarity(small_network(), **given),
-            "freeze_backbone",
         ),
     ],
 )

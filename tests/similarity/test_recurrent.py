@@ -326,13 +326,6 @@ def test_errors_of_layers():
         layers.NeuralSimilarityGRU(UNITS, use_cudnn=True)
     with pytest.raises(ValueError, match="`fold` needs a built layer"):
         layers.NeuralSimilarityGRU(UNITS).fold()
-    dynamic = layers.NeuralSimilarityGRU(UNITS, predictor="cnn")
-    dynamic(sequences())
-    with pytest.raises(ValueError, match="`fold` needs a static similarity"):
-        dynamic.fold()
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(
