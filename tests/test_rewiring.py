@@ -32,9 +32,6 @@ def shared_and_nested():
     return keras.Model({"first": first, "second": second}, outputs, name="both")
 
 
-# Walking.
-
-
 def test_calls_in_order_with_shared_and_nested_layers():
     found = rewiring.calls(shared_and_nested())
     names = [call.layer.name for call in found]
@@ -92,9 +89,6 @@ def test_unfrozen_restores_each_flag():
         assert state == ["moving_mean", "moving_variance"]
     assert [layer.trainable for layer in rewiring.sublayers(model)] == before
     assert len(model.trainable_variables) == 4
-
-
-# Copies.
 
 
 def test_copy_of_a_graph():
@@ -335,9 +329,6 @@ def test_changed_parts_of_layers_are_refused():
         rewiring.rebuild(model, lambda layer: None)
 
 
-# Replacements.
-
-
 class Scale(keras.layers.Layer):
     def call(self, inputs, factor=1.0):
         return inputs * factor
@@ -351,9 +342,6 @@ def test_the_first_layer_takes_the_arguments_of_the_call():
     )
     np.testing.assert_allclose(new(IMAGES), 3 * IMAGES, rtol=1e-6)
     assert len(new.layers) == 3
-
-
-# Errors.
 
 
 class OwnCall(keras.Model):

@@ -32,9 +32,6 @@ def random_parameters(similarity, size, *leading, dtype="float32"):
     return random(*leading, *shape, dtype=dtype)
 
 
-# By name and by file.
-
-
 @each_kind
 def test_get(name):
     similarity = similarities.get(name)
@@ -55,9 +52,6 @@ def test_unknown_identifiers_name_the_known_ones(identifier):
     message = rf"`similarity` must be one of {known}.*, or a `.*Received: similarity="
     with pytest.raises(ValueError, match=message):
         similarities.get(identifier)
-
-
-# Parameters and matrices.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,9 +105,6 @@ def test_shortcuts_agree_with_the_general_way(name, dtype):
         assert_close(special, general, tolerance)
 
 
-# A similarity that is not built in.
-
-
 @keras.saving.register_keras_serializable("tests")
 class Lazy(similarities.Similarity):
     """`M = (1 - rate) I + rate A`: part of the identity stays."""
@@ -146,9 +137,6 @@ def test_a_custom_similarity(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "lazy.keras")
     assert_equal(loaded(images), model(images))
     assert [layer.similarity.rate for layer in loaded.layers] == [0.25, 0.5]
-
-
-# Positive semidefinite.
 
 
 def from_initial_matrix(matrix, dtype="float32"):
@@ -208,9 +196,6 @@ def test_errors_of_an_initial_matrix_that_is_not_positive_semidefinite(matrix):
     )
     with pytest.raises(ValueError, match=message):
         from_initial_matrix(matrix)
-
-
-# Sparse.
 
 
 @pytest.mark.parametrize("nonzeros", [1, 40, 81, None])
@@ -285,9 +270,6 @@ def test_errors_of_nonzeros():
         layer.build((None, 6, 6, 1))
 
 
-# Full.
-
-
 class PerChannel(similarities.Diagonal):
     """A factor for each tap of each channel, by the two methods alone."""
 
@@ -308,9 +290,6 @@ def test_a_custom_matrix_over_channels():
     assert_close(layer.fold()(images), layer(images), 1e-5)
     with pytest.raises(ValueError, match="static and takes no predictor"):
         NeuralSimilarityConv2D(4, 3, similarity=PerChannel(), predictor="sphere")
-
-
-# Product.
 
 
 def test_product_of_any_kind(tmp_path):

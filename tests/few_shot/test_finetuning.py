@@ -242,9 +242,6 @@ def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
         Finetuner(model, 7, "classifier", new_classifier=False)
 
 
-# Where the new classifier starts, and batches of the support set.
-
-
 def feature_network(features, classes=7, dtype=DTYPE):
     """A classifier of vectors, so that the features are the images."""
     inputs = keras.Input((features,), dtype=dtype)
@@ -405,9 +402,6 @@ def test_non_finite_losses_name_step_and_episode(jit_compile):
     diverging = Finetuner(model, WAYS, "classifier", 9, DampenedMomentum(1e30))
     with pytest.raises(nsl_keras.NonFiniteLossError, match=r"step [2-9] of episode 0"):
         diverging(make_episodes(2, "float32"))
-
-
-# Errors.
 
 
 @pytest.fixture(name="plain", scope="module")

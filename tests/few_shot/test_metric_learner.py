@@ -121,9 +121,6 @@ def test_dropout_is_off_by_episode():
     np.testing.assert_array_equal(model(inputs, training=True), model(inputs))
 
 
-# Data.
-
-
 def test_numbers_of_shots_may_change():
     """TensorFlow takes the size for unknown once it has seen two."""
     model = proto()
@@ -233,9 +230,6 @@ def test_export(tmp_path):
     for own, logits in ((labels, expected), (0 * labels, expected * np.nan)):
         received = serve(support_labels=tf.cast(own, "int32"), **given)["output_0"]
         np.testing.assert_allclose(received, logits, rtol=1e-4, atol=1e-5)
-
-
-# Errors.
 
 
 def test_backbones_it_cannot_take():

@@ -51,8 +51,6 @@ def test_masked_steps_are_left_out_of_the_mean():
     assert np.all(np.isfinite(layer(x, mask=np.zeros_like(mask))))
 
 
-# iFiLM added to a model.
-
 IMAGES = normal(3, 8, 8, 3, seed=3)
 
 

@@ -54,9 +54,6 @@ def make_regression(head=None, dictionary=None, **options):
     return nsl_keras.MetaNeighborhoodModel(None, head, dictionary, **options)
 
 
-# Training steps.
-
-
 def make_twins(**backbone_options):
     """A model, and the same network as a functional model, trained by Keras's own step."""
     backbone = make_backbone(**backbone_options)
@@ -121,9 +118,6 @@ def test_train_on_batch_and_data_sets():
     assert model.built
     assert "unadapted_accuracy" in model.train_on_batch(X, Y, return_dict=True)
     assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
-
-
-# Metrics before adaptation.
 
 
 class TopTwo:
@@ -210,9 +204,6 @@ def test_other_metrics_after_another_compile():
     np.testing.assert_allclose(found[name], np.mean(predicted == Y), rtol=1e-5)
 
 
-# Dtypes and files, beside the harness of all learners.
-
-
 def test_inputs_are_not_rounded():
     """In half precision too: a backbone may need integers or wide floats."""
     layers = [keras.Input((6,)), keras.layers.Rescaling(1e-6), keras.layers.Dense(5)]
@@ -244,9 +235,6 @@ def test_quantization_leaves_the_head_alone(tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again(X), after, rtol=1e-5)
-
-
-# Checks of data and arguments.
 
 
 def spoiled(array, value):
@@ -339,9 +327,6 @@ def test_bad_use(use, message):
         use()
 
 
-# Inputs in every form that `fit` and `predict` take.
-
-
 def two_inputs(kind):
     image = keras.Input((2, 3), name="image")
     kinds = keras.Input((1,), dtype="int32", name="kind")
@@ -408,9 +393,6 @@ def test_neighbors_and_starts_of_data_sets():
     model.dictionary.keys.assign(np.ones_like(keys))
     model.initialize_from(itertools.cycle(batches), seed=4, steps=2)
     assert_close(model.dictionary.keys, keys)
-
-
-# Regression.
 
 
 def test_a_regression_learns():

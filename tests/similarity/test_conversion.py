@@ -43,9 +43,6 @@ def plain():
     return convolutional()
 
 
-# The published networks.
-
-
 def operations_of(model):
     """The types of the operations of the traced model."""
     import tensorflow as tf
@@ -102,8 +99,6 @@ def test_published_networks(name, eligible, entries):
     assert graph_of(folded) == graph_of(source)
     assert operations_of(folded) == operations_of(source)
 
-
-# At the start.
 
 ALL = ["first", "depthwise", "second"]
 
@@ -225,9 +220,6 @@ def test_arguments_of_the_convolutions_are_kept():
     assert {name: config[name] for name in expected} == expected
 
 
-# What is converted.
-
-
 def test_layers_that_are_left_alone(plain):
     class Own(keras.layers.Conv2D):
         pass
@@ -320,9 +312,6 @@ def test_changed_outputs_are_warned_about(layer, options):
         assert difference(source, model, IMAGES) > 1e-6
 
 
-# What is trained.
-
-
 @pytest.mark.parametrize("predictor", [None, "sphere"])
 def test_training_changes_the_similarities_alone(predictor, plain):
     options = {} if predictor else {"similarity_regularizer": keras.regularizers.L1(0.5)}
@@ -376,9 +365,6 @@ def test_a_frozen_network_with_layers_that_hold_others():
     attention.trainable = False
     attention.query_dense.trainable = True
     assert trainable_names(add_similarity(plain)) == ["similarity"]
-
-
-# Models with neighbors.
 
 
 def test_backbones_of_models_with_neighbors():

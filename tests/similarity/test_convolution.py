@@ -39,8 +39,6 @@ SOME_GEOMETRIES = [
 ]
 
 
-# The input under each tap.
-
 WINDOWS = [
     # size, kernel, strides, padding, dilation
     pytest.param((7,), (3,), (1,), "causal", (2,), id="causal_dilated"),
@@ -65,9 +63,6 @@ def test_windows(size, kernel_size, strides, padding, dilation):
     inputs = ops.convert_to_tensor(inputs.astype("float32"))
     received = ops.stack(windows(inputs, kernel_size, strides, padding, dilation), axis=-2)
     np.testing.assert_array_equal(ops.convert_to_numpy(received), expected)
-
-
-# The static layer against the plain one of Keras.
 
 
 @pytest.mark.parametrize(
@@ -109,9 +104,6 @@ def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
     layer.bias.assign(np.zeros(FILTERS))
     expected = as_numpy(layer(inputs)) + bias.reshape(-1, *[1] * member.rank)
     assert_close(with_bias, expected, 1e-5)
-
-
-# The formula of the docstrings, in float64 loops.
 
 
 @pytest.mark.parametrize(
@@ -227,9 +219,6 @@ def test_dynamic_layer_follows_the_formula(name, similarity, kind, data_format):
         assert_close(outputs, expected, TOLERANCES[dtype], options)
 
 
-# Causality.
-
-
 @pytest.mark.parametrize(
     ("kind", "data_format"),
     [
@@ -278,9 +267,6 @@ def test_errors_of_predictors_that_look_ahead():
     build(shared, "same")
     with pytest.raises(ValueError, match=r"all of them causal or none.*'causal'"):
         build(shared)
-
-
-# Gradients.
 
 
 @pytest.mark.parametrize(
@@ -347,9 +333,6 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, kind):
     assert np.all(np.isfinite(ops.convert_to_numpy(layer(images))))
     for gradient in second_derivatives(scalar, [images], layer.trainable_variables):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
-
-
-# Folding.
 
 
 @pytest.mark.parametrize(
@@ -433,9 +416,6 @@ def test_fold_and_layer_are_independent_in_training():
             assert_equal(variable, old)
         for old, variable in zip(before[1], trained.variables, strict=True):
             assert np.mean(old != as_numpy(variable)) > 0.9
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,6 @@ def by_formula(layer, matrix):
     return np.einsum("io,...ij,...j->...o", kernel, matrix, INPUTS) + bias
 
 
-# Static.
-
-
 @pytest.mark.parametrize(
     ("similarity", "dtype"),
     [
@@ -112,9 +109,6 @@ def test_an_empty_batch():
     assert tuple(layer(np.zeros((0, 6), "float32")).shape) == (0, 3)
 
 
-# Dynamic.
-
-
 @pytest.mark.parametrize(
     ("similarity", "dtype"),
     [
@@ -133,9 +127,6 @@ def test_dynamic_formula(similarity, block_size, dtype):
     assert np.ptp(matrices, axis=(0, 1)).max() > 0.1
     expected = by_formula(layer, in_blocks(matrices))
     assert_close(layer(inputs(dtype)), expected, 10 * TOLERANCES[dtype])
-
-
-# Gradients.
 
 
 @each_static
@@ -165,9 +156,6 @@ def test_gradients_of_the_dynamic_layer(similarity, kind, training):
     check_gradients(layer, inputs("float64"), "float64", 1e-6, 1e-5, training)
 
 
-# Folding.
-
-
 @each_block_size
 @pytest.mark.parametrize(
     ("similarity", "dtype"),
@@ -191,9 +179,6 @@ def test_fold(similarity, dtype, block_size):
     )
     with pytest.raises(AssertionError):
         assert_equal(plain(inputs()), layer(inputs()))
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(

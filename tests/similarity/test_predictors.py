@@ -57,9 +57,6 @@ def names_of(network):
     return [layer.name for layer in network.layers]
 
 
-# The networks.
-
-
 @pytest.mark.parametrize("dense", [False, True], ids=["convolutions", "dense"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_architecture(architecture, dense):
@@ -181,9 +178,6 @@ def test_kernels_are_regularized_as_the_layers():
         assert [type(each.regularizer) for each in kernels] == expected
 
 
-# Positions.
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -234,9 +228,6 @@ def test_a_pooled_prediction_is_the_mean_over_positions_or_blocks():
             axes = (2, 3) if first else (1, 2)
             expected = np.mean(as_numpy(everywhere(inputs)), axis=axes)
             assert_close(pooled(inputs), expected, 1e-5)
-
-
-# The start.
 
 
 def difference_from_plain(layer, inputs, training):
@@ -351,9 +342,6 @@ def test_moving_statistics_are_unbiased_unless_published():
         assert (as_numpy(norm.moving_variance).max() < 0.9) == replaced
 
 
-# Recipes as data.
-
-
 def test_a_recipe_is_frozen_data():
     recipe = SimilarityPredictor("cnn", width=3, batch_normalization={"momentum": 0.5})
     again = predictors.get(keras.saving.serialize_keras_object(recipe))
@@ -377,9 +365,6 @@ def test_an_unbuilt_layer_keeps_its_dtype_through_its_config():
         again = NeuralSimilarityConv2D.from_config(layer.get_config())
         network = built(again, (None, 7, 6, 5)).bilinear_form.network
         assert {each.dtype_policy.name for each in network.layers} == {"mixed_bfloat16"}
-
-
-# Kinds and layers that are not built in.
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -441,9 +426,6 @@ def test_a_custom_layer_may_have_attributes_of_recipes():
     assert tuple(layer(images_after_relu(9, 8, 3)).shape[1:]) == (7, 6, 4)
 
 
-# One network for several layers.
-
-
 def test_shared_predictor_is_one_network_with_adaptations():
     shared = SharedSimilarityPredictor(SimilarityPredictor(width=7), adapted_filters=5)
     options = {"kernel_size": 3, "padding": "same", "predictor": shared}
@@ -495,9 +477,6 @@ def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
     images = [images_after_relu(9, 8, 2)] * 2
     for received, expected in zip(loaded(images), model(images), strict=True):
         assert_equal(received, expected)
-
-
-# Errors.
 
 
 def build_dense(predictor):

@@ -66,9 +66,6 @@ def plain_twin(name, cell, **options):
     return twin
 
 
-# Against Keras's cells.
-
-
 def assert_equals_the_twin(name, options, calling, **rnn_options):
     """The same dropout masks too: seed and order of the draws are Keras's."""
     cell = made(name, **options)
@@ -126,8 +123,6 @@ def test_a_cell_takes_its_state_alone_or_in_a_list():
         assert_equal(next_state, alone)
         assert_equal(outputs, alone)
 
-
-# With a matrix of its own for each vector.
 
 FORMS = {
     "diagonal": {},
@@ -217,9 +212,6 @@ def test_arguments_reach_both_similarities():
     assert_equal(fresh.state_form.similarity_matrix, 0.5 * np.eye(UNITS))
 
 
-# Gradients.
-
-
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
 @pytest.mark.parametrize(
     ("name", "form"),
@@ -233,9 +225,6 @@ def test_gradients(name, form):
     # A loop of TensorFlow takes longer to trace than all the steps.
     layer = keras.layers.RNN(cell, dtype="float64", return_sequences=True, unroll=True)
     check_gradients(layer, sequences("float64")[:2, :2], "float64", 1e-6, 1e-5)
-
-
-# Folding.
 
 
 @pytest.mark.parametrize(
@@ -265,8 +254,6 @@ def test_fold(name, form):
     with pytest.raises(AssertionError):
         assert_close(outputs(plain), outputs(cell), 1e-5)
 
-
-# Layers.
 
 LAYERS = {
     "simple_rnn": (layers.NeuralSimilaritySimpleRNN, keras.layers.SimpleRNN, {}),

@@ -234,9 +234,6 @@ def test_products_and_norms_beyond_half_precision(layer, normalize):
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
 
 
-# Dense.
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("normalize", "response"),
@@ -269,9 +266,6 @@ def test_dense_is_the_convolution_of_one_pixel(normalize, response, dtype):
 def test_integer_inputs():
     layer, inputs = SphereDense(5), np.arange(12).reshape(3, 4)
     assert_equal(layer(inputs), layer(inputs.astype("float32")))
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(

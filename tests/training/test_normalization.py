@@ -134,9 +134,6 @@ def test_masked_inputs_are_refused_by_batch():
         layer(np.ones((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
 
 
-# Conversion.
-
-
 def test_conversion_of_a_model():
     """Nested models and shared layers included; the copy computes and trains the same."""
     inputs = keras.Input((4,))
@@ -160,9 +157,6 @@ def test_conversion_of_a_model():
         )
     for one, other in zip(converted.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-# Moving statistics without initialization bias.
 
 
 def batches(count, shape=(16, 3), seed=0):

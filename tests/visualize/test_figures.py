@@ -110,9 +110,6 @@ def test_all_pictures_of_images_take_data_sets():
             assert first.get_ylabel() == second.get_ylabel()
 
 
-# Errors.
-
-
 def picture(name, *data, model=None, head=None, **options):
     """A call that draws, later."""
 

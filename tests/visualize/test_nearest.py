@@ -62,9 +62,6 @@ def test_entries_that_the_images_of_each_predicted_class_attend_to(model):
     assert labels == [f"entry\n{entry}" for entry in expected]
 
 
-# Images for queries.
-
-
 def plain_model():
     return keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten()])
 

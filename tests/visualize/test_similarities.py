@@ -117,9 +117,6 @@ def test_nested_models_and_backbones():
         assert [title.splitlines()[-2] for title in titles] == ["top", "deep"]
 
 
-# Dynamic similarities.
-
-
 def dynamic(kernel_size=3, similarity="diagonal", predictor="sphere", **options):
     return nsl_keras.layers.NeuralSimilarityConv2D(
         4, kernel_size, similarity=similarity, predictor=predictor, **options
