@@ -31,9 +31,6 @@ def numbers(outputs):
     return {name: value.numpy() for name, value in outputs.items()}
 
 
-# Four exports, which most tests share.
-
-
 @pytest.fixture(scope="module")
 def neighborhoods(tmp_path_factory):
     """A model and what its files hold: a static similarity, and a further signature."""
@@ -56,36 +53,6 @@ def neighborhoods(tmp_path_factory):
     assert path == folder / "3"
     assert os.listdir(folder) == ["3"]
     return model, tf.saved_model.load(str(path))
-
-
-@pytest.fixture(scope="module")
-def regression(tmp_path_factory):
-    """A regression of several inputs, with fewer entries than neighbours asked for."""
-    tensors = {name: keras.Input((4,), name=name) for name in ("first", "second")}
-    features = keras.layers.Dense(5)(keras.layers.Add()(list(tensors.values())))
-    model = nsl_keras.MetaNeighborhoodModel(
-        keras.Model(tensors, features), keras.layers.Dense(2), 3, task="regression"
-    )
-    model.build({name: (None, 4) for name in tensors})
-    path = export.save_model(model, tmp_path_factory.mktemp("regression"))
-    return model, tf.saved_model.load(str(path))
-
-
-@pytest.fixture(scope="module")
-def probabilities(tmp_path_factory):
-    """A plain model after preprocessing, whose predictions a signature replaces."""
-    raw = keras.Sequential(
-        [keras.Input((None, 2), dtype="uint8"), keras.layers.Rescaling(1 / 255)]
-    )
-    model = keras.Sequential([keras.Input((2, 2)), keras.layers.Dense(3)])
-    path = export.save_model(
-        model,
-        tmp_path_factory.mktemp("probabilities"),
-        signatures={"serve": lambda x: ops.softmax(model(x))},
-        preprocessing=raw,
-        examples=np.ones((1, 2, 2)),
-    )
-    return lambda x: ops.softmax(model(raw(x))), tf.saved_model.load(str(path))
 
 
 class Tagged(keras.Model):
@@ -114,16 +81,6 @@ class Unshaped(keras.Model):
     def call(self, inputs):
         one, two = inputs
         return one + ops.cast(two, "float32")
-
-
-@pytest.fixture(scope="module")
-def unshaped(tmp_path_factory):
-    """A model whose examples say what it takes."""
-    examples = [np.ones((1, 3)), np.ones((1, 3), "int32")]
-    path = export.save_model(
-        Unshaped(), tmp_path_factory.mktemp("unshaped"), examples=examples
-    )
-    return tf.saved_model.load(str(path))
 
 
 def test_signatures_at_any_batch_size(neighborhoods):
@@ -187,8 +144,15 @@ def test_non_finite_examples_get_no_answer(neighborhoods, bad):
             assert np.all(np.isnan(received[2]) if is_float else received[2] == -1)
 
 
-def test_several_inputs_of_a_regression(regression):
-    model, loaded = regression
+def test_several_inputs_of_a_regression(tmp_path):
+    """With fewer entries than neighbours asked for."""
+    tensors = {name: keras.Input((4,), name=name) for name in ("first", "second")}
+    features = keras.layers.Dense(5)(keras.layers.Add()(list(tensors.values())))
+    model = nsl_keras.MetaNeighborhoodModel(
+        keras.Model(tensors, features), keras.layers.Dense(2), 3, task="regression"
+    )
+    model.build({name: (None, 4) for name in tensors})
+    loaded = tf.saved_model.load(str(export.save_model(model, tmp_path)))
     given = {"first": vectors(5), "second": 2 * vectors(5)}
     served = loaded.signatures["serving_default"](**given)["output_0"]
     np.testing.assert_allclose(served, model(given), rtol=1e-4, atol=1e-6)
@@ -204,16 +168,30 @@ def test_several_inputs_of_a_regression(regression):
         loaded.signatures["serving_default"](**given)
 
 
-def test_preprocessing_and_a_signature_in_place_of_the_predictions(probabilities):
-    function, loaded = probabilities
+def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
+    raw = keras.Sequential(
+        [keras.Input((None, 2), dtype="uint8"), keras.layers.Rescaling(1 / 255)]
+    )
+    model = keras.Sequential([keras.Input((2, 2)), keras.layers.Dense(3)])
+    path = export.save_model(
+        model,
+        tmp_path,
+        signatures={"serve": lambda x: ops.softmax(model(x))},
+        preprocessing=raw,
+        examples=np.ones((1, 2, 2)),
+    )
+    loaded = tf.saved_model.load(str(path))
     x = np.random.default_rng(0).integers(256, size=(5, 2, 2)).astype("uint8")
     for name in ("serve", "serving_default"):
         (found,) = loaded.signatures[name](inputs=tf.constant(x)).values()
-        np.testing.assert_allclose(found, function(x), rtol=1e-4)
+        np.testing.assert_allclose(found, ops.softmax(model(raw(x))), rtol=1e-4)
 
 
-def test_inputs_like_the_examples(unshaped):
-    found = unshaped.serve([np.ones((2, 3), "float32"), np.ones((2, 3), "int32")])
+def test_inputs_like_the_examples(tmp_path):
+    examples = [np.ones((1, 3)), np.ones((1, 3), "int32")]
+    path = export.save_model(Unshaped(), tmp_path, examples=examples)
+    loaded = tf.saved_model.load(str(path))
+    found = loaded.serve([np.ones((2, 3), "float32"), np.ones((2, 3), "int32")])
     np.testing.assert_array_equal(found, np.full((2, 3), 2.0))
 
 
