@@ -64,21 +64,6 @@ def test_meta_neighborhoods_authors_numbers(network, modulate):
     check_backbone(golden, model, variables, dtype, units or None)
 
 
-@pytest.mark.parametrize(
-    ("options", "parameters"),
-    [
-        ({}, 520_056),
-        ({"convolution": neural(similarity="unconstrained")}, 520_056 + 4 * 81),
-        ({"filters": (2, 3, 4, 5)}, 9 * (3 * 2 + 2 * 3 + 3 * 4 + 4 * 5) + 2 * 14),
-    ],
-    ids=["default", "static_uns", "narrow"],
-)
-def test_parameters_of_convnet4(options, parameters):
-    model = backbones.convnet4(**options)
-    assert count(model) == parameters
-    assert model.output_shape == (None, options.get("filters", (192,))[-1])
-
-
 # The networks of Neural Similarity Learning.
 
 #: What makes the convolutions, and the authors' numbers of parameters.
@@ -214,60 +199,3 @@ def check_losses_and_gradients(golden, kind, model, variables, images, dtype):
         golden.check(f"gradnorm64.{name}", norm, dtype, **TOLERANCES)
         if f"grad64.total.{name}" in golden:
             golden.check(f"grad64.total.{name}", gradient, dtype, **TOLERANCES)
-
-
-@pytest.mark.parametrize(
-    ("options", "parameters", "depth"),
-    [
-        ({"variant": "code"}, 511_200, 11),
-        ({"variant": "code", "plus": True}, 2_054_525, 14),
-        ({"variant": "paper"}, 1_008_800, 9),
-        ({"variant": "paper", "convolution": published("unconstrained")}, 2_478_752, 9),
-        ({"variant": "paper", "plus": True}, 2_551_746, 12),
-    ],
-    ids=["code", "code_plus", "paper", "paper_uns", "paper_plus"],
-)
-def test_variants_of_cnn9(options, parameters, depth):
-    model = backbones.cnn9(**options)
-    assert count(model) == parameters
-    names = [layer.name for layer in model.layers if layer.name.endswith("_convolution")]
-    assert len(names) == depth
-    assert ("root_convolution" in names) == (options["variant"] == "code")
-
-
-@pytest.mark.parametrize(
-    ("options", "parameters", "millions"),
-    [
-        # Appendix A
-        ({"convolution": published("diagonal", width=32)}, 9_257_410, 9.26),
-        ({"plus": True}, 9_706_844, 9.71),
-    ],
-    ids=["dynamic_32", "plus"],
-)
-def test_parameters_of_cnn10(options, parameters, millions):
-    model = backbones.cnn10(**options)
-    assert count(model) == parameters
-    assert round(parameters / 1e6, 2) == millions
-    assert model.output_shape == (None, 1000)
-    if parameters == 9_257_410:
-        # The 9.25 million of Appendix A are those in kernels.
-        kernels = [v for v in model.trainable_variables if v.name == "kernel"]
-        assert sum(int(np.prod(v.shape)) for v in kernels) == 9_252_832
-
-
-@pytest.mark.parametrize(
-    ("options", "parameters"),
-    [
-        ({}, 28_768),
-        ({"convolution": neural(similarity="unconstrained")}, 28_768 + 4 * 81),
-        ({"convolution": published("diagonal")}, 107_112),
-        ({"plus": True}, 110_935),
-    ],
-    ids=["plain", "static_uns", "dynamic_dns", "plus"],
-)
-def test_parameters_of_cnn4(options, parameters):
-    width = 55 if "plus" in options else 32
-    model = backbones.cnn4(**options)
-    assert count(model) == parameters + (25 * width + 1) * 5
-    features = model.get_layer("classifier").input
-    assert features.shape == (None, 25 * width)

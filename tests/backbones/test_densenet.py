@@ -89,8 +89,6 @@ def test_authors_numbers(modulate):
 
 def test_depth_of_the_paper():
     model = backbones.densenet_bc(40)
-    assert count(model) == 174_792
-    assert model.output_shape == (None, 132)
     assert model.name == "densenet_bc_40"
     # With the classifier that follows, as many layers with a kernel as the depth says.
     assert len(layers_of(model, keras.layers.Conv2D)) == 39

@@ -17,7 +17,6 @@ from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
 from keras import ops
 
 from nsl_keras import backbones, convert
-from nsl_keras.layers import NeuralSimilarityConv2D
 
 PARAMETERS = {29: 838_160, 56: 1_655_120}
 
@@ -64,18 +63,6 @@ def test_authors_numbers(depth, modulate):
     # In float32 an activation next to zero may change its sign, and with it the gradients
     # before it, by up to 1e-2.
     check_authors_numbers(depth, modulate, DTYPES[0])
-
-
-@pytest.mark.parametrize(
-    ("build", "parameters"),
-    [(backbones.resnet18, 11_689_512), (backbones.resnet50, 25_557_032)],
-    ids=["resnet18", "resnet50"],
-)
-def test_parameters_of_resnets(build, parameters):
-    model = build((None, None, 3), convolution=NeuralSimilarityConv2D)
-    # The same 17 of both networks: 16 of 3x3 and one of 7x7.
-    assert count(model) == parameters + 16 * 9 + 49
-    assert model.output_shape == (None, 1000)
 
 
 @pytest.mark.long

@@ -21,22 +21,6 @@ def small(**options):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "parameters"),
-    [
-        ({"classes": 100}, 3_949_314),
-        ({"sphere": False}, 3_926_274),
-        ({"attention": False}, 3_859_712),
-        ({"classes": None}, 3_923_714),
-    ],
-    ids=str,
-)
-def test_trainable_parameters(options, parameters):
-    model = self_attention_spherenet(**options)
-    assert count(model) == parameters
-    assert model.output_shape == (None, options.get("classes", 10) or 256)
-
-
 def test_layout():
     model = self_attention_spherenet()
     assert count(model) == 3_926_274

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from golden_backbones import layers_of
+from golden_backbones import count, layers_of
 from keras import ops
 from layer_harness import IS_TENSORFLOW
 
 import nsl_keras
-from nsl_keras import backbones
+from nsl_keras import backbones, predictors
 from nsl_keras.layers import NeuralSimilarityConv2D
 
 
@@ -174,6 +174,56 @@ def test_images_of_any_size(name):
     for size in (case.size, case.size + 3):
         images = np.zeros((2, size, size, 3), "float32")
         assert tuple(model(images).shape) == (2, case.features)
+
+
+def similar(similarity, predictor=None):
+    convolution = functools.partial(
+        NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
+    )
+    return {"convolution": convolution}
+
+
+STATIC = similar("unconstrained")
+PAPER = {"variant": "paper"}
+PUBLISHED = predictors.published()
+OF_32 = predictors.published(width=32)
+SPHERE = backbones.self_attention_spherenet
+# The same 17 convolutions of both networks: 16 of 3x3 and one of 7x7.
+MASKED = {"input_shape": (None, None, 3), **similar("diagonal")}
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "parameters", "outputs"),
+    [
+        (backbones.convnet4, {}, 520_056, 192),
+        (backbones.convnet4, STATIC, 520_056 + 4 * 81, 192),
+        (backbones.convnet4, {"filters": (2, 3, 4, 5)}, 9 * 44 + 2 * 14, 5),
+        (backbones.cnn4, {}, 28_768 + 801 * 5, 5),
+        (backbones.cnn4, STATIC, 28_768 + 4 * 81 + 801 * 5, 5),
+        (backbones.cnn4, similar("diagonal", PUBLISHED), 107_112 + 801 * 5, 5),
+        (backbones.cnn4, {"plus": True}, 110_935 + 1376 * 5, 5),
+        (backbones.cnn9, {}, 511_200, 10),
+        (backbones.cnn9, {"plus": True}, 2_054_525, 10),
+        (backbones.cnn9, PAPER, 1_008_800, 10),
+        (backbones.cnn9, PAPER | similar("unconstrained", PUBLISHED), 2_478_752, 10),
+        (backbones.cnn9, PAPER | {"plus": True}, 2_551_746, 10),
+        # Appendix A: 9.26 and 9.71 million.
+        (backbones.cnn10, similar("diagonal", OF_32), 9_257_410, 1000),
+        (backbones.cnn10, {"plus": True}, 9_706_844, 1000),
+        (backbones.resnet18, MASKED, 11_689_512 + 16 * 9 + 49, 1000),
+        (backbones.resnet50, MASKED, 25_557_032 + 16 * 9 + 49, 1000),
+        (backbones.densenet_bc, {"depth": 40}, 174_792, 132),
+        (SPHERE, {"classes": 100}, 3_949_314, 100),
+        (SPHERE, {"sphere": False}, 3_926_274, 10),
+        (SPHERE, {"attention": False}, 3_859_712, 10),
+        (SPHERE, {"classes": None}, 3_923_714, 256),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_parameters_of_the_papers(build, options, parameters, outputs):
+    model = build(**options)
+    assert count(model) == parameters
+    assert model.output_shape == (None, outputs)
 
 
 def images_of(height, width):
