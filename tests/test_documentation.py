@@ -167,51 +167,17 @@ def test_names_on_the_page_exist(page):
 def test_docstrings_become_markdown():
     from tools.documentation import docstrings  # It needs the site's tools.
 
-    text = """Adds.
-
-Args:
-    Same as `keras.layers.Conv2D`, plus:
-    similarity: What `M` may be.
-
-Call arguments:
-    inputs: A tensor
-        of rank 4.
-
-Example:
-
->>> 1 + 1
-2
-
-Reference: A paper."""
-
-    assert (
-        docstrings.rewritten(text)
-        == """Adds.
-
-Takes the arguments of `keras.layers.Conv2D`, plus:
-
-Args:
-    similarity: What `M` may be.
-
-**Call arguments**
-
-
-* `inputs`: A tensor
-    of rank 4.
-
-**Example**
-
-
-
-```pycon
->>> 1 + 1
-2
-```
-
-**Reference**
-
-A paper."""
-    )
+    for text, expected in {
+        "Args:\n    Same as `keras.layers.GRU`, plus:\n    similarity: M.": (
+            "Takes the arguments of `keras.layers.GRU`, plus:\n\nArgs:\n    similarity: M."
+        ),
+        "Call arguments:\n    inputs: A tensor\n        of rank 4.": (
+            "**Call arguments**\n\n\n* `inputs`: A tensor\n    of rank 4."
+        ),
+        "Example:\n\n>>> 1\n1\n\nEnd": "**Example**\n\n\n\n```pycon\n>>> 1\n1\n```\n\nEnd",
+        "Reference: A paper.": "**Reference**\n\nA paper.",
+    }.items():
+        assert docstrings.rewritten(text) == expected
 
 
 @pytest.mark.long
