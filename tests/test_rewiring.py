@@ -120,11 +120,6 @@ def test_a_shared_predictor_stays_shared():
     assert len(copy.variables) == len(model.variables)
 
 
-class Derived(keras.Model):
-    def train_step(self, data):
-        raise NotImplementedError
-
-
 def sequential_built_by_a_call():
     model = keras.Sequential([keras.layers.Conv2D(3, 3), keras.layers.ReLU()])
     model(IMAGES)
@@ -136,19 +131,12 @@ def sequential_in_a_sequential():
     return keras.Sequential([base, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
-def derived():
-    inputs = keras.Input((8, 8, 2))
-    return Derived(inputs, keras.layers.Conv2D(2, 3)(inputs))
-
-
-@pytest.mark.parametrize(
-    "make", [sequential_built_by_a_call, sequential_in_a_sequential, derived]
-)
+@pytest.mark.parametrize("make", [sequential_built_by_a_call, sequential_in_a_sequential])
 def test_copies_of_other_models(make):
     model = make()
     copy = rewiring.rebuild(model, lambda layer: None)
     assert difference(model, copy, IMAGES) == 0
-    assert isinstance(copy, keras.Sequential) == isinstance(model, keras.Sequential)
+    assert type(copy) is keras.Sequential
 
 
 class Scaled:
