@@ -30,15 +30,6 @@ def test_neither_the_first_buffer_nor_one_without_momentum_is_dampened():
     assert descend(rule, [1.0] * 3) == pytest.approx(1 - 0.0561, abs=1e-6)
 
 
-def test_weight_decay_enters_the_gradient():
-    # Gradients 1.001, then 1 + 0.001 * 0.98999, then 1 + 0.001 * 0.9799800001:
-    # buffers 1.001, 1.000998999 and 1.00099709711.
-    assert descend(DampenedMomentum(), [1.0] * 3) == pytest.approx(0.9699700390, abs=1e-6)
-    rule = DampenedMomentum(0.1, momentum=0.5, dampening=0.5, weight_decay=0.2)
-    # Gradients 1.2 and 1 + 0.2 * 0.88; buffers 1.2 and 0.6 + 0.588.
-    assert descend(rule, [1.0] * 2) == pytest.approx(0.88 - 0.1188, abs=1e-6)
-
-
 def test_values_keep_their_dtype():
     if keras.backend.backend() == "jax":
         pytest.skip("JAX has no float64 unless it is told to")

@@ -335,16 +335,6 @@ def test_keras_initializers_are_drawn_anew_whatever_their_seed():
     assert np.any(kernels("glorot_uniform", seed=1) != drawn)
 
 
-def test_the_first_step_from_zero_leads_to_class_means():
-    episodes = clustered(2)
-    logits = Finetuner(feature_network(64), 5, "classifier", steps=1)(episodes)
-    for index in range(2):
-        support, labels, queries, _ = (array[index] for array in episodes)
-        targets = np.eye(5)[labels]
-        expected = 0.01 * queries @ support.T @ (targets - 1 / 5) / len(support)
-        np.testing.assert_allclose(logits[index], expected, rtol=0, atol=1e-5)
-
-
 @eager
 def test_the_variables_of_the_paper_are_the_default():
     episodes, plain = clustered(2), feature_network(64)
