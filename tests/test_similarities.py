@@ -198,18 +198,6 @@ def test_errors_of_an_initial_matrix_that_is_not_positive_semidefinite(matrix):
         from_initial_matrix(matrix)
 
 
-@pytest.mark.parametrize("nonzeros", [1, 40, 81, None])
-def test_sparse_keeps_the_largest_entries_and_zeros_the_others(nonzeros):
-    parameters = ops.convert_to_numpy(random(9, 9))
-    matrix = ops.convert_to_numpy(similarities.Sparse(nonzeros).matrix(parameters, 9))
-    kept = 9 if nonzeros is None else nonzeros
-    assert np.count_nonzero(matrix) == kept
-    smallest = np.sort(np.abs(parameters), axis=None)[-kept]
-    np.testing.assert_array_equal(
-        matrix, np.where(np.abs(parameters) >= smallest, parameters, 0.0)
-    )
-
-
 def test_sparse_ties_go_to_the_entries_nearest_to_the_middle():
     for parameters in (np.eye(9), np.ones((9, 9)), -np.ones((9, 9))):
         matrix = similarities.Sparse(1).matrix(parameters.astype("float32"), 9)

@@ -51,11 +51,6 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=jit_compile)
     history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
-    identity = identity_parameters(layer.similarity, layer.similarity_matrix.shape[0])
-    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
-    moved = parameters != identity
-    # Symmetric matrices and kernels of zeros aside, all of them.
-    assert moved.mean() > 0.9
     assert_close(layer.fold()(inputs), layer(inputs), 1e-5)
 
 
