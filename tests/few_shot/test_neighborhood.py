@@ -112,15 +112,3 @@ def test_features_that_overflow_do_not_adapt():
     learner = few_shot.NeighborhoodLearner(backbone, 2)
     with pytest.raises(ValueError, match="`features` must be finite"):
         learner.adapt(1e30 * np.eye(4, dtype="float32"), np.arange(4) % 2)
-
-
-def test_an_unknown_number_of_support_images():
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, inner_steps=2)
-    (images, labels, queries), _ = data.episodes()
-    shapes = [(None, None, data.SIZE), (None, None), (None, None, data.SIZE)]
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    symbols = [keras.Input(shape[1:], dtype="float32") for shape in shapes]
-    whole = keras.Model(symbols, model(symbols))
-    expected = as_numpy(model([images, labels, queries]))
-    found = whole.predict([images, labels, queries], verbose=0)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
