@@ -108,11 +108,6 @@ def bases(thing):
             yield getattr(keras.layers, last) if of_keras else public[last]
 
 
-def inherited(thing):
-    """The arguments that a docstring leaves to those of other layers or functions."""
-    return set().union(*map(parameters_of, bases(thing)))
-
-
 def documented(thing):
     """The arguments that a docstring describes, itself or at the class that it names."""
     if not thing.__module__.startswith("nsl_keras"):
@@ -192,6 +187,7 @@ def test_arguments_are_attributes_and_config_keys():
         }
         layer = thing(**{k: v for k, v in required.items() if k in parameters})
         config = layer.get_config()
-        for parameter in parameters - inherited(thing):
+        # The docstring leaves the others to those of other layers.
+        for parameter in parameters.difference(*map(parameters_of, bases(thing))):
             assert hasattr(layer, parameter), f"{name}.{parameter}"
             assert parameter in config, f"{name}: {parameter} not in its config"

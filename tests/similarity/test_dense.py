@@ -26,8 +26,6 @@ INPUTS = np.random.default_rng(5).normal(size=(2, 3, FEATURES))
 STATIC_SIMILARITIES = [name for name in SIMILARITIES if name != "full"]
 BLOCK_SIZES = (None, 4)
 
-each_static = pytest.mark.parametrize("similarity", STATIC_SIMILARITIES)
-each_dynamic = pytest.mark.parametrize("similarity", DYNAMIC_SIMILARITIES)
 each_block_size = pytest.mark.parametrize("block_size", BLOCK_SIZES)
 
 
@@ -129,7 +127,7 @@ def test_dynamic_formula(similarity, block_size, dtype):
     assert_close(layer(inputs(dtype)), expected, 10 * TOLERANCES[dtype])
 
 
-@each_static
+@pytest.mark.parametrize("similarity", STATIC_SIMILARITIES)
 def test_gradients_of_the_static_layer(similarity):
     dtype, block_size = DTYPES[0], 4
     layer = made(similarity, block_size=block_size, dtype=dtype)
