@@ -10,15 +10,6 @@ from keras import ops
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_no_adaptation_is_the_plain_head(task):
-    layer = heads.build("relu", "linear", task=task)
-    z = heads.features()
-    assert_equal(layer(z, adapt=False), layer.head(z))
-    layer.rate.raw_rates[0].assign(1e-12)  # Adapts by nearly nothing.
-    assert_close(layer(z), layer.head(z))
-
-
 def test_all_zero_features_and_keys_stay_finite():
     layer = heads.build("cosine", dtype="float32")
     keys = as_numpy(layer.dictionary.keys)

@@ -1,11 +1,11 @@
-"""The two inner loops agree: with each other, with finite differences, and by hand."""
+"""The two inner loops agree with each other and with finite differences."""
 
 import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
 from finite_differences import check_scalar_gradients
-from helpers import as_numpy, gradients
+from helpers import gradients
 from keras import ops
 
 from nsl_keras.layers import MetaNeighborhoodHead
@@ -69,23 +69,6 @@ def test_outer_gradients_against_finite_differences(kind, task, inner_loop):
 
     values = [ops.convert_to_tensor(variable) for variable in variables]
     check_scalar_gradients(loss, values, found, 1e-5, 1e-5)
-
-
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
-def test_one_step_by_hand(inner_loop):
-    """A linear head: the gradient of the weighted squared error, written out."""
-    layer = heads.build(
-        "linear", task="regression", inner_learning_rate=0.1, inner_loop=inner_loop
-    )
-    layer.rate.raw_rates[0].assign(-0.1)  # A rate is its absolute value.
-    z = as_numpy(heads.features())
-    keys, values, kernel, bias, attention = heads.parts(layer)
-    errors = 2 * (keys @ kernel + bias - values)
-    expected = []
-    for weights, example in zip(attention, z, strict=True):
-        new_kernel = kernel - 0.1 * keys.T @ (weights[:, None] * errors)
-        expected.append(example @ new_kernel + bias - 0.1 * weights @ errors)
-    heads.assert_close([layer(z)], [np.array(expected)], 1e-9)
 
 
 def test_the_tape_treats_any_head():
