@@ -117,18 +117,13 @@ def test_nested_models_and_backbones():
         assert [title.splitlines()[-2] for title in titles] == ["top", "deep"]
 
 
-def dynamic(kernel_size=3, similarity="diagonal", predictor="sphere", **options):
-    return nsl_keras.layers.NeuralSimilarityConv2D(
-        4, kernel_size, similarity=similarity, predictor=predictor, **options
-    )
-
-
 @pytest.mark.parametrize(
     ("kernel_size", "similarity", "title"),
     [(3, "diagonal", "mask"), ((1, 3), "unconstrained", "M"), (3, "symmetric", "M")],
 )
 def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tmp_path):
-    layer = dynamic(kernel_size, similarity, name="seen", strides=2, padding="same")
+    options = {"kernel_size": kernel_size, "strides": 2, "predictor": "sphere"}
+    layer = convolution(similarity, name="seen", **options)
     model = model_of(keras.layers.Conv2D(3, 3, padding="same"), layer, shape=IMAGE.shape)
     figure = visualize.plot_dynamic_similarity(model, IMAGE)
     figure.savefig(tmp_path / "figure.png")
@@ -156,8 +151,8 @@ def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tm
 
 
 def test_a_layer_by_name_in_a_backbone():
-    layers = dynamic(name="first"), dynamic(name="second"), keras.layers.Flatten()
-    backbone = model_of(*layers, shape=IMAGE.shape)
+    layers = [convolution(predictor="sphere", name=name) for name in ("first", "second")]
+    backbone = model_of(*layers, keras.layers.Flatten(), shape=IMAGE.shape)
     model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
     for name, asked in (("second", "second"), ("first", None)):
         figure = visualize.plot_dynamic_similarity(model, IMAGE, asked)
@@ -166,7 +161,7 @@ def test_a_layer_by_name_in_a_backbone():
 
 def test_one_matrix_for_the_whole_image():
     pooled = nsl_keras.predictors.SimilarityPredictor(pooled=True)
-    model = model_of(dynamic(predictor=pooled), shape=IMAGE.shape)
+    model = model_of(convolution(kernel_size=3, predictor=pooled), shape=IMAGE.shape)
     figure = visualize.plot_dynamic_similarity(model, IMAGE)
     shapes = [drawn(axis).shape for axis in figure.axes if axis.images]
     assert shapes == [(8, 9)] + [(1, 1)] * 10 + [(3, 3)]
