@@ -15,6 +15,7 @@ from conversion_harness import (
     stack,
     trainable_names,
 )
+from golden_backbones import count
 from helpers import IS_TENSORFLOW, as_numpy, randomize
 from keras import ops
 
@@ -52,10 +53,6 @@ def operations_of(model):
     return sorted(op.type for op in traced.graph.get_operations())
 
 
-def number_to_train(model):
-    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-
-
 @pytest.mark.long
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="too slow without a graph mode")
 @pytest.mark.parametrize(
@@ -77,9 +74,9 @@ def test_published_networks(name, eligible, entries):
     source(images, training=True)
     model = add_similarity(source)
     assert len(converted(model)) == eligible
-    assert number_to_train(model) == entries
+    assert count(model) == entries
     if name == "ResNet50":
-        assert number_to_train(add_similarity(source, "unconstrained")) == 3697
+        assert count(add_similarity(source, "unconstrained")) == 3697
     expected = source(images)
     assert deviation(expected, model(images)) <= 1e-5
     # The check sees a single perturbed M, in the middle of the network.
