@@ -2,11 +2,11 @@
 
 import keras
 import numpy as np
+from helpers import IS_TENSORFLOW
 from keras import ops
 
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 #: JAX computes in float32 unless told otherwise for the whole process.
 DTYPE = "float64" if IS_TENSORFLOW else "float32"
 ENTRIES, FEATURES, OUTPUTS, BATCH = 7, 5, 3, 4

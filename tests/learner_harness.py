@@ -14,12 +14,12 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from layer_harness import as_numpy, perturb
+from helpers import IS_TENSORFLOW, as_numpy
+from layer_harness import perturb
 
 import nsl_keras
 from nsl_keras import few_shot
 
-IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 IMAGE = (6, 6, 1)
 
 

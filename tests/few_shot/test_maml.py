@@ -8,15 +8,15 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import check_scalar_gradients
+from helpers import BACKEND, as_numpy
 from keras import layers, ops
-from layer_harness import as_numpy, perturb
+from layer_harness import perturb
 
 import nsl_keras
 from nsl_keras import backend
 from nsl_keras.backend import gradients_of
 from nsl_keras.few_shot import MAML
 
-BACKEND = keras.backend.backend()
 tensorflow_only = pytest.mark.skipif(BACKEND == "jax", reason="TensorFlow's alone")
 WAYS = 2
 #: Higher rates amplify the rounding of float32 over five steps.

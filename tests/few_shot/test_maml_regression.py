@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import check_scalar_gradients
+from helpers import BACKEND, as_numpy
 from keras import layers
-from layer_harness import as_numpy, perturb
+from layer_harness import perturb
 
 import nsl_keras
 from nsl_keras.backend import gradients_of
 from nsl_keras.few_shot import MAML
 
-BACKEND = keras.backend.backend()
 RATE = 0.1
 
 
