@@ -45,7 +45,6 @@ def build(*kinds, dictionary=None, use_bias=True, dtype=DTYPE, seed=0, **options
 
 
 def features(dtype=DTYPE):
-    """Features of a batch."""
     values = np.random.default_rng(3).normal(size=(BATCH, FEATURES))
     return ops.convert_to_tensor(values, dtype=dtype)
 

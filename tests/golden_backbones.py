@@ -87,7 +87,6 @@ def layers_of(model, kind):
 
 
 def count(model):
-    """The number of trainable parameters."""
     return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
 
 

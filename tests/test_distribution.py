@@ -68,7 +68,6 @@ def none_left_of(processes):
 
 
 def last_lines(processes, timeout=290):
-    """What each process printed last."""
     found = []
     with none_left_of(processes):
         for process in processes:
@@ -132,7 +131,6 @@ def test_replicas_and_workers_equal_one_device():
 
 
 def assert_equal(one, several, names):
-    """Asserts that trainings on several replicas are those on one device."""
     assert set(several) == set(names)
     for name in names:
         assert len(one[name]["losses"]) == 5 * EPOCHS
@@ -145,7 +143,6 @@ def assert_equal(one, several, names):
 
 
 def check_refusals(found):
-    """What does not add up over replicas is refused, and what does works."""
     assert len(found["reductions"]) == 4
     for error in found["reductions"]:
         assert error.startswith("`loss` must be the mean over the examples on several")

@@ -117,7 +117,6 @@ def documented(thing):
 
 
 def omissions(name, thing):
-    """What the docstring does not say."""
     document = inspect.getdoc(thing)
     if not document:
         yield f"{name} has no docstring"

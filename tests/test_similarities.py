@@ -228,7 +228,6 @@ def test_sparse_ties_in_a_compiled_layer():
 
 @pytest.mark.parametrize(("name", "nonzeros"), [("conv2d", 1), ("depthwise_conv2d", None)])
 def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
-    """The straight-through gradient: dL/dM, also where an entry is masked."""
     member = FAMILY[name]
     layer = member.make_built(kernel_size=2, similarity=similarities.Sparse(nonzeros))
     unconstrained = member.make_built(kernel_size=2, similarity="unconstrained")

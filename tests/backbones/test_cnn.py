@@ -89,7 +89,6 @@ def cnn9_name(unit):
 
 
 def cnn9_variables(model):
-    """Our variables by the authors' names."""
     variables = authors_variables(model, cnn9_name)
     for layer in model.layers:
         if not isinstance(layer, NeuralSimilarityConv2D):

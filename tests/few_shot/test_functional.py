@@ -44,7 +44,6 @@ def test_selections():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_predictors_alone_adapt(shared):
-    """The inner steps change the weights of predictors, and no others."""
     predictor = nsl_keras.predictors.SharedSimilarityPredictor() if shared else "sphere"
     convolutions = [NeuralSimilarityConv2D(3, 3, predictor=predictor) for _ in range(2)]
     model = keras.Sequential(

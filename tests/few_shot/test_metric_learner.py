@@ -39,7 +39,6 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
 @pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_policies(policy, training):
-    """Which images' statistics a batch norm takes, and how its moving ones change."""
     layer = nsl_keras.layers.BatchNormalization(momentum=0.75, momentum_warmup=False)
     backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
     rng = np.random.default_rng(3)

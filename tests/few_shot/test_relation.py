@@ -41,7 +41,6 @@ def test_the_default_module():
 
 @pytest.mark.parametrize("policy", ["support", "transductive"])
 def test_statistics_of_pairs(policy):
-    """By which pairs the relation module's batch norm normalizes."""
     pair = keras.Input((*SHAPE[:2], 2 * SHAPE[2]))
     norm = nsl_keras.layers.BatchNormalization()
     pooled = keras.layers.GlobalAveragePooling2D()(norm(pair))

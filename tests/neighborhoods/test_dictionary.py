@@ -46,7 +46,6 @@ def test_dropout_of_a_share_that_binary_numbers_miss():
 
 
 def test_dropout_is_uniform_and_nearly_independent():
-    """Every entry, and every pair of entries, stays as often as chance says."""
     entries, rows = 20, 4000
     layer = built(entries, features=2, seed=1)
     nothing = np.zeros((80, 2), "float32")
@@ -60,7 +59,6 @@ def test_dropout_is_uniform_and_nearly_independent():
 
 
 def test_a_batch_looks_up_the_kept_entries_alone():
-    """The entries a batch keeps, and what masking the others gives."""
     layer = built(8, dropout_scope="batch", seed=0)
     entries, attention = layer.look_up(X[:5], training=True)
     assert [tuple(rows.shape) for rows in entries] == [(4, 4), (4, 3)]

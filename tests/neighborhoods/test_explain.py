@@ -19,7 +19,6 @@ def neighbors_of(layer, k=ENTRIES):
 
 
 def changes_of(layer):
-    """The changes of all entries, by entry number."""
     found = neighbors_of(layer)
     ordered = np.empty_like(found.output_changes)
     ordered[np.arange(BATCH)[:, None], found.indices] = found.output_changes

@@ -87,7 +87,6 @@ def steps(golden, model, count):
     [("mn_adamw_steps", "tape"), ("mn_adamw_steps_clipped", "dual")],
 )
 def test_training_steps(name, inner_loop):
-    """Three steps: losses, gradients, weights."""
     golden = Golden(name)
     weights = {key[2:]: golden[key] for key in golden.arrays if key.startswith("w.")}
     (size, features), classes = weights["W"].shape, weights["w1"].shape[1]
