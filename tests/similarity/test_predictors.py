@@ -450,6 +450,21 @@ def test_shared_predictor_is_one_network_with_adaptations():
     assert not model.non_trainable_variables
 
 
+def test_sharing_saves_half_of_the_predictors_of_cnn9():
+    """Section 7.1: "saves nearly half of the parameters used in the disjoint one"."""
+
+    def parameters(predictor):
+        model = keras.Sequential([keras.Input((20, 20, 32))])
+        for filters in [32] * 3 + [64] * 3 + [128] * 3:
+            model.add(NeuralSimilarityConv2D(filters, 3, predictor=predictor))
+        own = (ops.size(each.kernel) + ops.size(each.bias) for each in model.layers)
+        return model.count_params() - sum(map(int, own))
+
+    recipe = SimilarityPredictor(width=64, batch_normalization=False)
+    shared, disjoint = parameters(SharedSimilarityPredictor(recipe)), parameters(recipe)
+    assert 0.45 < shared / disjoint < 0.55
+
+
 def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
     """A file builds layers by their depth in the graph: here the other one first."""
     shared = SharedSimilarityPredictor(
