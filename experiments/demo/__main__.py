@@ -15,14 +15,11 @@ interrupted demo goes on where it stopped; a finished one begins anew.
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

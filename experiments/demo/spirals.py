@@ -11,11 +11,8 @@ Writes results/spirals.jsonl and results/figures/spirals.png below --output_dir.
 
 from __future__ import annotations
 
-import os
 import pathlib
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

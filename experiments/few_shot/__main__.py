@@ -18,9 +18,6 @@ images again. ProtoNet is trained with --proto_ways classes an episode, as its a
 from __future__ import annotations
 
 import dataclasses
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 

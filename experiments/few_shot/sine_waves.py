@@ -5,10 +5,7 @@ python -m experiments.few_shot.sine_waves --seeds=0,1,2
 
 from __future__ import annotations
 
-import os
 import pathlib
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags
 

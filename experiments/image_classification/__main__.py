@@ -17,10 +17,7 @@ from --data_dir. With --experiment=A.9 models are trained on coarse classes only
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

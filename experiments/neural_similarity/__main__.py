@@ -18,9 +18,6 @@ similarities beside plain networks with as many parameters, and as many multiply
 from __future__ import annotations
 
 import dataclasses
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 from absl import flags

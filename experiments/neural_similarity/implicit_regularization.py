@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import pathlib
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from absl import flags

@@ -18,11 +18,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

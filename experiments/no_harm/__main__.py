@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tensorflow as tf

@@ -15,12 +15,9 @@ a difference to it is what the change gives.
 from __future__ import annotations
 
 import functools
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

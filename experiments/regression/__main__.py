@@ -15,12 +15,9 @@ its training data; means and variances are those of the rest of them.
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np

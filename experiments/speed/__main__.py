@@ -16,8 +16,6 @@ import gc
 import os
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import tensorflow as tf
 from absl import flags
