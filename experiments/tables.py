@@ -2,12 +2,16 @@
 
     python -m experiments.tables
 
-Nothing is typed in by hand; what has no record is "not run".
+Nothing is typed in by hand; what has no record is "not run". On the pages of README and
+docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
+the command that wrote its records, and the commits that it ran.
 """
 
 from __future__ import annotations
 
 import pathlib
+import re
+from collections.abc import Callable, Iterable
 
 import experiments.demo.table
 import experiments.few_shot.table
@@ -15,16 +19,50 @@ import experiments.image_classification.table
 import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
-from experiments.common import runs
+from experiments import kills
+from experiments.common import runs, tables
 from experiments.demo import spirals
 from experiments.few_shot import sine_waves
 from experiments.neural_similarity import implicit_regularization, predictors
 from experiments.no_harm import report
-from experiments.page_tables import with_tables
+from experiments.no_harm.comparison import compare
+from experiments.no_harm.methods import METHODS
 from experiments.pretrained import table as pretrained
+from experiments.serving import load
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
+FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
+
+#: What the tables of costs and memory show of a group: patterns of candidate and case.
+COSTS = {
+    "static": r"(static UNS, CNN-9, training|folded UNS, CNN-9, inference)",
+    "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
+    "network": r"(dynamic|CNN, [sCE]).*narrow CNN-9, training",
+    "model": r".*S=5000",
+    "many_classes": r".*",
+}
+MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
+#: Words for what the benchmarks abbreviate.
+WORDS = {
+    "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
+    "DNS": "diagonal similarity",
+    "UNS": "unconstrained similarity",
+    ", layer, in blocks": " with `downsampling=2`",
+    ", layer": "",
+    ", dual form": "",
+    "d=256, C=10": "256 features, 10 classes",
+    "32x32, 32->32": "one layer of 32 filters at 32x32",
+    "8x8, 128->128": "one layer of 128 filters at 8x8",
+    "forward+backward": "training step",
+    ", B=128": "",
+    ", C=10": "",
+    "S=5000": "5,000 entries",
+    "S=": "entries: ",
+    "convnet4": "4-layer network",
+    "resnet_v2(29)": "ResNet-29",
+}
 
 INTRODUCTION = """# Results
 
@@ -62,12 +100,217 @@ def results_readme() -> str:
 
 
 def pages() -> list[pathlib.Path]:
-    """Returns README and documentation, which have tables between markers."""
-    return [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "docs" / "guides").glob("*.md")),
-    ]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def with_tables(text: str) -> str:
+    """Returns a page with the parts between its markers made anew."""
+    return re.sub(
+        r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->",
+        lambda match: (
+            f"<!-- table: {match['name']} -->\n{TABLES[match['name']]()}\n<!-- end -->"
+        ),
+        text,
+        flags=re.S,
+    )
+
+
+def _where() -> str:
+    """One row a kind of problem: plain network, the same with a method, and the price."""
+    demo, few_shot = _records("demo.jsonl", "digits"), _records(*FEW_SHOT)
+    matrix = compare(report.load(RESULTS, "unbiased"))
+    digits = experiments.demo.table.table(demo.runs)
+    episodes = experiments.few_shot.table.section(few_shot)
+    linear = _cells(digits, "linear features")
+    neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
+    plain = _cells(episodes, "finetuning of the classifier, from zero")
+    dynamic = _cells(episodes, "dynamic NSN")
+    wide = _cells(episodes, "plain network with the dynamic one's parameters")
+    longer = _cells(episodes, "plain network, trained 3.3 times as long")
+    naive = report.summary_table(matrix)
+    five = [run for run in _records(pretrained.PLACE).runs if run["shots"] == 5]
+    steps = {
+        row["candidate"]: f"{row['median']:.2f}x per step"
+        for each in experiments.speed.table.measured(RESULTS, "network")
+        for row in each["rows"]
+        if row["case"].startswith("few-shot")
+    }
+    slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+
+    def made(found: list[dict]) -> str:
+        return re.sub("^commits? ", "", tables.commits(found))
+
+    def of(records: runs.RunRecords, *methods: str) -> list[dict]:
+        return [run for run in records.runs if run["method"] in methods]
+
+    def of_pretrained(situation: str, title: str, name: str, times: str) -> list[str]:
+        chosen = [run for run in five if run["method"] in (name, pretrained.BASELINE)]
+        made_table = pretrained.table(chosen)
+        plain, difference = (
+            _cells(made_table, each)[0] for each in (pretrained.BASELINE, name)
+        )
+        made_by = made(chosen)
+        return [situation, plain, title, "", difference, times, made_by]
+
+    def after_five_epochs(situation: str, title: str, name: str, times: str) -> list[str]:
+        found = [each for each in matrix if each.method == name]
+        made_by = made([run for each in found for run in each.found + each.baseline])
+        difference, *_, step = _cells(naive, METHODS[name].title)[1:]
+        return [situation, "", title, "", difference, times.format(step), made_by]
+
+    return tables.markdown(
+        [
+            "situation",
+            "plain, %",
+            "method",
+            "%",
+            "difference, points",
+            "training time",
+            "commit",
+        ],
+        [
+            ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
+            + ["dynamic diagonal similarity", *dynamic[:2], steps["dynamic NSN"]]
+            + [made(of(few_shot, "finetuning", "dynamic_nsn"))],
+            ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
+            + [steps["plain network with the dynamic one's parameters"]]
+            + [made(of(few_shot, "finetuning", "same_parameters"))],
+            ["", plain[0], "plain network, trained longer", *longer[:2], "3.3x"]
+            + [made(of(few_shot, "finetuning", "longer"))],
+            of_pretrained(
+                "a pretrained network, 5 labels a class: three kinds of images",
+                *("static similarity, and classifier", "M unconstrained + head"),
+                "30 epochs; inference, folded: 1x",
+            ),
+            of_pretrained("", "all weights", "everything", "30 epochs"),
+            of_pretrained("", "nearest centroid", "nearest centroid", "none"),
+            after_five_epochs(
+                "five epochs, small data: five sets, three networks",
+                *("dynamic unconstrained similarity", "dynamic_uns", "{} per step"),
+            ),
+            after_five_epochs("", "plain, three times the rate", "plain_rate", "1x"),
+            ["weak features: one linear layer, digits", linear[0]]
+            + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
+            + [made(of(demo, "linear", "linear_neighborhoods"))],
+        ],
+    )
+
+
+def _cells(table: str, title: str) -> list[str]:
+    """The cells of a row of a Markdown table after its title."""
+    row = next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+def _records(file: str, name: str = "") -> runs.RunRecords:
+    return runs.RunRecords(RESULTS / file, name)
+
+
+def _few_shot() -> str:
+    made = experiments.few_shot.table.section(_records(*FEW_SHOT))
+    return _shown(made, FEW_SHOT[0], 5)
+
+
+def _image_classification(name: str, columns: int, how: str | None = None) -> str:
+    records = _records("image_classification.jsonl", name)
+    made = experiments.image_classification.table.section(records, ["table_1"])
+    return _shown(made, records.path.name, columns, how)
+
+
+def _neural_similarity(name: str, table: str, columns: int, how: str | None = None) -> str:
+    records = _records("neural_similarity.jsonl", name)
+    made = experiments.neural_similarity.table.section(records, [table])
+    return _shown(made, records.path.name, columns, how)
+
+
+def _converged() -> str:
+    """Both parts of the campaign of narrow networks."""
+    narrow = "cifar10_10000_2340_tuned"
+    how = (
+        "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
+    )
+    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 9, how)
+    return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
+
+
+def _no_harm() -> str:
+    found = report.load(RESULTS, "unbiased")
+    command = (
+        f"`python -m experiments.no_harm --output_dir=.` ({tables.commits(found)}), for "
+        "networks with batch norms with `--batch_norm=unbiased`"
+    )
+    made = report.summary_table(compare(found))
+    return _shown(f"{command}\n\n{made}", report.PLACE, 6)
+
+
+def _measured(shown: Iterable[tuple[str, str]], key: str, form: str, unit: str) -> str:
+    """What was measured without and with XLA: a row for each candidate and case."""
+    rows: dict[str, dict[str, str]] = {}
+    found = []
+    for group, pattern in shown:
+        for each in experiments.speed.table.measured(RESULTS, group):
+            found.append(each)
+            for row in each["rows"]:
+                title = f"{row['candidate']}, {row['case']}"
+                if re.match(pattern, title):
+                    for word, meant in WORDS.items():
+                        title = title.replace(word, meant)
+                    cells = rows.setdefault(title, {"off": "not run", "on": "not run"})
+                    cells[each["xla"]] = form.format(row[key])
+    columns = ["what", f"{unit}without XLA", f"{unit}with XLA"]
+    made = tables.markdown(columns, [[title, *rows[title].values()] for title in rows])
+    return _shown(f"`make bench` ({tables.commits(found)})\n\n{made}", "benchmarks.jsonl")
+
+
+def _shown(
+    section: str, file: str, columns: int | None = None, how: str | None = None
+) -> str:
+    """The first table of a section, and below it, folded, what was run for it.
+
+    Args:
+        section: Markdown, in which headings and pictures do not count.
+        file: The records, in results/.
+        columns: How many columns are shown; `None` for all.
+        how: What was run, if not what the section says before the table.
+    """
+    parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
+    first = next((i for i, part in enumerate(parts) if part.startswith("|")), None)
+    if first is None:
+        return "\n\n".join(parts)
+    lines = [line.strip("|").split("|")[:columns] for line in parts[first].splitlines()]
+    table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
+    how = how or "\n\n".join(parts[:first])
+    rest = [part for part in parts[first + 1 :][:1] if part.startswith(tables.REST)]
+    table = "\n\n".join([table, *rest])
+    return f"""{table}
+
+<details markdown="1">
+<summary>Command, setting and records</summary>
+
+{how}
+
+The records: [`results/{file}`]({FILES}/{file}).
+
+</details>"""
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "where": _where,
+    "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
+    "few_shot": _few_shot,
+    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
+    "converged": _converged,
+    "regression": lambda: _shown(
+        experiments.regression.table.section(RESULTS), "regression.jsonl"
+    ),
+    "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 9),
+    "no_harm": _no_harm,
+    "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
+    "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
+    "kills": lambda: kills.section(RESULTS, list(kills.EXAMPLES)),
+    "export_kills": lambda: kills.section(RESULTS, ["exports"]),
+    "load": lambda: _shown(load.section(RESULTS), "serving.jsonl"),
+}
 
 
 def main() -> None:
