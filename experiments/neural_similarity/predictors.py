@@ -19,19 +19,18 @@ import dataclasses
 import functools
 import math
 import pathlib
-from typing import Any
 
 import keras
 import numpy as np
 from absl import flags
 from scipy import stats
 
-import nsl_keras
 from experiments.common import command, data, runs, tables
+from experiments.no_harm import comparison
 from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
 from experiments.no_harm.data import Images, draw
-from experiments.no_harm.methods import PLAIN, PLAIN_METHOD, MakeNetwork, Method
-from experiments.no_harm.networks import BATCH_NORMS, NETWORKS, copy_weights
+from experiments.no_harm.methods import PLAIN, PLAIN_METHOD, Method, with_similarity
+from experiments.no_harm.networks import BATCH_NORMS, NETWORKS
 from experiments.no_harm.training import Cell, Setting
 from experiments.speed import timing
 from nsl_keras.predictors import SimilarityPredictor
@@ -61,32 +60,12 @@ PREDICTORS = {
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
 
-def with_predictor(similarity: str, name: str) -> Method:
-    """Returns a method of the matrix: dynamic convolutions with a predictor."""
-    predictor = PREDICTORS[name]
-
-    def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
-        return nsl_keras.layers.NeuralSimilarityConv2D(
-            filters,
-            *arguments,
-            similarity=SIMILARITIES[similarity],
-            predictor=predictor,
-            **options,
-        )
-
-    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-        model = make_network(convolution=convolution)
-        copy_weights(plain, model)
-        return model
-
-    return Method(f"{similarity} {name}", make)
-
-
-METHODS = {PLAIN: PLAIN_METHOD} | {
-    method.title: method
-    for similarity in SIMILARITIES
-    for method in [with_predictor(similarity, name) for name in PREDICTORS]
+OWN = {
+    f"{name} {kind}": Method(f"{name} {kind}", with_similarity(similarity, predictor))
+    for name, similarity in SIMILARITIES.items()
+    for kind, predictor in PREDICTORS.items()
 }
+METHODS = {PLAIN: PLAIN_METHOD} | OWN
 
 
 @functools.cache
@@ -132,21 +111,9 @@ def step_time(network: str, name: str) -> dict[str, float]:
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
     """Returns every method beside the plain network, in each of its cells."""
-    by_key: dict[tuple, dict[int, dict]] = {}
-    for run in found:
-        key = run["dataset"], run["network"], run["method"]
-        by_key.setdefault(key, {})[run["seed"]] = run
-    comparisons: dict[str, list[Comparison]] = {}
-    places = [(dataset, network) for dataset in DATASETS for network in NAMES]
-    in_columns = sorted(by_key.items(), key=lambda item: places.index(item[0][:2]))
-    for (dataset, network, name), own in in_columns:
-        plain = by_key.get((dataset, network, PLAIN), {})
-        seeds = sorted(set(own) & set(plain))
-        if name != PLAIN and seeds:
-            made = [own[seed] for seed in seeds], [plain[seed] for seed in seeds]
-            cell = Comparison(dataset, network, name, *made)
-            comparisons.setdefault(name, []).append(cell)
-    return {name: comparisons[name] for name in METHODS if name in comparisons}
+    cells = comparison.compare(found, OWN, DATASETS, NAMES)
+    made = {name: [each for each in cells if each.method == name] for name in OWN}
+    return {name: own for name, own in made.items() if own}
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
@@ -275,7 +242,7 @@ def main(_arguments: list[str]) -> None:
         pairs: dict[runs.Key, str] = {
             (network, name): f"{NETWORKS[network].title}, {name}"
             for network in networks
-            for name in FLAGS.method or list(METHODS)[1:]
+            for name in FLAGS.method or OWN
         }
         runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
     else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from scipy import stats  # Comes with scikit-learn.
 
 from experiments.no_harm.data import DATASETS
-from experiments.no_harm.methods import COMPARED
+from experiments.no_harm.methods import COMPARED, Method
 from experiments.no_harm.networks import NETWORKS
 
 #: Inference may be so far below training after an epoch, in points, or as far as the plain
@@ -98,34 +100,31 @@ def mean_gap(found: list[dict], epoch: str = "first_epoch") -> float:
     return 100 * statistics.mean(each["training"] - each["inference"] for each in modes)
 
 
-def compare(found: list[dict]) -> list[Comparison]:
+def compare(
+    found: list[dict],
+    methods: Mapping[str, Method] = COMPARED,
+    datasets: Iterable[str] = DATASETS,
+    networks: Iterable[str] = NETWORKS,
+) -> list[Comparison]:
     """Returns every method in every cell where there are runs of it and its baseline.
 
     A seed may have baselines of several commits: each run is compared with that of its own
     commit, and if there is none with the last.
     """
-    by_key: dict[tuple, dict[int, dict]] = {}
-    baselines: dict[tuple, list[dict]] = {}
+    cells: dict[tuple, dict[int, list[dict]]] = {}
     for run in found:
-        key = run["dataset"], run["network"], run["method"]
-        by_key.setdefault(key, {})[run["seed"]] = run
-        baselines.setdefault((*key, run["seed"]), []).append(run)
-
-    def baseline_of(run: dict, *key: str) -> dict:
-        several = baselines[*key, run["seed"]]
-        same = [each for each in several if each.get("commit") == run.get("commit")]
-        return (same or several)[-1]
-
+        cell = cells.setdefault((run["dataset"], run["network"], run["method"]), {})
+        cell.setdefault(run["seed"], []).append(run)
     comparisons = []
-    for dataset in DATASETS:
-        for network in NETWORKS:
-            for name, method in COMPARED.items():
-                own = by_key.get((dataset, network, name), {})
-                baseline = by_key.get((dataset, network, method.baseline), {})
-                seeds = sorted(set(own) & set(baseline))
-                if seeds:
-                    runs = [own[seed] for seed in seeds]
-                    key = dataset, network, method.baseline
-                    pairs = [baseline_of(run, *key) for run in runs]
-                    comparisons.append(Comparison(dataset, network, name, runs, pairs))
+    for dataset, network, name in itertools.product(datasets, networks, methods):
+        own = cells.get((dataset, network, name), {})
+        baseline = cells.get((dataset, network, methods[name].baseline), {})
+        runs = [own[seed][-1] for seed in sorted(own.keys() & baseline)]
+        pairs = []
+        for run in runs:
+            several = baseline[run["seed"]]
+            same = [each for each in several if each.get("commit") == run.get("commit")]
+            pairs.append((same or several)[-1])
+        if runs:
+            comparisons.append(Comparison(dataset, network, name, runs, pairs))
     return comparisons
