@@ -11,7 +11,7 @@ import keras
 from experiments.common import runs
 from experiments.no_harm.comparison import WIDEST, compare
 from experiments.no_harm.data import DATASETS
-from experiments.no_harm.methods import METHODS, baselines
+from experiments.no_harm.methods import METHODS
 from experiments.no_harm.networks import NETWORKS
 from experiments.no_harm.training import Cell, Setting
 
@@ -52,7 +52,8 @@ def undecided(
         and set(seeds) <= set(each.seeds)
         and len(each.seeds) < most
     ]
-    return [name for name in METHODS if name in {*wide, *baselines(wide)}]
+    needed = {*wide, *(METHODS[name].baseline for name in wide)}
+    return [name for name in METHODS if name in needed]
 
 
 def run_cell(

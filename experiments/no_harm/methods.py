@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -138,8 +138,3 @@ OWN = {
 }
 COMPARED = ALTERNATIVES | OWN
 METHODS = {PLAIN: PLAIN_METHOD} | COMPARED
-
-
-def baselines(names: Iterable[str]) -> set[str]:
-    """Names of what methods are compared with."""
-    return {METHODS[name].baseline for name in names}
