@@ -256,7 +256,7 @@ def section(results: pathlib.Path, names: Sequence[str]) -> str:
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / "kills.jsonl"
-    about = {"command": runs.command("kills"), "versions": runs.versions()}
+    about = runs.about("kills")
     failed = False
     for example in FLAGS.example:
         with tempfile.TemporaryDirectory() as scratch:

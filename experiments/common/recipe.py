@@ -308,8 +308,7 @@ def first_record(
     counted = {"parameters": sum(int(np.prod(v.shape)) for v in weights)}
     return {
         **{"method": name, "seed": seed, **(counted if model else {})},
-        "command": runs.command(module),
-        "versions": runs.versions(),
+        **runs.about(module),
         "devices": keras.distribution.list_devices(),
     }
 

@@ -49,15 +49,16 @@ def command(module: str) -> str:
     return shlex.join(["python", "-m", f"experiments.{module}", *arguments])
 
 
-def versions() -> dict[str, str]:
-    """What ran: versions of Python, Keras, the backend and this package."""
+def about(module: str) -> dict[str, Any]:
+    """The command that runs, and the versions of what it runs on."""
     name = keras.backend.backend()
-    return {
+    versions = {
         "python": platform.python_version(),
         "keras": keras.__version__,
         "backend": f"{name} {importlib.import_module(name).__version__}",
         "nsl_keras": nsl_keras.__version__,
     }
+    return {"command": command(module), "versions": versions}
 
 
 @functools.cache

@@ -146,8 +146,7 @@ def main(_arguments: list[str]) -> None:
         draw(axis, model, ways, points)
         axis.set_title(f"epoch {epoch}: {100 * accuracy(model):.1f} %", fontsize=9)
     content = {
-        "command": runs.command("demo.spirals"),
-        "versions": runs.versions(),
+        **runs.about("demo.spirals"),
         "train_examples": FLAGS.examples,
         "test_examples": len(points),
         "num_neighbors": NUM_NEIGHBORS,

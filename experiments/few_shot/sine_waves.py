@@ -50,8 +50,7 @@ def main(_arguments: list[str]) -> None:
     def run(seed: int) -> dict:
         return {
             "seed": seed,
-            "command": runs.command("few_shot.sine_waves"),
-            "versions": runs.versions(),
+            **runs.about("few_shot.sine_waves"),
             "errors": sine_waves.errors(FLAGS.iterations, seed),
         }
 

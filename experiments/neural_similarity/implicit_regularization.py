@@ -143,8 +143,7 @@ def one_run(
     kept = slice(None) if seed == 0 else slice(-1, None)
     return {
         **{"data": data, "flow": flow, "seed": seed},
-        "command": runs.command("neural_similarity.implicit_regularization"),
-        "versions": runs.versions(),
+        **runs.about("neural_similarity.implicit_regularization"),
         "target": measures(target, inputs, targets, target),
         "steps": [every * number for number in range(len(found))][kept],
         **{key: [float(f"{each[key]:.4g}") for each in found[kept]] for key in MEASURES},

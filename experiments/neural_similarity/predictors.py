@@ -224,8 +224,7 @@ def main(_arguments: list[str]) -> None:
     held = dataclasses.asdict(setting) | {"pool": POOL, "training_images": TRAINING_IMAGES}
     records = runs.RunRecords(path, setting=held)
     networks = FLAGS.network or NAMES
-    own = {"command": runs.command("neural_similarity.predictors")}
-    own |= {"versions": runs.versions()}
+    own = runs.about("neural_similarity.predictors")
 
     def run(dataset: str, network: str, name: str, seed: int) -> dict:
         found = images(dataset, read(dataset), seed)

@@ -83,11 +83,7 @@ def run_cell(
         seconds = time.process_time() - start
         accuracy = 100 * record["test_accuracy"][-1]
         print(f"{accuracy:.2f} %, {seconds:.0f} seconds of a core", flush=True)
-        return record | {
-            "core_seconds": seconds,
-            "command": runs.command("no_harm"),
-            "versions": runs.versions(),
-        }
+        return record | {"core_seconds": seconds} | runs.about("no_harm")
 
     runs.run_all(records, titles, run)
     keras.utils.clear_session()

@@ -248,7 +248,7 @@ def main(_arguments: list[str]) -> None:
         **{"rates": RATES, "entries": ENTRIES},
     }
     trials = runs.RunRecords(path, "trials", setting)
-    about = {"command": runs.command("pretrained"), "versions": runs.versions()}
+    about = runs.about("pretrained")
     names = FLAGS.method or list(METHODS)
 
     def run(name: str, place: str, shots: int, number: int, rate: float) -> dict:

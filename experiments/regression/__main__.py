@@ -235,9 +235,8 @@ def main(_arguments: list[str]) -> None:
     )
 
     def run(name: str, number: int) -> dict:
-        about = {"command": runs.command("regression"), "versions": runs.versions()}
         fold = run_fold(folds[number], records.state((name, number)))
-        return {"fold": number, **about, **fold}
+        return {"fold": number, **runs.about("regression"), **fold}
 
     titles = {("fold", number): f"Fold {number + 1}" for number in range(FLAGS.folds)}
     runs.run_all(records, titles, run)

@@ -122,8 +122,7 @@ def main(_arguments: list[str]) -> None:
     with client.running_server(MODEL.parents[1]) as server:
         requests_at_random(server, images, 1000, seed=1)  # To warm up.
         record = {
-            "command": runs.command("serving.load"),
-            "versions": runs.versions(),
+            **runs.about("serving.load"),
             "cores": os.cpu_count(),
             **requests_at_random(server, images, FLAGS.requests, seed=0),
             "latency": {

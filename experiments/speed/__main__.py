@@ -64,8 +64,7 @@ def main(_arguments: list[str]) -> None:
     for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
         for xla in MODES[FLAGS.xla]:
             record = {
-                "command": runs.command("speed"),
-                "versions": runs.versions(),
+                **runs.about("speed"),
                 "device": "cpu",
                 "cores": os.cpu_count(),
                 "xla": xla,
