@@ -132,18 +132,23 @@ def prepared_builder(dataset: str, data_dir: str | None) -> Any:
     return tfds.builder_from_directory(str(versions[-1].parent))
 
 
-def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
+def read_prepared(
+    builder: Any, split: str, channels: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first channels of the images, as they are prepared, and the labels of a split."""
     import tensorflow_datasets as tfds
 
+    examples = list(tfds.as_numpy(builder.as_dataset(split=split)))
+    images = np.stack([example["image"][..., :channels] for example in examples])
+    return images, np.array([example["label"] for example in examples], "int64")
+
+
+def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
     builder = prepared_builder(dataset, data_dir)
 
     def read(split: str) -> Split:
-        parts = [
-            (example["image"], example["label"])
-            for example in tfds.as_numpy(builder.as_dataset(split=split))
-        ]
-        images = np.stack([image for image, _ in parts]).astype("float32") / 255
-        return Split(images, np.array([label for _, label in parts], "int64"))
+        images, labels = read_prepared(builder, split)
+        return Split(images.astype("float32") / 255, labels)
 
     # The last tenth of the training images is the validation part, always the same.
     total = builder.info.splits["train"].num_examples

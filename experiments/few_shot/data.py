@@ -15,6 +15,7 @@ from experiments.common.data import (
     fingerprint,
     prepared_builder,
     read_arrays,
+    read_prepared,
     resized_images,
     write_arrays,
 )
@@ -91,19 +92,14 @@ def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
 
 def _omniglot(data_dir: str | None) -> FewShotData:
     """Letters as bright strokes on black; turned ones are classes too, in training."""
-    import tensorflow_datasets as tfds
-
     builder = prepared_builder("omniglot", data_dir)
 
     def read(split: str) -> Split:
-        images, labels = [], []
-        for example in tfds.as_numpy(builder.as_dataset(split=split)):
-            images.append(example["image"][..., :1])
-            labels.append(example["label"])
+        images, labels = read_prepared(builder, split, channels=1)
         order = np.argsort(labels, kind="stable")
-        strokes = resized_images(255 - np.stack(images)[order], OMNIGLOT_SIZE)
+        strokes = resized_images(255 - images[order], OMNIGLOT_SIZE)
         strokes = np.clip(np.round(strokes), 0, 255).astype("uint8")
-        return Split(strokes, np.array(labels)[order])
+        return Split(strokes, labels[order])
 
     train, test = read("train"), read("test")
     kept = np.unique(train.labels)

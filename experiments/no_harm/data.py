@@ -92,17 +92,13 @@ def _read(source: str, data_dir: str | None) -> Images:
 
 def _omniglot(data_dir: str | None) -> Images:
     """Classes of the part `small1`, bright strokes on black."""
-    import tensorflow_datasets as tfds
-
     builder = data.prepared_builder("omniglot", data_dir)
-    examples = list(tfds.as_numpy(builder.as_dataset(split="small1")))
-    labels = np.array([example["label"] for example in examples])
+    found, labels = data.read_prepared(builder, "small1", channels=1)
     classes = np.random.default_rng(0).permutation(np.unique(labels))[:OMNIGLOT_CLASSES]
     members = np.stack([np.flatnonzero(labels == each) for each in classes])
 
     def part(indices: np.ndarray) -> Split:
-        strokes = 255 - np.stack([examples[i]["image"][..., :1] for i in indices.ravel()])
-        images = data.resized_images(strokes, OMNIGLOT_SIZE) / 255
+        images = data.resized_images(255 - found[indices.ravel()], OMNIGLOT_SIZE) / 255
         return Split(
             np.clip(images, 0, 1), np.repeat(np.arange(len(indices)), len(indices.T))
         )
