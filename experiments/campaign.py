@@ -116,7 +116,6 @@ def _table_3(dataset: str, backbones: str) -> list[Row]:
 
 
 def _both_tables(dataset: str, backbones: str) -> list[Row]:
-    """Tables 1 and 3 of Meta-Neighborhoods on a data set."""
     first = _neighborhoods(backbones, dataset, _TABLE_1)
     return first + _table_3(dataset, backbones)
 

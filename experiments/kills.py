@@ -107,7 +107,6 @@ def add_line(path: pathlib.Path, line: str) -> None:
 
 
 def start(example: str, folder: pathlib.Path, stage: str = "never") -> subprocess.Popen:
-    """Starts an example that writes to a folder."""
     folder.mkdir(exist_ok=True)
     given = f"{EXAMPLES[example]} --state_dir={{}}/unfinished --output_dir={{}}"
     called = [folder, stage, example, *given.replace("{}", str(folder)).split()]
@@ -241,7 +240,6 @@ def tiny_images() -> data.FewShotData:
 
 
 def section(results: pathlib.Path, names: Sequence[str]) -> str:
-    """Markdown of some examples."""
     found = {run["key"][0]: run for run in runs.read(results / "kills.jsonl")}
     columns = {"kills": "kills at random", "kills_in_writes": "kills at new files"}
     if "exports" in names:

@@ -104,7 +104,6 @@ def pages() -> list[pathlib.Path]:
 
 
 def with_tables(text: str) -> str:
-    """Returns a page with the parts between its markers made anew."""
     return re.sub(
         r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->",
         lambda match: (

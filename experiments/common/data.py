@@ -45,7 +45,6 @@ class ImageData:
         return self.train.images.shape[1:]
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Self:
-        """The same data with the images of all parts changed."""
         splits = {part: getattr(self, part) for part in PARTS}
         parts = {part: Split(change(s.images), s.labels) for part, s in splits.items()}
         return dataclasses.replace(self, **parts)
@@ -58,7 +57,6 @@ class ImageData:
         return self.changed(lambda images: (images - mean) / deviation)
 
     def resized(self, size: int) -> Self:
-        """The same data with images of `size` by `size` pixels."""
         return self.changed(lambda images: resized_images(images, size))
 
     @property
@@ -116,7 +114,6 @@ def _digits(train_examples: int | None) -> ImageData:
 
 
 def prepared_builder(dataset: str, data_dir: str | None) -> Any:
-    """The tfds builder of a prepared copy; nothing is downloaded."""
     import tensorflow_datasets as tfds
 
     folder = pathlib.Path(data_dir or "~/tensorflow_datasets").expanduser()
@@ -189,7 +186,6 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-    """A digest of the arrays of a file."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         array = np.ascontiguousarray(arrays[key])
@@ -234,7 +230,6 @@ def load_file(path: str, train_examples: int | None = None) -> ImageData:
 
 
 def save_file(data: ImageData, path: str) -> None:
-    """Writes the images for `load_file`."""
     parts = {part: getattr(data, part) for part in PARTS}
     write_arrays(path, parts, class_names=np.array(data.class_names))
 
@@ -257,7 +252,6 @@ def resized_images(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def without_validation(data: ImageData) -> ImageData:
-    """The same data with the validation images among those for training."""
     train = Split(
         np.concatenate([data.train.images, data.validation.images]),
         np.concatenate([data.train.labels, data.validation.labels]),

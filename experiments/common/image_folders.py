@@ -139,7 +139,6 @@ READERS: dict[str, Callable[[pathlib.Path, int], Parts]] = {
 def _class_folders(
     folder: pathlib.Path, parts: tuple[str, ...], image_size: int
 ) -> tuple[list[Part], list[str]]:
-    """Reads sub-folders with the same classes."""
     read = [load_image_folder(folder / part, image_size) for part in parts]
     first = read[0][2]
     for part, (_, _, names) in zip(parts, read, strict=True):

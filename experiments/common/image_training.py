@@ -84,7 +84,6 @@ class Rows:
 
 
 def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
-    """The steps that the flags ask for."""
     if FLAGS.epochs is None:
         return FLAGS.steps or published
     if FLAGS.steps is not None:
@@ -97,7 +96,6 @@ def steps_from_flags(published: int, train_examples: int, batch_size: int) -> in
 
 
 def recipe_changes_from_flags() -> dict:
-    """What the flags change of every recipe."""
     changes = options.changes(
         *("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps")
     )
@@ -152,7 +150,6 @@ def training_examples(found: Images) -> int:
 
 
 def setting_of(found: Images, trained: recipe.Recipe, **others: object) -> dict:
-    """What all runs of a command have in common."""
     return {
         **others,
         "dataset": FLAGS.dataset,
@@ -170,7 +167,6 @@ def setting_of(found: Images, trained: recipe.Recipe, **others: object) -> dict:
 
 
 def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
-    """The name of a setting among those of a command."""
     if FLAGS.filters is not None:
         network = f"{network}_{'-'.join(FLAGS.filters)}"
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")

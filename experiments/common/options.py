@@ -16,7 +16,6 @@ flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chun
 
 
 def on_cpu() -> bool:
-    """Whether there is no accelerator."""
     return all(name.startswith("cpu") for name in keras.distribution.list_devices())
 
 

@@ -66,7 +66,6 @@ class Recipe:
         )
 
     def rates(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
-        """The rate of each step."""
         schedules = keras.optimizers.schedules
         rates: Any = self.learning_rate
         if self.cosine_decay:
@@ -93,7 +92,6 @@ class Recipe:
         return keras.optimizers.SGD(rates, momentum=0.9, nesterov=nesterov, **clip)
 
     def penalize(self, variables: Iterable[Any]) -> None:
-        """Puts the penalty on variables that have none."""
         for variable in variables:
             if self.penalty and variable.regularizer is None:
                 variable.regularizer = keras.regularizers.L2(self.penalty / 2)
@@ -184,7 +182,6 @@ class Batches(keras.utils.PyDataset):
         return images.astype("float32") / white, self.split.labels[chosen]
 
     def _order(self, number: int) -> np.ndarray:
-        """The order of the images in one pass."""
         if number not in self._orders:
             generator = np.random.default_rng([self.seed, 0, number])
             order = generator.permutation(len(self.split.images))

@@ -75,7 +75,6 @@ def commit() -> str | None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a text file in UTF-8."""
     with files.replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
@@ -139,7 +138,6 @@ class RunRecords:
 
     @property
     def runs(self) -> list[dict]:
-        """All records."""
         return [run for run in read(self.path) if run["name"] == self.name]
 
     def state(self, key: Key) -> pathlib.Path:
@@ -147,7 +145,6 @@ class RunRecords:
         return self.states / "_".join(str(part).replace("/", "_") for part in key)
 
     def holds(self, key: Key) -> bool:
-        """Whether a run is finished."""
         return list(key) in [run["key"] for run in self.runs]
 
     def add(self, key: Key, record: dict) -> None:
@@ -179,18 +176,15 @@ def differences(there: dict, here: dict) -> dict[str, tuple]:
 
 
 def all_of(path: pathlib.Path) -> list[RunRecords]:
-    """The records of every setting of an experiment, by name."""
     return [RunRecords(path, name) for name in sorted({run["name"] for run in read(path)})]
 
 
 def clear(path: pathlib.Path, name: str) -> None:
-    """Deletes the records of a setting."""
     left = [run for run in read(path) if run["name"] != name]
     write_text(path, "".join(map(_line, left)))
 
 
 def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, str]:
-    """Keys and titles of the runs of every method with every seed."""
     return {
         (name, seed): f"{title}, seed {seed}"
         for seed in map(int, seeds)

@@ -21,7 +21,6 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def mean(values: Iterable[float], sign: str = "") -> str:
-    """The mean, and the standard deviation of two or more."""
     values = list(values)
     if not values:
         return ""
@@ -30,7 +29,6 @@ def mean(values: Iterable[float], sign: str = "") -> str:
 
 
 def of_method(runs: list[dict], method: str) -> list[dict]:
-    """The runs of a method."""
     return [run for run in runs if run["method"] == method]
 
 
@@ -52,7 +50,6 @@ def outcome(runs: list[dict], values: Iterable[float]) -> str:
 
 
 def seeds(runs: list[dict]) -> str:
-    """The seeds of the runs of a method."""
     return ", ".join(map(str, sorted(run["seed"] for run in runs)))
 
 
@@ -109,7 +106,6 @@ def trials(runs: list[dict]) -> str:
 
 
 def rates(runs: list[dict]) -> str:
-    """The start rates of the runs that record one."""
     found = {run["learning_rate"] for run in runs if "learning_rate" in run}
     return ", ".join(f"{rate:g}" for rate in sorted(found))
 
@@ -212,5 +208,4 @@ def run_and_not_run(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def figure(published: float | None) -> str:
-    """A published figure, or an empty cell."""
     return "" if published is None else f"{published:.2f}"

@@ -66,7 +66,6 @@ def train(
 
 
 def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any]:
-    """Pictures of what was learned, by name."""
     figures = {}
     if "static" in models:
         figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])

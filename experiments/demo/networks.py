@@ -101,7 +101,6 @@ def build_model(
 
 
 def compile_model(model: keras.Model, recipe: Recipe) -> keras.Model:
-    """Compiles a model of `build_model`."""
     # The authors decay no similarity: it would be drawn away from the identity.
     similarities = [v for v in model.trainable_variables if v.name == "similarity"]
     return compile_classifier(

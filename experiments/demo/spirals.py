@@ -71,7 +71,6 @@ def neighborhoods() -> keras.Model:
 
 
 def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarray) -> None:
-    """Draws regions, test points, entries and the ways they came."""
     from matplotlib.colors import ListedColormap
 
     line = np.linspace(-LIMIT, LIMIT, 100)
@@ -94,7 +93,6 @@ def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarr
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## Meta-Neighborhoods, Figure 3: spirals"
     found = runs.read(results / "spirals.jsonl")
     if not found:

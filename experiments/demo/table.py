@@ -55,12 +55,10 @@ def table(found: list[dict]) -> str:
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of the demo on each data set."""
     return "\n\n".join(section(results, dataset) for dataset in DATASETS)
 
 
 def section(results: pathlib.Path, dataset: str) -> str:
-    """Markdown of the demo on a data set."""
     title = f"## Demo: {dataset}"
     records = runs.RunRecords(results / "demo.jsonl", dataset)
     found, setting = records.runs, records.setting

@@ -122,7 +122,6 @@ def finetuned(network: keras.Model, task: Task, **finetuning: Any) -> Callable:
 
 
 def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task], Any]:
-    """Makes a learner of the package with these options."""
     return lambda network, task: learner(network, task.ways, **options, **task.options)
 
 

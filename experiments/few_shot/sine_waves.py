@@ -28,7 +28,6 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## Few-shot regression: sine waves"
     found = runs.RunRecords(results / PLACE).runs
     if not found:

@@ -78,7 +78,6 @@ def _backends(found: list[dict]) -> str:
 
 
 def _of_images(setting: dict) -> str:
-    """What was done to training images."""
     if not setting["augmentation"]:
         return ""
     return "Images are shifted by up to 4 pixels and mirrored in pretraining. "

@@ -56,7 +56,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The name of the folder of its runs."""
         name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
         if self.augmentation:
             name += "_augmented"

@@ -84,7 +84,6 @@ class Maxl(keras.Model):
         return ops.softmax(ops.where(own > 0, logits, -1e9), axis=-1)
 
     def loss_at(self, weights: list, images: Any, labels: Any, parts: Any) -> tuple:
-        """The losses of both tasks at weights of the multi-task network."""
         (primary, auxiliary), _ = self.multi_task.stateless_call(
             weights,
             [variable.value for variable in self.multi_task.non_trainable_variables],

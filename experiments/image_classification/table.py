@@ -13,7 +13,6 @@ TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classif
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of all settings, and of what was not run."""
     found = runs.all_of(results / "image_classification.jsonl")
     parts = [TITLE, *map(section, found), not_run(found)]
     return "\n\n".join(parts)
@@ -32,7 +31,6 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
 
 
 def picture(setting: str, experiment: str) -> str:
-    """The name of a figure of the paper, drawn from the runs of a setting."""
     return f"{setting}_{experiment}"
 
 

@@ -174,7 +174,6 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## Neural Similarity Learning, Section 5.1: implicit regularization"
     found = runs.RunRecords(results / PLACE).runs
     if not found:

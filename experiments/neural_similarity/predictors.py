@@ -132,18 +132,15 @@ def pooled(cells: list[Comparison]) -> tuple[float, float]:
 
 
 def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:
-    """Times of a step by method and network."""
     found = costs(results)
     return {(run["method"], run["network"]): run["step_time"] for run in found}
 
 
 def costs(results: pathlib.Path) -> list[dict]:
-    """The records of times."""
     return runs.RunRecords(results / PLACE, COSTS).runs
 
 
 def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
-    """One line a similarity and predictor."""
     places = [(dataset, network) for dataset in DATASETS for network in NAMES]
     columns = [f"{DATASETS[d]}, {NETWORKS[n].title}" for d, n in places]
     titles = [f"step time, {NETWORKS[network].title}" for network in NAMES]
@@ -196,7 +193,6 @@ def write_picture(
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## Neural Similarity Learning: what predictors cost"
     found = runs.RunRecords(results / PLACE).runs
     if not found:

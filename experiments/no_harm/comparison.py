@@ -43,12 +43,10 @@ class Comparison(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the cell is called."""
         return f"{DATASETS[self.dataset].title} {NETWORKS[self.network].title}"
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds."""
         return [run["seed"] for run in self.found]
 
     def differences(self, epochs: int = 1) -> list[float]:
@@ -57,7 +55,6 @@ class Comparison(NamedTuple):
         return [test_accuracy(run, epochs) - test_accuracy(b, epochs) for run, b in pairs]
 
     def difference(self, epochs: int = 1) -> float:
-        """The mean of the differences."""
         return statistics.mean(self.differences(epochs))
 
     def half_width(self, epochs: int = 1) -> float:
@@ -90,7 +87,6 @@ class Comparison(NamedTuple):
 
 
 def test_accuracy(run: dict, epochs: int = 1) -> float:
-    """The mean accuracy after the last epochs, in percent."""
     return 100 * statistics.mean(run["test_accuracy"][-epochs:])
 
 

@@ -46,7 +46,6 @@ class Dataset(NamedTuple):
     training_images: int | None = None
 
     def load(self, seed: int, data_dir: str | None = None) -> Images:
-        """Returns the images of a seed."""
         train, test, classes = _read(self.source, data_dir)
         return Images(draw(train, self.training_images, seed), test, classes)
 

@@ -41,17 +41,14 @@ class Method(NamedTuple):
     rate: float = 1.0
 
     def suits(self, network: networks.Network) -> bool:
-        """Whether the method can be used with a network."""
         return network.batch_norm or not self.batch_norm
 
 
 def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    """Returns the plain network."""
     return plain
 
 
 def with_cosine_head(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    """Returns the plain network with a cosine classifier in place of its dense one."""
     classifier = plain.get_layer(networks.CLASSIFIER)
     head = nsl_keras.layers.CosineDense(classifier.units)
     return keras.Model(plain.input, head(classifier.input))
@@ -98,7 +95,6 @@ def add_similarity(**options: Any) -> Make:
 
 
 def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    """Converts a trained network to Meta-Neighborhoods."""
     return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
 
 

@@ -35,7 +35,6 @@ def load(results: pathlib.Path, batch_norm: str) -> list[dict]:
 
 
 def page(results: pathlib.Path) -> str:
-    """Markdown of the whole report."""
     setting = Setting()
     sections = [_section(owner, load(results, name)) for name, owner in OWNERS.items()]
     text = f"""# Do no harm
@@ -131,7 +130,6 @@ def _named(cell: Comparison) -> str:
 
 
 def _step_time(cells: list[Comparison]) -> str:
-    """The median of the cells where it is known."""
     known = [statistics.median(cell.step_times) for cell in cells if cell.step_times]
     return f"{statistics.median(known):.2f}x" if known else "unknown"
 

@@ -61,7 +61,6 @@ class Cell:
         )
 
     def run(self, method: Method) -> dict[str, Any]:
-        """Trains by a method, and returns the record."""
         if method is PLAIN_METHOD:
             return self._pretrained[0]
         weights = self._pretrained[1] if method.pretrained else None
@@ -128,7 +127,6 @@ class Cell:
 
 
 def accuracy(model: keras.Model, split: Split) -> float:
-    """Share of images that a model in inference mode classifies right."""
     logits = model.predict(split.images, batch_size=250, verbose=0)
     return float(np.mean(logits.argmax(axis=-1) == split.labels))
 

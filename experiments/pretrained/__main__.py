@@ -106,7 +106,6 @@ def classifier(few: Few) -> keras.Model:
 def fit(
     model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int
 ) -> dict:
-    """Trains by the recipe."""
     model.compile(
         keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -215,7 +214,6 @@ def neighbors(classes: int) -> keras.Model:
 
 
 def alone(layer: type[keras.layers.Layer]) -> Callable[[int], keras.Model]:
-    """Makes a model of one layer."""
     return lambda classes: keras.Sequential([layer(classes)])
 
 

@@ -68,7 +68,6 @@ def _unit(convolution: layers.Layer, x: Any, active: bool = True) -> Any:
 
 
 def weights_file() -> pathlib.Path:
-    """The file in the installed package."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise FileNotFoundError(2, "No such package", f"pip install {PACKAGE}")

@@ -54,7 +54,6 @@ def _cell(found: list[dict], name: str) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## A pretrained network with few labels"
     found = runs.RunRecords(results / PLACE).runs
     if not found:

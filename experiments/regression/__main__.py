@@ -158,7 +158,6 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
 def trained(
     fold: data.Fold, choices: Iterable[dict], state: pathlib.Path
 ) -> list[tuple[keras.Model, dict]]:
-    """The models of all choices, and their records."""
     return [
         train(fold, each, state / "_".join(map(str, each.values()))) for each in choices
     ]

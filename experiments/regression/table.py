@@ -60,7 +60,6 @@ def p_value(errors: dict[str, list[float]]) -> float:
 
 
 def section(results: pathlib.Path) -> str:
-    """The section of results/README.md."""
     title = "## Meta-Neighborhoods, Table 2: regression"
     settings = runs.all_of(results / "regression.jsonl")
     if not settings:

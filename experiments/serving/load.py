@@ -98,7 +98,6 @@ def images_per_second(
 
 
 def section(results: pathlib.Path) -> str:
-    """Markdown of the record."""
     for found in runs.read(results / "serving.jsonl"):
         rows = {
             "good requests that got what the model predicts": "{equal:,} of {good:,}",

@@ -32,7 +32,6 @@ RECORDED = 32
 
 
 def folder_of(output: pathlib.Path, name: str) -> pathlib.Path:
-    """The folder of a model's versions."""
     return output / "saved_models" / f"{DATASET}_{name}"
 
 

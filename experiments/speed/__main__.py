@@ -42,7 +42,6 @@ flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
 def measured(group: str, xla: str) -> list[dict[str, Any]]:
-    """Measures a group, printing row by row."""
     print(f"\n### {group}, XLA {xla}\n", flush=True)
     keras.utils.set_random_seed(0)
     if group == MEMORY:

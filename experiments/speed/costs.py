@@ -25,7 +25,6 @@ NAMES = ("inference", "training")
 
 
 def comparisons(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields the comparisons of this group, one at a time."""
     for batch in BATCHES:
         yield from of_heads(f"batch={batch}", batch, NEIGHBORS, xla)
     for entries in ENTRIES:

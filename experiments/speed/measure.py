@@ -32,7 +32,6 @@ class Comparison:
     most_rounds: int | None = None
 
     def rows(self, rounds: int) -> list[dict[str, Any]]:
-        """Measures, and returns one row a candidate."""
         rounds = min(rounds, self.most_rounds or rounds)
         ratios = timing.ratios_to_first(
             self.steps, rounds=rounds, calls_per_round=self.calls_per_round
@@ -51,8 +50,6 @@ class Comparison:
 
 
 def forward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
-    """Inference."""
-
     @tf.function(jit_compile=xla)
     def run() -> tf.Tensor:
         return _digest(layer(inputs, training=False))
@@ -85,7 +82,6 @@ def inference(
     xla: bool,
     **options: Any,
 ) -> Comparison:
-    """Compares layers or models in inference."""
     steps = {name: forward(layer, inputs, xla) for name, layer in layers.items()}
     return Comparison(case, steps, **options)
 

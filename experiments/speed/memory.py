@@ -34,7 +34,6 @@ FLAGS = flags.FLAGS
 
 
 def rows(xla: bool) -> Iterator[dict[str, Any]]:
-    """Yields one row a case."""
     for case in CASES:
         command = [sys.executable, "-m", "experiments.speed.memory", f"--case={case}"]
         command.append("--xla" if xla else "--noxla")

@@ -38,7 +38,6 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
 
 
 def head(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields comparisons of the head on given features."""
     features = tf.random.normal((BATCH, FEATURES))
     yield from against_the_plain_head(features, xla)
     yield from against_nested_tapes(features, xla)

@@ -52,7 +52,6 @@ class StoredPrediction(keras.layers.Layer):
 
 
 def dynamic(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields comparisons of dynamic similarities."""
     for size, channels in SIZES:
         inputs = tf.random.normal((BATCH, size, size, channels))
         layers = {
@@ -92,7 +91,6 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
 
 
 def static(xla: bool) -> Iterator[measure.Comparison]:
-    """Yields comparisons of static similarities in training and in inference."""
     images = tf.random.normal((BATCH, 32, 32, 3))
     networks = {"Conv2D": nsl_keras.backbones.cnn9()} | {
         f"static {name}": nsl_keras.backbones.cnn9(
