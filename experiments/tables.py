@@ -266,11 +266,7 @@ def _shown(
 ) -> str:
     """The first table of a section, and below it, folded, what was run for it.
 
-    Args:
-        section: Markdown, in which headings and pictures do not count.
-        file: The records, in results/.
-        columns: How many columns are shown; `None` for all.
-        how: What was run, if not what the section says before the table.
+    That is what the section says before the table, unless `how` says it.
     """
     parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
     first = next((i for i, part in enumerate(parts) if part.startswith("|")), None)

@@ -76,10 +76,8 @@ class Rows:
     baseline: str
     recipe: Callable[[str], recipe.Recipe]
     make: Callable[[str, int, recipe.Recipe], tuple[keras.Model, keras.Model]]
-    finish: Callable[[keras.Model, dict], None] = lambda model, record: None
-    multiply_adds: Callable[[keras.Model], int | None] = lambda network: (
-        nsl_keras.convert.summary(network).multiply_adds
-    )
+    finish: Callable[[keras.Model, dict], None]
+    multiply_adds: Callable[[keras.Model], int | None]
     curves: bool = False
 
 
@@ -188,8 +186,7 @@ def train(
 ) -> dict:
     """Trains one row with one seed, evaluates it once, and returns its record.
 
-    A start `rate` of `None` is the recipe's own. A trial is shorter, and evaluated on
-    validation images alone.
+    A start `rate` of `None` is the recipe's own.
     """
     keras.utils.set_random_seed(seed)
     trained = rows.recipe(name)
@@ -265,11 +262,7 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
 def tuned_rates(
     trials: runs.RunRecords, titles: Iterable[str], setting: dict
 ) -> dict[str, float]:
-    """The rate of each row that was best on validation images.
-
-    Raises:
-        ValueError: If rows have no trials, not the same ones, or those of another setting.
-    """
+    """The rate of each row that was best on validation images."""
     different = runs.differences(trials.setting or setting, setting)
     for each in _OF_TRIALS:
         different.pop(each, None)

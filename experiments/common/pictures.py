@@ -96,7 +96,6 @@ def _descriptions(model: keras.Model, images: np.ndarray) -> np.ndarray:
 
 
 def _predicted(function: Callable, images: np.ndarray, **options: Any) -> np.ndarray:
-    """The outputs in inference, of many images."""
     batches = np.array_split(images, -(-len(images) // 128))
     found = (function(batch, training=False, **options) for batch in batches)
     return np.concatenate([keras.ops.convert_to_numpy(each) for each in found])

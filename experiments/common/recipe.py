@@ -215,11 +215,7 @@ def fit(
     it; a training that is finished there is not trained again. Returns the final loss, the
     seconds of all calls, and the images per second (the median over chunks, so that
     compilation does not count); with images of `validation`, the accuracy after each chunk
-    too.
-
-    Raises:
-        nsl_keras.NonFiniteLossError: If the loss diverges.
-        OutOfTime: If the time of --stop_after_minutes comes first.
+    too. Raises `nsl_keras.NonFiniteLossError` if the loss diverges.
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(

@@ -91,11 +91,7 @@ def _line(content: Any) -> str:
 
 
 def read(path: pathlib.Path) -> list[dict]:
-    """All records of an experiment.
-
-    Raises:
-        ValueError: If a line is damaged, as no kill leaves it.
-    """
+    """All records of an experiment; a `ValueError` for a line that is damaged."""
     whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")
     try:
         return [json.loads(line) for line in whole.splitlines()]
@@ -107,16 +103,10 @@ def read(path: pathlib.Path) -> list[dict]:
 
 
 class RunRecords:
-    """Records of the runs of one setting.
+    """Records of the runs of one setting, which has a name in the file of an experiment.
 
-    Args:
-        path: The file of the experiment.
-        name: The name of the setting in it.
-        setting: What all runs have in common; `None` to read what the file has.
-        states: Below it, the states of runs that are not finished.
-
-    Raises:
-        ValueError: If the file holds runs of another setting by this name.
+    The `setting` is what all runs have in common, `None` to read what the file has; the
+    states of runs that are not finished are below `states`.
     """
 
     def __init__(

@@ -182,29 +182,24 @@ def relation_net(network: keras.Model, task: Task) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A row of the table.
-
-    Attributes:
-        learner: A function of a network from images to features and a `Task`.
-        network: The kind of the network, see `features`.
-        pretrained: Whether it was trained to classify all training classes before;
-            otherwise it is trained on episodes from the start.
-        budget: Its training images over the setting's.
-        inner_rates: Rates of inner steps. The trials take them in turn.
-        paper: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
-        rebuttal: The same from Table 1 of the authors' rebuttal. Its columns, which have no
-            heading, are read as MAML, ProtoNet and RelationNet.
-    """
+    """A row of the table."""
 
     title: str
+    #: A function of a network from images to features and a `Task`.
     learner: Callable[[keras.Model, Task], Callable]
     _: dataclasses.KW_ONLY
     network: str = "plain"
+    #: Whether the network has been trained to classify all training classes before.
     pretrained: bool = True
     episodic: bool = False
+    #: Training images over the setting's.
     budget: float = 1.0
+    #: Rates of inner steps. The trials take them in turn.
     inner_rates: tuple[float, ...] = ()
+    #: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
     paper: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: The same from Table 1 of the authors' rebuttal. Its columns, which have no heading,
+    #: are read as MAML, ProtoNet and RelationNet.
     rebuttal: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -348,7 +343,6 @@ PAIRS = (
 
 
 def inner_rate(name: str, dataset: str, trial: int = 0) -> float | None:
-    """The rate of a row's inner steps in a trial, or `None`."""
     if name.startswith("maml") and dataset == "omniglot":
         return 0.4  # Its authors'.
     rates = METHODS[name].inner_rates
@@ -356,7 +350,6 @@ def inner_rate(name: str, dataset: str, trial: int = 0) -> float | None:
 
 
 def loss(name: str) -> keras.losses.Loss:
-    """What a row that is trained on episodes is trained with."""
     if name.startswith("relation_net"):
         return few_shot.RelationLoss()
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -24,7 +24,6 @@ TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of all settings, then the published figures where nothing ran for them."""
     found = runs.all_of(results / "few_shot.jsonl")
     rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
     return "\n\n".join([TITLE, *map(section, found), *rest])
@@ -95,7 +94,6 @@ def _pairs(setting: dict, found: list[dict]) -> list[str]:
 
 
 def not_run() -> str:
-    """Markdown of the published figures, where nothing ran for them."""
     columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
     rows = []
     for method in methods.METHODS.values():

@@ -65,8 +65,6 @@ class Setting:
 
 
 class Training:
-    """Trains and judges the methods of one setting on one data set."""
-
     def __init__(
         self, setting: Setting, images: data.FewShotData, states: pathlib.Path
     ) -> None:
@@ -280,13 +278,9 @@ def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> 
 def run_methods(
     training: Training, names: Sequence[str], seeds: Sequence[int], results: pathlib.Path
 ) -> runs.RunRecords:
-    """Runs every method with every seed that has no record yet.
-
-    Raises:
-        ValueError: If a part has too few classes, or images of a class.
-    """
+    """Runs every method with every seed that has no record yet."""
     for part in PARTS:
-        # Said before the training, not after it.
+        # Too few classes are said before the training, not after it.
         training.sampler(getattr(training.data, part), 0)
     classes = len(np.unique(training.train.labels))
     if (

@@ -45,10 +45,8 @@ def losses(labels: Any, parts: Any, primary: Any, auxiliary: Any) -> tuple[Any, 
 class Maxl(keras.Model):
     """A multi-task network and the generator of its auxiliary labels; TensorFlow alone.
 
-    Args:
-        multi_task: A model from images to logits of the classes, and of their parts.
-        generator: A model from images to logits of the parts.
-        lookahead_rate: The rate of the step that the generator learns through.
+    The network gives logits of the classes and of their parts, the generator those of the
+    parts; it learns through a step of the `lookahead_rate`.
     """
 
     def __init__(

@@ -383,10 +383,7 @@ def published(dataset: str, optimizer: str = "adamw") -> Recipe:
 def compile_model(
     model: keras.Model, recipe: Recipe, jit_compile: bool | str
 ) -> keras.Model:
-    """Compiles a model of `build`, with the penalty on kernels where the recipe has one.
-
-    Returns what to train.
-    """
+    """Compiles a model of `build`, with the penalty on kernels where the recipe has one."""
     backbone = model.layers[0]
     recipe.penalize(each for each in backbone.trainable_variables if each.name == "kernel")
     return compile_classifier(model, recipe, spared_of(model), jit_compile=jit_compile)

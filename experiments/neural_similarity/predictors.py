@@ -70,7 +70,6 @@ METHODS = {PLAIN: PLAIN_METHOD} | OWN
 
 @functools.cache
 def read(dataset: str) -> data.ImageData:
-    """Returns the images of a set that the flags name."""
     if dataset == "cifar_fs":
         return data.load_file(FLAGS.data_file)
     if FLAGS.cifar10_file:
@@ -168,7 +167,6 @@ def _shown(gain: float, width: float) -> str:
 def write_picture(
     comparisons: dict[str, list[Comparison]], times: dict, path: pathlib.Path
 ) -> None:
-    """Draws the gain in validation accuracy against the time of a step."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")

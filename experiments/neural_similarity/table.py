@@ -11,7 +11,6 @@ TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of all settings, then of the tables of which nothing was run."""
     found = runs.all_of(results / "neural_similarity.jsonl")
     ran = {number for records in found for number in tables_of(records)}
     rest = [number for number in methods.TABLES if number not in ran]

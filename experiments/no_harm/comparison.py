@@ -25,15 +25,7 @@ LAST_EPOCHS = 3
 
 
 class Comparison(NamedTuple):
-    """A method in a cell, beside its baseline with the same seeds.
-
-    Attributes:
-        dataset: Name of the image set.
-        network: Name of the network.
-        method: Name of the method.
-        found: Records of the method, a seed each.
-        baseline: Records of its baseline, with the same seeds.
-    """
+    """Records of a method in a cell, a seed each, beside its baseline's of these seeds."""
 
     dataset: str
     network: str
@@ -68,17 +60,13 @@ class Comparison(NamedTuple):
 
     @property
     def has_large_gap(self) -> bool:
-        """Whether the gap after an epoch is larger than what passes."""
         baseline = mean_gap(self.baseline)
         return mean_gap(self.found) > max(LARGEST_GAP, baseline + GAP_ABOVE_PLAIN)
 
     @property
     def step_times(self) -> list[float]:
-        """Times of a step over the baseline's.
-
-        Only seeds whose two runs one command made count: those of two commands may be of
-        machines of different speed.
-        """
+        """Times of a step over the baseline's."""
+        # Runs of two commands may be of machines of different speed.
         return [
             run["seconds_per_step"] / other["seconds_per_step"]
             for run, other in zip(self.found, self.baseline, strict=True)
@@ -102,11 +90,7 @@ def compare(
     datasets: Iterable[str] = DATASETS,
     networks: Iterable[str] = NETWORKS,
 ) -> list[Comparison]:
-    """Returns every method in every cell where there are runs of it and its baseline.
-
-    A seed may have baselines of several commits: each run is compared with that of its own
-    commit, and if there is none with the last.
-    """
+    """Returns every method in every cell where there are runs of it and its baseline."""
     cells: dict[tuple, dict[int, list[dict]]] = {}
     for run in found:
         cell = cells.setdefault((run["dataset"], run["network"], run["method"]), {})
@@ -118,6 +102,7 @@ def compare(
         runs = [own[seed][-1] for seed in sorted(own.keys() & baseline)]
         pairs = []
         for run in runs:
+            # Of several commits that of the run counts; if there is none, the last.
             several = baseline[run["seed"]]
             same = [each for each in several if each.get("commit") == run.get("commit")]
             pairs.append((same or several)[-1])

@@ -33,16 +33,11 @@ class Images(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """An image set of the matrix.
-
-    Attributes:
-        title: What tables call it.
-        source: What `experiments.common.data` calls it.
-        training_images: How many are drawn; `None` is all of them.
-    """
+    """An image set of the matrix; `source` is what `experiments.common.data` calls it."""
 
     title: str
     source: str
+    #: How many are drawn; `None` is all of them.
     training_images: int | None = None
 
     def load(self, seed: int, data_dir: str | None = None) -> Images:

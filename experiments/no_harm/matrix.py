@@ -63,7 +63,6 @@ def run_cell(
     methods: Collection[str] = METHODS,
     data_dir: str | None = None,
 ) -> None:
-    """Makes those runs of a cell that there are not yet."""
     seed, dataset, network = cell
     titles: dict[runs.Key, str] = {
         (dataset, network, name, seed): f"{DATASETS[dataset].title}, "

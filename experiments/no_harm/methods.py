@@ -21,23 +21,17 @@ Make = Callable[[MakeNetwork, keras.Model], keras.Model]
 
 
 class Method(NamedTuple):
-    """A way to train a network.
-
-    Attributes:
-        title: What tables call it.
-        make: A function of what makes the network and of the plain network, which it may
-            change; it returns a model to train.
-        pretrained: Whether the plain network is trained before.
-        batch_norm: Whether it needs batch norms in the network.
-        baseline: Name of the method that it is compared with.
-        rate: Its learning rate over the setting's.
-    """
+    """A way to train a network, and the method that it is compared with."""
 
     title: str
+    #: A function of what makes the network and of the plain network, which it may change.
     make: Make
+    #: Whether the plain network is trained before.
     pretrained: bool = False
+    #: Whether it needs batch norms in the network.
     batch_norm: bool = False
     baseline: str = PLAIN
+    #: The learning rate over the setting's.
     rate: float = 1.0
 
     def suits(self, network: networks.Network) -> bool:

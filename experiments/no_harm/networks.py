@@ -26,13 +26,7 @@ CLASSIFIER = "classifier"
 
 
 class Network(NamedTuple):
-    """A kind of network.
-
-    Attributes:
-        title: What tables call it.
-        features: A function from inputs, a convolution and a batch norm to features.
-        batch_norm: Whether it has batch norms.
-    """
+    """A kind of network, from inputs to features, and whether it has batch norms."""
 
     title: str
     features: Callable[[Tensor, MakeLayer, MakeLayer], Tensor]

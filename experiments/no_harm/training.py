@@ -20,32 +20,19 @@ from experiments.no_harm.networks import BATCH_NORMS, Network
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all runs have in common.
+    """What all runs have in common; `batch_norm` is a name of `BATCH_NORMS`."""
 
-    Attributes:
-        epochs: Passes over the training images. What is pretrained has had as many before.
-        batch_size: Images of a step.
-        learning_rate: Adam's.
-        compared_images: Training images that are evaluated in training mode too.
-        batch_norm: Whose batch norms the networks have: a name of `BATCH_NORMS`.
-    """
-
+    #: What is pretrained has had as many before.
     epochs: int = 5
     batch_size: int = 32
     learning_rate: float = 1e-3
+    #: Training images that are evaluated in training mode too.
     compared_images: int = 512
     batch_norm: str = "keras"
 
 
 class Cell:
-    """A network on images with a seed, which all methods are trained on.
-
-    Args:
-        setting: The recipe.
-        images: The images of the seed.
-        network: The network.
-        seed: The seed of weights and order.
-    """
+    """A network on images with a seed, which all methods are trained on."""
 
     def __init__(
         self, setting: Setting, images: Images, network: Network, seed: int

@@ -162,8 +162,6 @@ class FixedStatistics(keras.layers.BatchNormalization):
 
 
 def with_fixed_statistics(model: keras.Model) -> keras.Model:
-    """Returns a copy whose batch norms keep their statistics."""
-
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
         is_norm = isinstance(layer, keras.layers.BatchNormalization)
         return (FixedStatistics if is_norm else type(layer)).from_config(layer.get_config())

@@ -34,10 +34,9 @@ DATASETS = ("diabetes", *UCI_FILES)
 def load(
     dataset: str, data_dir: str | None = None, data_file: str | None = None
 ) -> RegressionData:
-    """Loads diabetes (442 patients, ships with scikit-learn), a UCI set, or a file.
+    """Loads diabetes (ships with scikit-learn), a UCI file as unpacked, or an .npz file.
 
-    `data_dir` has the UCI file, as unpacked; an .npz file with arrays `x` and `y` is taken
-    instead of `dataset`, and named by the file.
+    That has arrays `x` and `y`, is taken instead of `dataset`, and gives the name.
     """
     if data_file is not None:
         data = _npz(_file("data_file", data_file))
@@ -99,8 +98,6 @@ class Part(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """The parts of one fold, normalized alike."""
-
     train: Part
     validation: Part
     test: Part

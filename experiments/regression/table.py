@@ -46,7 +46,6 @@ def table(settings: list[runs.RunRecords]) -> str:
 
 
 def errors_of(folds: list[dict]) -> dict[str, list[float]]:
-    """Test errors of all folds, by method."""
     errors = {name: [fold[name]["test_mse"] for fold in folds] for name in METHODS}
     errors["unadapted"] = [fold["neighborhoods"]["test_mse_unadapted"] for fold in folds]
     return errors

@@ -89,7 +89,6 @@ def inference(
 def training(
     case: str, models: Mapping[str, keras.Model], inputs: tf.Tensor, classes: int, xla: bool
 ) -> Comparison:
-    """Compares models in a training step, on random labels."""
     labels = tf.random.uniform((len(inputs),), maxval=classes, dtype=tf.int32)
     steps = {
         name: training_step(model, inputs, labels, xla) for name, model in models.items()

@@ -98,7 +98,6 @@ def neighborhood_head(
 
 
 def pass_in_memory(name: str, xla: bool) -> measure.Step:
-    """Forward and backward pass of one of `IN_MEMORY`, its inputs and weights made."""
     entries, steps, chunk_size = IN_MEMORY[name]
     layer = neighborhood_head(entries, inner_steps=steps, chunk_size=chunk_size)
     return measure.forward_backward(layer, tf.random.normal((BATCH, FEATURES)), xla)
@@ -109,7 +108,6 @@ def cosine_head() -> keras.layers.Layer:
 
 
 def stacked_head() -> keras.layers.Layer:
-    """Three layers of 128 units, and the logits."""
     hidden = [keras.layers.Dense(STACK_WIDTH, "relu") for _ in range(3)]
     return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
 
@@ -135,7 +133,6 @@ BACKBONES = {
 def model(
     xla: bool, chosen: Sequence[tuple[str, int, int, int]] = MODELS
 ) -> Iterator[measure.Comparison]:
-    """Yields comparisons of whole models, which all take the same step."""
     for title, neighbors, classes, batch in chosen:
         images = tf.random.normal((batch, 32, 32, 3))
         models = plain_and_adapting(BACKBONES[title], neighbors, classes)
@@ -150,7 +147,6 @@ many_classes = functools.partial(model, chosen=MANY_CLASSES)
 def plain_and_adapting(
     backbone: Callable[[], keras.Model], neighbors: int, classes: int
 ) -> dict[str, keras.Model]:
-    """The model with a plain head, and those that adapt a head, by name."""
     features = backbone()
     logits = nsl_keras.layers.CosineDense(classes)(features.output)
     models = {"backbone + CosineDense": keras.Model(features.input, logits)}

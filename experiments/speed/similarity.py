@@ -67,7 +67,6 @@ def dynamic(xla: bool) -> Iterator[measure.Comparison]:
 
 
 def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
-    """The dynamic layers of each similarity, by name."""
     layers: dict[str, keras.layers.Layer] = {}
     for name, similarity in SIMILARITIES.items():
         identity = np.eye(KERNEL_SIZE**2)

@@ -11,7 +11,6 @@ MEMORY = "memory"
 
 
 def sections(results: pathlib.Path) -> str:
-    """Markdown of all groups: step times as ratios, then peak memory."""
     parts = [
         "## Step times",
         "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "
