@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,13 +39,7 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
 
 def head(xla: bool) -> Iterator[measure.Comparison]:
     features = tf.random.normal((BATCH, FEATURES))
-    yield from against_the_plain_head(features, xla)
-    yield from against_nested_tapes(features, xla)
-    yield from along_the_dictionary(features, xla)
-
-
-def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
-    plain = built(nsl_keras.layers.CosineDense(CLASSES))
+    plain = built(cosine_head())
     layers = {
         "CosineDense": plain,
         DUAL: neighborhood_head(),
@@ -53,10 +47,7 @@ def against_the_plain_head(features: tf.Tensor, xla: bool) -> Iterator[measure.C
     }
     case = f"S={NEIGHBORS}, {CASE}"
     yield from measure.passes(case, layers, features, xla, calls_per_round=5)
-
-
-def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
-    """Both inner loops of this package, for a cosine head and for a stack of layers."""
+    # Both inner loops of this package, for a cosine head and for a stack of layers.
     for title, entries, make_head in (
         ("cosine head", NEIGHBORS, cosine_head),
         (f"3x{STACK_WIDTH} head", STACK_NEIGHBORS, stacked_head),
@@ -71,10 +62,6 @@ def against_nested_tapes(features: tf.Tensor, xla: bool) -> Iterator[measure.Com
         # XLA takes what enters a differentiated `vectorized_map` for constants: each draw
         # of dropout is compiled anew, for seconds.
         yield dataclasses.replace(backward, most_rounds=2 if xla else None)
-
-
-def along_the_dictionary(features: tf.Tensor, xla: bool) -> Iterator[measure.Comparison]:
-    plain = built(nsl_keras.layers.CosineDense(CLASSES))
     for entries in SIZES:
         layers = {"CosineDense": plain, DUAL: neighborhood_head(entries)}
         most = 5 if entries >= 100_000 else None
@@ -117,12 +104,8 @@ def built(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer
 
 
-#: Backbone, entries, classes and batch size.
-MODELS = (
-    ("convnet4", 5000, 10, 128),
-    ("resnet_v2(29)", 5000, 10, 128),
-)
-#: The same with many classes.
+#: Backbone, entries, classes and batch size; the last has many classes.
+MODELS = (("convnet4", 5000, 10, 128), ("resnet_v2(29)", 5000, 10, 128))
 MANY_CLASSES = (("resnet_v2(29)", 10000, 100, 16),)
 BACKBONES = {
     "convnet4": nsl_keras.backbones.convnet4,
@@ -135,29 +118,22 @@ def model(
 ) -> Iterator[measure.Comparison]:
     for title, neighbors, classes, batch in chosen:
         images = tf.random.normal((batch, 32, 32, 3))
-        models = plain_and_adapting(BACKBONES[title], neighbors, classes)
+        features = BACKBONES[title]()
+        logits = nsl_keras.layers.CosineDense(classes)(features.output)
+        models = {"backbone + CosineDense": keras.Model(features.input, logits)}
+        for name, make_head in (
+            ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
+            ("Meta-Neighborhoods, Dense", keras.layers.Dense),
+        ):
+            models[name] = nsl_keras.MetaNeighborhoodModel(
+                BACKBONES[title](),
+                make_head(classes),
+                nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
+            )
+            models[name].build((None, *features.input_shape[1:]))
         case = f"{title}, S={neighbors}, C={classes}, B={batch}"
         yield measure.inference(f"{case}, inference", models, images, xla)
         yield measure.training(f"{case}, training step", models, images, classes, xla)
 
 
 many_classes = functools.partial(model, chosen=MANY_CLASSES)
-
-
-def plain_and_adapting(
-    backbone: Callable[[], keras.Model], neighbors: int, classes: int
-) -> dict[str, keras.Model]:
-    features = backbone()
-    logits = nsl_keras.layers.CosineDense(classes)(features.output)
-    models = {"backbone + CosineDense": keras.Model(features.input, logits)}
-    for name, head in (
-        ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
-        ("Meta-Neighborhoods, Dense", keras.layers.Dense),
-    ):
-        models[name] = nsl_keras.MetaNeighborhoodModel(
-            backbone(),
-            head(classes),
-            nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
-        )
-        models[name].build((None, *features.input_shape[1:]))
-    return models
