@@ -56,9 +56,6 @@ class ImageData:
         deviation = self.train.images.std((0, 1, 2))
         return self.changed(lambda images: (images - mean) / deviation)
 
-    def resized(self, size: int) -> Self:
-        return self.changed(lambda images: resized_images(images, size))
-
     @property
     def counts(self) -> dict[str, int]:
         return {f"{part}_examples": len(getattr(self, part).images) for part in PARTS}
@@ -77,20 +74,16 @@ def load(
     of tensorflow-datasets' prepared copies.
     """
     if dataset in image_folders.READERS:
-        return _from_folder(dataset, data_dir, train_examples, image_size)
+        *parts, names = image_folders.read(dataset, data_dir, image_size)
+        train, validation, test = (_scaled(*part) for part in parts)
+        return ImageData(train.take(train_examples), validation, test, names)
     if dataset == "digits":
         return _digits(train_examples)
     return _prepared(dataset, data_dir, train_examples)
 
 
-def _from_folder(
-    dataset: str, data_dir: str | None, train_examples: int | None, image_size: int
-) -> ImageData:
-    *parts, names = image_folders.read(dataset, data_dir, image_size)
-    train, validation, test = (
-        Split(np.divide(images, 255, dtype="float32"), labels) for images, labels in parts
-    )
-    return ImageData(train.take(train_examples), validation, test, names)
+def _scaled(images: np.ndarray, labels: np.ndarray) -> Split:
+    return Split(np.divide(images, 255, dtype="float32"), labels.astype("int64"))
 
 
 def _digits(train_examples: int | None) -> ImageData:
@@ -142,21 +135,14 @@ def read_prepared(
 
 def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
     builder = prepared_builder(dataset, data_dir)
-
-    def read(split: str) -> Split:
-        images, labels = read_prepared(builder, split)
-        return Split(images.astype("float32") / 255, labels)
-
     # The last tenth of the training images is the validation part, always the same.
     total = builder.info.splits["train"].num_examples
-    held_out = total // 10
-    count = total - held_out if train_examples is None else train_examples
-    return ImageData(
-        read(f"train[:{min(count, total - held_out)}]"),
-        read(f"train[{total - held_out}:]"),
-        read("test"),
-        list(builder.info.features["label"].names),
-    )
+    rest = total - total // 10
+    count = rest if train_examples is None else min(train_examples, rest)
+    parts = (f"train[:{count}]", f"train[{rest}:]", "test")
+    train, validation, test = (_scaled(*read_prepared(builder, part)) for part in parts)
+    names = list(builder.info.features["label"].names)
+    return ImageData(train, validation, test, names)
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
@@ -212,21 +198,13 @@ def load_file(path: str, train_examples: int | None = None) -> ImageData:
     """Loads a file as of `read_arrays`; it may have `class_names` too."""
     arrays = read_arrays(path)
     train, validation, test = (
-        Split(
-            arrays[f"{part}_images"].astype("float32") / 255,
-            arrays[f"{part}_labels"].astype("int64"),
-        )
-        for part in PARTS
+        _scaled(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS
     )
     classes = 1 + max(int(split.labels.max()) for split in (train, test))
     names = arrays.get("class_names", np.arange(classes)).tolist()
-    return ImageData(
-        train.take(train_examples),
-        validation,
-        test,
-        [str(name) for name in names],
-        fingerprint(arrays),
-    )
+    names = [str(name) for name in names]
+    train = train.take(train_examples)
+    return ImageData(train, validation, test, names, fingerprint(arrays))
 
 
 def save_file(data: ImageData, path: str) -> None:

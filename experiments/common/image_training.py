@@ -125,7 +125,7 @@ def load_arrays(image_size: int | None = None) -> data.ImageData | None:
         size = image_size or 32
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
-        found = found.resized(image_size)
+        found = found.changed(lambda images: data.resized_images(images, image_size))
     # Trials are judged on the validation images.
     if FLAGS.tune and not len(found.validation.images):
         raise ValueError(

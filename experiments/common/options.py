@@ -15,15 +15,12 @@ flags.DEFINE_bool("jit_compile", None, "Compile the steps with XLA; else what su
 flags.DEFINE_integer("verbose", 2, "Progress: 0 silent, 1 a bar, 2 a line a chunk.")
 
 
-def on_cpu() -> bool:
-    return all(name.startswith("cpu") for name in keras.distribution.list_devices())
-
-
 def jit_compile() -> bool | str:
     """What the flag says; by default no XLA for TensorFlow on CPUs, where it is slower."""
     if FLAGS.jit_compile is not None:
         return FLAGS.jit_compile
-    return False if on_cpu() and keras.backend.backend() == "tensorflow" else "auto"
+    on_cpu = all(name.startswith("cpu") for name in keras.distribution.list_devices())
+    return False if on_cpu and keras.backend.backend() == "tensorflow" else "auto"
 
 
 def changes(*names: str) -> dict:

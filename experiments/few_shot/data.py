@@ -58,7 +58,11 @@ def load(
     of tensorflow-datasets' prepared copies.
     """
     if data_file is not None:
-        return _from_file(data_file)
+        arrays = read_arrays(data_file)
+        parts = [
+            Split(arrays[f"{name}_images"], arrays[f"{name}_labels"]) for name in PARTS
+        ]
+        return FewShotData(*parts, fingerprint=fingerprint(arrays))
     if dataset == "omniglot":
         return _omniglot(data_dir)
     if data_dir is None:
@@ -73,12 +77,6 @@ def load(
 def save(images: FewShotData, path: str) -> None:
     """Writes the images to an .npz file, which needs NumPy alone to be read."""
     write_arrays(path, {part: getattr(images, part) for part in PARTS})
-
-
-def _from_file(path: str) -> FewShotData:
-    arrays = read_arrays(path)
-    parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
-    return FewShotData(*parts, fingerprint=fingerprint(arrays))
 
 
 def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:

@@ -50,6 +50,7 @@ def section(
     both, decay = "the paper trains all but MAML on both", "decayed to 0 along a cosine"
     if setting.get("published"):
         both, decay = "all but MAML trained on both, as in the paper", "constant"
+    augmented = "Images are shifted by up to 4 pixels and mirrored in pretraining. "
     text = (
         f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
         f"{setting['validation_classes']} for validation ({both}), "
@@ -57,7 +58,7 @@ def section(
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, {decay}; "
         f"ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
-        f"{_of_images(setting)}{_backends(found)}Accuracies in %: "
+        f"{augmented if setting['augmentation'] else ''}{_backends(found)}Accuracies in %: "
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
@@ -74,12 +75,6 @@ def _backends(found: list[dict]) -> str:
     }
     titles = "; ".join(methods.METHODS[name].title for name in others)
     return f"With {', '.join({*others.values()})}: {titles}. " if others else ""
-
-
-def _of_images(setting: dict) -> str:
-    if not setting["augmentation"]:
-        return ""
-    return "Images are shifted by up to 4 pixels and mirrored in pretraining. "
 
 
 def _pairs(setting: dict, found: list[dict]) -> list[str]:

