@@ -1,1 +1,0 @@
-"""This package's methods, used naively, against plain networks."""

@@ -15,6 +15,7 @@ sets or networks that no other has.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,7 +52,9 @@ def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / report.PLACE
     records = runs.RunRecords(path, setting.batch_norm, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
-    networks = FLAGS.network or list(NETWORKS)
+    # The cheapest image sets come first.
+    datasets = [name for name in DATASETS if name in (FLAGS.dataset or DATASETS)]
+    networks = [name for name in NETWORKS if name in (FLAGS.network or NETWORKS)]
     if setting.batch_norm != "keras":
         networks = [name for name in networks if NETWORKS[name].batch_norm]
     if not networks:
@@ -59,12 +62,11 @@ def main(_arguments: list[str]) -> None:
             "`network` must have batch norms with --batch_norm=unbiased. "
             f"Received: network={FLAGS.network}"
         )
-    share = FLAGS.dataset or DATASETS, networks
     methods = FLAGS.method or METHODS
-    for cell in matrix.cells(seeds, *share):
+    for cell in itertools.product(seeds, datasets, networks):
         matrix.run_cell(records, setting, cell, methods, FLAGS.data_dir)
     others = (seed for seed in range(FLAGS.most_seeds) if seed not in seeds)
-    for cell in matrix.cells(others, *share):
+    for cell in itertools.product(others, datasets, networks):
         needed = matrix.undecided(records, cell, methods, seeds, FLAGS.most_seeds)
         matrix.run_cell(records, setting, cell, needed, FLAGS.data_dir)
     print(f"\nRuns are in {records.path}.")

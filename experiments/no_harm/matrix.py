@@ -1,10 +1,9 @@
-"""The runs of the matrix: in which order, and none of them twice."""
+"""The runs of the matrix, none of them twice."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import keras
 
@@ -17,17 +16,6 @@ from experiments.no_harm.training import Cell, Setting
 
 #: Seed, image set and network.
 CellName = tuple[int, str, str]
-
-
-def cells(
-    seeds: Iterable[int],
-    datasets: Collection[str] = DATASETS,
-    networks: Collection[str] = NETWORKS,
-) -> list[CellName]:
-    """Returns the cells, seed by seed, the cheapest image sets first."""
-    chosen = [each for each in DATASETS if each in datasets]
-    names = [each for each in NETWORKS if each in networks]
-    return list(itertools.product(seeds, chosen, names))
 
 
 def undecided(
