@@ -1,1 +1,0 @@
-"""Images of digits, MNIST or CIFAR-10: every method trained, drawn, exported, served."""

@@ -1,1 +1,0 @@
-"""Few-shot learning: Table 6 of Neural Similarity Learning, and baselines."""

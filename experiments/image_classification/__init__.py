@@ -1,1 +1,0 @@
-"""Meta-Neighborhoods on images: Table 1 and the appendices."""

@@ -1,1 +1,0 @@
-"""Meta-Neighborhoods for regression: Table 2."""

@@ -1,1 +1,0 @@
-"""A server under load, and the models in saved_models/."""

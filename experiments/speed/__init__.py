@@ -1,1 +1,0 @@
-"""What this package's layers and models cost."""
