@@ -16,7 +16,7 @@ import keras
 from absl import flags
 
 import nsl_keras
-from experiments.common import augmentation, data, options, recipe, runs
+from experiments.common import data, options, recipe, runs
 from experiments.common.stream import ImageStream, StreamedBatches
 from experiments.speed import timing
 
@@ -45,7 +45,7 @@ flags.DEFINE_bool("mixed_precision", False, "Compute in bfloat16, with float32 w
 flags.DEFINE_enum(
     "augmentation",
     None,
-    augmentation.AUGMENTATIONS,
+    recipe.AUGMENTATIONS,
     "Else as published, where it suits: mirror images of digits are no digits.",
 )
 flags.DEFINE_bool("step_times", False, "Time steps of each row beside the plain network's.")

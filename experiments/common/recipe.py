@@ -19,15 +19,28 @@ from absl import flags
 from keras import ops
 
 import nsl_keras
-from experiments.common import augmentation, data, runs
+from experiments.common import data, runs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
 
 #: Images of a batch in evaluation.
 EVALUATED = 100
-#: When this process began.
 STARTED = time.monotonic()
+#: "crop": padded by 4 pixels of the mirror image, as in the authors' code of Neural
+#: Similarity Learning; "pad_crop": by zeros, as in that of Meta-Neighborhoods; "cutout": a
+#: square of 16x16 pixels is blackened.
+AUGMENTATIONS = (
+    "none",
+    "flip",
+    "crop_flip",
+    "pad_crop",
+    "pad_crop_flip",
+    "pad_crop_flip_cutout",
+)
+
+#: How far images are shifted at most, in pixels.
+PAD = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +163,30 @@ def spared_of(model: keras.Model) -> list:
     return model.layers[-1].trainable_variables
 
 
+def augmented(
+    images: np.ndarray, augmentation: str, generator: np.random.Generator
+) -> np.ndarray:
+    count, height, width, _ = images.shape
+    rows = np.tile(np.arange(height), (count, 1))
+    columns = np.tile(np.arange(width), (count, 1))
+    if "crop" in augmentation:
+        mode: Any = "constant" if "pad" in augmentation else "symmetric"
+        images = np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode=mode)
+        rows += generator.integers(0, 2 * PAD + 1, (count, 1))
+        columns += generator.integers(0, 2 * PAD + 1, (count, 1))
+    if "flip" in augmentation:
+        mirrored = generator.random((count, 1)) < 0.5
+        columns = np.where(mirrored, columns[:, ::-1], columns)
+    moved = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    if "cutout" in augmentation:
+        cut_rows, cut_columns = (
+            np.abs(2 * (np.arange(size) - generator.integers(0, size, (count, 1))) + 1) < 16
+            for size in (height, width)
+        )
+        moved[cut_rows[:, :, None] & cut_columns[:, None, :]] = 0
+    return moved
+
+
 class Batches(keras.utils.PyDataset):
     """Random batches, without replacement within a pass over the images.
 
@@ -173,7 +210,7 @@ class Batches(keras.utils.PyDataset):
         total = len(self.split.images)
         wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
         chosen = np.array([self._order(at // total)[at % total] for at in wanted])
-        images = augmentation.augmented(
+        images = augmented(
             self.split.images[chosen],
             self.recipe.augmentation,
             np.random.default_rng([self.seed, 1, step]),
