@@ -13,7 +13,8 @@ import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, nearest_width, size_of
 from experiments.common.recipe import Recipe, compile_classifier
-from experiments.neural_similarity.mobile import mobile_net
+
+MakeLayer = Callable[..., keras.layers.Layer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Method:
     title: str
     #: A function of `momentum`, that of batch norms, and `published`, whether predictors
     #: are the authors', which returns what backbones take as `convolution`.
-    convolution: Callable[..., Callable[..., keras.layers.Layer]] = convolutions
+    convolution: Callable[..., MakeLayer] = convolutions
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: For a plain network that is as large as another: that row, and what is alike,
     #: `"parameters"` or `"multiply_adds"`.
@@ -249,6 +250,33 @@ TABLES = {
         predictors="default",
     ),
 }
+
+
+def mobile_net(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    convolution: MakeLayer = keras.layers.DepthwiseConv2D,
+    batch_normalization: MakeLayer = keras.layers.BatchNormalization,
+    filters: Sequence[int] = (32, 64, 128),
+) -> keras.Model:
+    """MobileNet (Howard et al., 2017) in small: three stages of three blocks.
+
+    `convolution` makes the depthwise convolution of each block, of a kernel size.
+    """
+    layers = keras.layers
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(filters[0], 3, padding="same", use_bias=False, name="root")(inputs)
+    x = layers.ReLU()(batch_normalization()(x))
+    for stage, width in enumerate(filters):
+        for block in range(3):
+            name = f"stage_{stage}_block_{block}"
+            x = convolution(3, padding="same", use_bias=False, name=name)(x)
+            x = layers.ReLU()(batch_normalization()(x))
+            x = layers.Conv2D(width, 1, use_bias=False, name=f"{name}_pointwise")(x)
+            x = layers.ReLU()(batch_normalization()(x))
+        x = layers.MaxPooling2D()(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(classes, name="classifier")(x))
 
 
 def build(
