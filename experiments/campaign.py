@@ -34,11 +34,7 @@ GRACE = 120
 
 
 class Row(NamedTuple):
-    """What one command makes, mostly one row of a table.
-
-    The command in `experiments` with its flags, and flags of the trials of its rate; none
-    where the rate is given.
-    """
+    """A command in `experiments` with its flags, and those of the trials of its rate."""
 
     line: str
     tuning: str

@@ -59,7 +59,6 @@ def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int
 
 
 def size_of(model: keras.Model) -> dict[str, int]:
-    """The trainable parameters of a network, and its multiply-adds for one image."""
     return {
         "parameters": sum(int(keras.ops.size(each)) for each in model.trainable_variables),
         "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,

@@ -61,7 +61,6 @@ def load_image_folder(
 
 
 def load_images(paths: Sequence[pathlib.Path], image_size: int) -> np.ndarray:
-    """Reads image files in their order, as of `load_image_folder`."""
     images = np.empty((len(paths), image_size, image_size, 3), "uint8")
     for index, path in enumerate(paths):
         images[index] = _read(path, image_size)

@@ -344,10 +344,7 @@ def first_record(
 
 
 def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:
-    """What to evaluate: validation images that took no part in training, and the test.
-
-    The test images take no part in a trial.
-    """
+    """Validation images that took no part in training, and but in trials the test."""
     parts = {"validation": found.validation} | ({} if trial else {"test": found.test})
     return {
         part: {"x": split.images, "y": split.labels, "batch_size": EVALUATED}

@@ -212,7 +212,6 @@ def remove_state(folder: pathlib.Path) -> None:
 
 
 def results_folder(output_dir: str) -> pathlib.Path:
-    """Where records and pictures are written below the output folder."""
     return pathlib.Path(output_dir).expanduser() / "results"
 
 

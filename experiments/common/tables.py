@@ -124,7 +124,6 @@ def costs(runs: list[dict]) -> list[str]:
     return [cell, f"{median:.2f} ({low:.2f} to {high:.2f})"]
 
 
-#: What `costs` says.
 COSTS = ["million multiply-adds", "step time / plain (quartiles)"]
 
 

@@ -47,10 +47,7 @@ flags.DEFINE_integer("verbose", 1, "Progress: 0 silent, 1 a bar, 2 a line an epo
 def train(
     name: str, setting: Setting, found: data.ImageData, seed: int, state: pathlib.Path
 ) -> tuple[keras.Model, dict]:
-    """Trains one model; returns it and its record.
-
-    What is finished in the folder `state` is not trained again.
-    """
+    """Trains one model; what is finished in the folder `state` is not trained again."""
     keras.utils.set_random_seed(seed)
     trained = setting.recipe(name, len(found.train.images))
     model = build_model(name, setting, found.image_shape, len(found.class_names), seed)

@@ -136,10 +136,7 @@ def nearest_centroid(network: keras.Model, task: Task) -> Callable:
 
 
 def maml(network: keras.Model, task: Task) -> keras.Model:
-    """Inner steps in training and in tests as MAML's authors have them.
-
-    For Omniglot with 5 ways, and for Mini-ImageNet (Finn et al. 2017, Appendix A.1).
-    """
+    """Inner steps as its authors have them (Finn et al. 2017, Appendix A.1)."""
     steps, test_steps = (1, 3) if task.dataset == "omniglot" else (5, 10)
     return few_shot.MAML(
         classifier(network, task.ways, "zeros"),

@@ -14,7 +14,6 @@ from experiments.common import command, runs, tables
 
 FLAGS = flags.FLAGS
 
-#: The file of the records, in results/.
 PLACE = "sine_waves.jsonl"
 
 

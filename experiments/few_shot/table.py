@@ -154,7 +154,6 @@ def _rate(run: dict) -> str:
 
 
 def _support_loss(found: list[dict]) -> str:
-    """The loss on support sets before and after the inner steps, the mean over seeds."""
     losses = [run["support_losses"] for run in found if "support_losses" in run]
     if not losses:
         return ""

@@ -234,7 +234,6 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
 
 
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
-    """Trains a method with one seed, and judges it on the test episodes."""
     setting = training.setting
     record = recipe.first_record("few_shot", method, seed) | {"learning_rate": rate}
     sampler = training.sampler(training.data.test, TEST_SEED)

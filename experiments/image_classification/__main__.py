@@ -69,7 +69,6 @@ def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
 
 
 def with_coarse_labels(found: data.ImageData) -> data.ImageData:
-    """The data with the coarse classes of A.9 as labels."""
     groups = methods.COARSE_CLASSES.get(FLAGS.dataset)
     if groups is None:
         raise ValueError(

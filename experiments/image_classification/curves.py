@@ -8,10 +8,7 @@ import numpy as np
 
 
 def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
-    """Figure 7: accuracies on validation images in training, a line a seed.
-
-    `None` where no run has them.
-    """
+    """Figure 7: accuracies on validation images in training; `None` if no run has them."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
@@ -32,10 +29,7 @@ def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> An
 
 
 def by_dictionary(setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
-    """Figure 8: accuracies by the number of entries, and by the inverse temperature.
-
-    Means over the seeds that all methods have; `None` where there is none.
-    """
+    """Figure 8: accuracies by numbers of entries and by inverse temperatures, if any."""
     import matplotlib.pyplot as plt
 
     accuracies: dict[str, dict[int, float]] = {name: {} for name in titles}

@@ -1,10 +1,8 @@
 r"""Trains the image networks of Neural Similarity Learning: Tables 1 to 5 and 8.
 
-Also those of the authors' response to the reviews.
-
-A row of a table is a method; every method and seed sees the same batches, and is
-evaluated once, after the last step. Table "cost" is none of the paper's: it sets dynamic
-similarities beside plain networks with as many parameters, and as many multiply-adds.
+Also those of the authors' response to the reviews. Every method and seed sees the same
+batches, and is evaluated once, after the last step. Table "cost" is none of the paper's: it
+sets dynamic similarities beside plain networks with as many parameters or multiply-adds.
 
     python -m experiments.neural_similarity --steps=300       # scikit-learn's digits
     python -m experiments.neural_similarity --table=4 --dataset=cifar10 \

@@ -43,7 +43,6 @@ FLOWS = {
     "three M from I / 6": (3, 1 / 6),
 }
 MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
-#: The file of the records, in results/.
 PLACE = "implicit_regularization.jsonl"
 
 

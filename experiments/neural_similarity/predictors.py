@@ -37,7 +37,6 @@ from nsl_keras.predictors import SimilarityPredictor
 
 FLAGS = flags.FLAGS
 
-#: The file of the records, in results/.
 PLACE = "predictors.jsonl"
 #: The name, in that file, of the records of times.
 COSTS = "costs"
@@ -95,7 +94,6 @@ def images(dataset: str, found: data.ImageData, seed: int) -> Images:
 
 
 def step_time(network: str, name: str) -> dict[str, float]:
-    """Measures a training step against the plain network's."""
     make = functools.partial(
         NETWORKS[network].make, (32, 32, 3), 10, batch_norm=BATCH_NORMS["unbiased"]
     )

@@ -25,10 +25,9 @@ def undecided(
     seeds: Collection[int],
     most: int,
 ) -> list[str]:
-    """Returns those of the methods that need the seed of a cell, and their baselines.
+    """Returns the methods that need the seed of a cell, and their baselines.
 
-    A method needs more seeds while its interval is too wide to judge by, up to `most`.
-    None does before `seeds` are there.
+    One does while its interval is too wide to judge by, once `seeds` are there.
     """
     _, dataset, network = cell
     wide = [

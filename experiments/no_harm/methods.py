@@ -63,8 +63,6 @@ def with_similarity(similarity: str, predictor: Any = None) -> Make:
 
 
 def with_neighbors(head: type[keras.layers.Layer], film: bool = False) -> Make:
-    """Returns what makes a network with Meta-Neighborhoods, and with iFiLM or without."""
-
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
         backbone = networks.backbone(plain)
         if film:

@@ -64,7 +64,6 @@ class Cell:
         return self._train(plain), plain.get_weights()
 
     def _initial(self) -> keras.Model:
-        """A plain network, the same with every call."""
         keras.utils.set_random_seed(self.seed)
         return self.make_network()
 

@@ -125,8 +125,6 @@ Run = Callable[[Few, float], dict]
 
 
 def on_features(make: Callable[[int], keras.Model], initialize: bool = False) -> Run:
-    """Trains what is made for a number of classes on the features."""
-
     def run(few: Few, rate: float) -> dict:
         found = features(few.images)
         model = make(int(few.labels.max()) + 1)
@@ -141,8 +139,6 @@ def on_features(make: Callable[[int], keras.Model], initialize: bool = False) ->
 
 
 def without_training(make: Callable[[Few], keras.Model]) -> Run:
-    """Judges a model as it is made."""
-
     def run(few: Few, _rate: float) -> dict:
         model = make(few)
         x = few.judged if len(model.input_shape) == 4 else features(few.judged)

@@ -113,10 +113,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Model, dict]:
-    """Trains until the validation loss stops falling; returns the best weights.
-
-    What is finished in the folder `state` is not trained again.
-    """
+    """Trains to the lowest validation loss; what is finished in `state` is kept."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)
     model = make(fold, choice)

@@ -59,7 +59,6 @@ def of_convolutions(case: str, channels: int, xla: bool) -> Iterator[measure.Com
 
 
 def picture(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Returns the picture of this group's rows: ratios with their intervals."""
     costs: dict[str, dict[str, dict[float, Any]]] = {}
     for row in rows:
         case, what = row["case"].split(", ")
