@@ -33,6 +33,7 @@ from experiments.serving import load
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
+DEMO = ("digits", "mnist", "cifar10")
 FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
 
 #: What the tables of costs and memory show of a group: patterns of candidate and case.
@@ -84,7 +85,7 @@ steps. [Do no harm](no_harm.md) is a separate page."""
 def results_readme() -> str:
     parts = [
         INTRODUCTION,
-        experiments.demo.table.sections(RESULTS),
+        *(experiments.demo.table.section(RESULTS, name) for name in DEMO),
         experiments.neural_similarity.table.sections(RESULTS),
         experiments.few_shot.table.sections(RESULTS),
         sine_waves.section(RESULTS),
@@ -205,11 +206,6 @@ def _records(file: str, name: str = "") -> runs.RunRecords:
     return runs.RunRecords(RESULTS / file, name)
 
 
-def _few_shot() -> str:
-    made = experiments.few_shot.table.section(_records(*FEW_SHOT))
-    return _shown(made, FEW_SHOT[0], 5)
-
-
 def _image_classification(name: str, columns: int, how: str | None = None) -> str:
     records = _records("image_classification.jsonl", name)
     made = experiments.image_classification.table.section(records, ["table_1"])
@@ -292,7 +288,9 @@ The records: [`results/{file}`]({FILES}/{file}).
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
     "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
-    "few_shot": _few_shot,
+    "few_shot": lambda: _shown(
+        experiments.few_shot.table.section(_records(*FEW_SHOT)), FEW_SHOT[0], 5
+    ),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
     "regression": lambda: _shown(

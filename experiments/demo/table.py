@@ -16,16 +16,6 @@ TITLES = {
     "linear_longer": "linear features, five times as many epochs",
     "linear_neighborhoods": "linear features + Meta-Neighborhoods",
 }
-#: Each model's twin without the method, for the paired differences.
-BASELINES = {
-    "static": "plain",
-    "dynamic": "plain",
-    "neighborhoods": "plain",
-    "neighborhoods_film": "plain",
-    "linear_longer": "linear",
-    "linear_neighborhoods": "linear",
-}
-DATASETS = ("digits", "mnist", "cifar10")
 
 
 def table(found: list[dict]) -> str:
@@ -37,13 +27,14 @@ def table(found: list[dict]) -> str:
         if not chosen:
             continue
         accuracies = tables.percent(found, name, "test_accuracy")
-        twin = tables.percent(found, BASELINES.get(name, ""), "test_accuracy")
+        baseline = "linear" if name.startswith("linear") else "plain"
+        twin = tables.percent(found, baseline, "test_accuracy")
         ratio = next((r["step_time_ratio"] for r in chosen if "step_time_ratio" in r), None)
         rows.append(
             [
                 title,
                 tables.mean(accuracies.values()),
-                tables.difference(accuracies, twin),
+                "" if name == baseline else tables.difference(accuracies, twin),
                 tables.mean(
                     tables.percent(found, name, "test_unadapted_accuracy").values()
                 ),
@@ -52,10 +43,6 @@ def table(found: list[dict]) -> str:
             ]
         )
     return tables.markdown([*columns, "parameters", "step time"], rows)
-
-
-def sections(results: pathlib.Path) -> str:
-    return "\n\n".join(section(results, dataset) for dataset in DATASETS)
 
 
 def section(results: pathlib.Path, dataset: str) -> str:
