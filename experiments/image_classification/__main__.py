@@ -177,7 +177,7 @@ def main(_arguments: list[str]) -> None:
         titles = {name: each.title for name, each in experiment.methods.items()}
         drawn = experiment.figure(setting, made.runs, titles)
         if drawn is not None:
-            runs.write_figures(folder, {table.picture(made.name, FLAGS.experiment): drawn})
+            runs.write_figures(folder, {f"{made.name}_{FLAGS.experiment}": drawn})
     if FLAGS.figures and not FLAGS.tune:
         draw(names, fine, models)
 

@@ -24,14 +24,10 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
     chosen = experiments_of(records) if experiments is None else experiments
     made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
     for name in chosen:
-        drawn = f"figures/{picture(records.name, name)}.png"
+        drawn = f"figures/{records.name}_{name}.png"
         if (records.path.parent / drawn).exists():
             made.append(f"![{EXPERIMENTS[name].title}]({drawn})")
     return "\n\n".join([_heading(setting, found), *made])
-
-
-def picture(setting: str, experiment: str) -> str:
-    return f"{setting}_{experiment}"
 
 
 def experiments_of(records: runs.RunRecords) -> list[str]:
@@ -82,11 +78,9 @@ def _published_table(
 
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe, dictionary = setting["recipe"], setting["dictionary"]
+    backbone = setting["backbone"]
     if setting.get("filters"):
-        sizes = "-".join(map(str, setting["filters"]))
-        backbone = f"{setting['backbone']} of {sizes} filters"
-    else:
-        backbone = setting["backbone"]
+        backbone += f" of {'-'.join(map(str, setting['filters']))} filters"
     entries = f"{dictionary['num_neighbors']:,} entries, T = {dictionary['temperature']:g}"
     return (
         f"### {backbone} on {setting['dataset']}, {setting['classes']} classes: "

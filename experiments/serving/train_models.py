@@ -31,10 +31,6 @@ DATASET = "digits"
 RECORDED = 32
 
 
-def folder_of(output: pathlib.Path, name: str) -> pathlib.Path:
-    return output / "saved_models" / f"{DATASET}_{name}"
-
-
 def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageData) -> str:
     """The card of one of the demo's models, from the record of its run."""
     name = record["method"]
@@ -81,7 +77,7 @@ def main(_arguments: list[str]) -> None:
             epochs=setting.epochs,
             verbose=0,
         )
-        folder = folder_of(output, name)
+        folder = output / "saved_models" / f"{DATASET}_{name}"
         shutil.rmtree(folder, ignore_errors=True)
         path = nsl_keras.export.save_model(
             model, folder, examples=found.test.images[:RECORDED]

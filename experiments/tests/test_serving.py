@@ -42,7 +42,7 @@ def assert_agree(received, expected):
 
 @pytest.mark.parametrize("name", train_models.SERVED)
 def test_recorded_predictions_and_cards(name, digits, served):
-    folder = train_models.folder_of(ROOT, name)
+    folder = ROOT / "saved_models" / f"digits_{name}"
     files = list((folder / "1").rglob("*"))
     assert sum(file.stat().st_size for file in files) <= 2**20
     serve, test = served[folder.name].serve, digits.test
