@@ -54,10 +54,6 @@ flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Start rates that --tune tr
 flags.DEFINE_float("tuning_share", 1.0, "Steps of a trial, as a share of the training's.")
 flags.DEFINE_bool("tuned", False, "Train each row at the best of its rates of --tune.")
 
-#: What the settings of trials need not share with those of runs, which may train on the
-#: validation images.
-_OF_TRIALS = ("tuning_share", "train_examples", "validation_examples")
-
 Images = data.ImageData | ImageStream
 
 
@@ -264,7 +260,8 @@ def tuned_rates(
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images."""
     different = runs.differences(trials.setting or setting, setting)
-    for each in _OF_TRIALS:
+    # Runs may train on the validation images of their trials.
+    for each in ("tuning_share", "train_examples", "validation_examples"):
         different.pop(each, None)
     if different:
         raise ValueError(

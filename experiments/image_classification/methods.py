@@ -31,9 +31,6 @@ BACKBONES: dict[str, Callable[..., keras.Model]] = {
     "densenet40": functools.partial(nsl_keras.backbones.densenet_bc, 40),
 }
 
-#: The dictionary of an iFiLM (Appendix A.2).
-FILM_ENTRIES = 10
-
 
 def published_num_neighbors(dataset: str, coarse: bool = False) -> int:
     """Entries in the main results (A.2) and A.9; elsewhere as many as for CIFAR-10."""
@@ -298,7 +295,8 @@ def build(
         options["seed"] = seed
     features = BACKBONES[backbone](input_shape, **options)
     if method.film:
-        features = nsl_keras.convert.add_film(features, film_follows, FILM_ENTRIES)
+        # Ten entries, as in Appendix A.2.
+        features = nsl_keras.convert.add_film(features, film_follows, 10)
     head: keras.layers.Layer
     if method.dot_product:
         head = keras.layers.Dense(classes, name="classifier")

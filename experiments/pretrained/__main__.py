@@ -32,7 +32,6 @@ from nsl_keras import convert, few_shot
 FLAGS = flags.FLAGS
 
 IMAGE_SIZE = 96
-DOMAINS = ("sketch", "noise", "blur")
 #: Of each class: the images of the test, and those that trials are judged on.
 TEST, VALIDATION = 40, 20
 #: Of the network, and of what is trained on its features alone.
@@ -262,7 +261,7 @@ def main(_arguments: list[str]) -> None:
         (name, place, str(rate)): f"{name} at {rate:g}, {place}, a trial"
         for name in names
         if name not in FIXED
-        for place in DOMAINS
+        for place in table.DOMAINS
         for rate in RATES
     }
     runs.run_all(
@@ -272,7 +271,7 @@ def main(_arguments: list[str]) -> None:
         (name, place, shots, number): f"{name}, {place}, {shots} a class, draw {number}"
         for number in map(int, FLAGS.seeds)
         for shots in map(int, FLAGS.shots)
-        for place in DOMAINS
+        for place in table.DOMAINS
         for name in names
     }
     records = runs.RunRecords(path, "", setting)
