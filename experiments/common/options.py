@@ -25,6 +25,4 @@ def jit_compile() -> bool | str:
 
 def changes(*names: str) -> dict:
     """The flags among `names` that were given, as changes of a recipe."""
-    return {
-        name: getattr(FLAGS, name) for name in names if getattr(FLAGS, name) is not None
-    }
+    return {name: value for name in names if (value := FLAGS[name].value) is not None}

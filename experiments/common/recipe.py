@@ -334,13 +334,11 @@ def first_record(
     module: str, name: str, seed: int, model: keras.Model | None = None
 ) -> dict:
     """What is known of a run before it starts."""
-    weights = model.trainable_variables if model else []
-    counted = {"parameters": sum(int(np.prod(v.shape)) for v in weights)}
-    return {
-        **{"method": name, "seed": seed, **(counted if model else {})},
-        **runs.about(module),
-        "devices": keras.distribution.list_devices(),
-    }
+    record: dict[str, Any] = {"method": name, "seed": seed}
+    if model is not None:
+        weights = model.trainable_variables
+        record["parameters"] = sum(int(np.prod(each.shape)) for each in weights)
+    return record | runs.about(module) | {"devices": keras.distribution.list_devices()}
 
 
 def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:

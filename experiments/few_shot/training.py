@@ -121,8 +121,7 @@ class Training:
         is_proto_net = method.startswith("proto_net")
         ways = setting.proto_ways if is_proto_net else setting.ways
         learner = row.learner(network, dataclasses.replace(task, ways=ways))
-        folder = self.state(method, rate, images, seed)
-        training = self._fit_episodes(method, learner, ways, rate, images, seed, folder)
+        training = self._fit_episodes(method, learner, ways, rate, images, seed)
         if is_proto_net:
             learner = row.learner(learner.backbone, task)
         return learner, found | {key: found[key] + training[key] for key in training}
@@ -175,7 +174,6 @@ class Training:
         rate: float,
         images: int,
         seed: int,
-        folder: pathlib.Path,
     ) -> dict:
         setting = self.setting
         support, queries = ways * setting.shots, ways * setting.queries
@@ -187,6 +185,7 @@ class Training:
         batches = self.sampler(self.trained_on(method), seed, ways).batches(
             episodes, recipe.chunk_steps(trained.steps, FLAGS.save_every)
         )
+        folder = self.state(method, rate, images, seed)
         return _fit(learner, batches, trained, methods.loss(method), folder)
 
 

@@ -156,14 +156,9 @@ def table(found: list[dict]) -> str:
     rows = []
     for data in DATA:
         shown = [run for run in found if run["data"] == data]
-        last = {
-            flow: [
-                {key: run[key][-1] for key in MEASURES}
-                for run in shown
-                if run["flow"] == flow
-            ]
-            for flow in FLOWS
-        }
+        last: dict[str, list[dict]] = {flow: [] for flow in FLOWS}
+        for run in shown:
+            last[run["flow"]].append({key: run[key][-1] for key in MEASURES})
         last["(target)"] = [run["target"] for run in shown if run["flow"] == "W"]
         for title, each in last.items():
             means = (np.mean([one[key] for one in each]) for key in MEASURES)

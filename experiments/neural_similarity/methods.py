@@ -31,10 +31,6 @@ class Method:
     alike: tuple[str, str] | None = None
 
 
-def _rival(title: str, layer: type[keras.layers.Layer]) -> Method:
-    return Method(title, lambda **_: layer)
-
-
 def _pointwise(filters: int, _size: Any, **options: Any) -> keras.layers.Layer:
     return keras.layers.Conv2D(filters, 1, **options)
 
@@ -90,9 +86,11 @@ METHODS = {
     "cnn_cost": Method(
         "CNN with the multiply-adds of dynamic DNS", alike=("dynamic_dns", "multiply_adds")
     ),
-    "squeeze_excite": _rival("CNN, squeeze-excite", rivals.SqueezeExciteConv2D),
-    "condconv": _rival("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
-    "eca": _rival("CNN, ECA", rivals.ChannelAttentionConv2D),
+    "squeeze_excite": Method("CNN, squeeze-excite", lambda **_: rivals.SqueezeExciteConv2D),
+    "condconv": Method(
+        "CNN, CondConv of four kernels", lambda **_: rivals.ConditionalConv2D
+    ),
+    "eca": Method("CNN, ECA", lambda **_: rivals.ChannelAttentionConv2D),
     "pointwise": Method("1x1 convolutions alone", lambda **_: _pointwise),
     "one_tap": Method(
         "static NSN, M of one entry, L1",

@@ -110,6 +110,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
             for epoch in ("first_epoch", "last_epoch")
             for of in ("found", "baseline")
         ]
+        known = [statistics.median(cell.step_times) for cell in cells if cell.step_times]
         rows.append(
             [
                 method.title,
@@ -119,7 +120,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
                 _named(best) if best.difference() > 0 else "none",
                 f"{statistics.mean(each.difference(LAST_EPOCHS) for each in cells):+.2f}",
                 *(f"{gap:.1f}" for gap in gaps),
-                _step_time(cells),
+                f"{statistics.median(known):.2f}x" if known else "unknown",
             ]
         )
     return tables.markdown(columns, rows)
@@ -127,11 +128,6 @@ def summary_table(comparisons: list[Comparison]) -> str:
 
 def _named(cell: Comparison) -> str:
     return f"{cell.difference():+.2f} ({cell.title})"
-
-
-def _step_time(cells: list[Comparison]) -> str:
-    known = [statistics.median(cell.step_times) for cell in cells if cell.step_times]
-    return f"{statistics.median(known):.2f}x" if known else "unknown"
 
 
 def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
