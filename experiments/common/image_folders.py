@@ -100,7 +100,8 @@ def read(dataset: str, data_dir: str | None, image_size: int = 32) -> Parts:
 
 def _cinic10(folder: pathlib.Path, image_size: int) -> Parts:
     parts, names = _class_folders(folder, ("train", "valid", "test"), image_size)
-    return *parts, names
+    train, validation, test = parts
+    return train, validation, test, names
 
 
 def _tiny_imagenet(folder: pathlib.Path, image_size: int) -> Parts:

@@ -178,17 +178,16 @@ def train(
     seed: int,
     rate: float | None,
     state: pathlib.Path,
-    trial: bool,
 ) -> dict:
     """Trains one row with one seed, evaluates it once, and returns its record.
 
-    A start `rate` of `None` is the recipe's own.
+    A start `rate` of `None` is the recipe's own. With --tune it is a trial.
     """
     keras.utils.set_random_seed(seed)
     trained = rows.recipe(name)
     if rate is not None:
         trained = dataclasses.replace(trained, learning_rate=rate)
-    if trial:
+    if FLAGS.tune:
         trained = trained.scaled(max(1, round(trained.steps * FLAGS.tuning_share)))
 
     network, model = rows.make(name, seed, trained)
@@ -205,8 +204,8 @@ def train(
         evaluated = {"test": {"x": found.batches("validation", 100)}}
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
-        evaluated = recipe.evaluated_parts(found, trial)
-        if rows.curves and not trial and len(found.validation.images):
+        evaluated = recipe.evaluated_parts(found, FLAGS.tune)
+        if rows.curves and not FLAGS.tune and len(found.validation.images):
             validation = found.validation
     try:
         record |= recipe.fit(model, batches, trained, state, FLAGS.verbose, validation)
@@ -214,9 +213,9 @@ def train(
         # A result too: the paper reports one for predictors of plain convolutions.
         return record | {"diverged": str(error)}
     record |= recipe.evaluate(model, evaluated)
-    if not trial:
+    if not FLAGS.tune:
         rows.finish(model, record)
-    if FLAGS.step_times and not trial:
+    if FLAGS.step_times and not FLAGS.tune:
         _, plain = rows.make(rows.baseline, seed, trained)
         record["step_time"] = timing.step_time_ratio(model, plain, batches[0])
     return record
@@ -249,7 +248,7 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     def run(*key: Any) -> dict:
         name, *tried, seed = key
         rate = tried[0] if tried else rates.get(name)
-        return train(rows, found, name, seed, rate, records.state(key), trial=FLAGS.tune)
+        return train(rows, found, name, seed, rate, records.state(key))
 
     runs.run_all(records, titles, run)
     return records

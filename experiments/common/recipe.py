@@ -193,12 +193,9 @@ class Batches(keras.utils.PyDataset):
     Training is divided into chunks, which are epochs to Keras and need not be passes.
     """
 
-    def __init__(
-        self, split: data.Split, recipe: Recipe, seed: int, chunk: int | None = None
-    ) -> None:
+    def __init__(self, split: data.Split, recipe: Recipe, seed: int, chunk: int) -> None:
         super().__init__()
-        self.split, self.recipe, self.seed = split, recipe, seed
-        self.chunk = chunk or chunk_steps(recipe.steps)
+        self.split, self.recipe, self.seed, self.chunk = split, recipe, seed, chunk
         self.epoch = 0
         self._orders: dict[int, np.ndarray] = {}
 
@@ -228,7 +225,7 @@ class Batches(keras.utils.PyDataset):
         return self._orders[number]
 
 
-def chunk_steps(steps: int, longest: int = 500) -> int:
+def chunk_steps(steps: int, longest: int) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved."""
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
     if chunk >= longest // 10:

@@ -62,7 +62,6 @@ over the seeds whose two runs one command made, "unknown" where there is none.""
 
 
 def _section(owner: str, found: list[dict]) -> str:
-    """Markdown: a table of the methods, what is beyond chance, and a table of the cells."""
     title, comparisons = f"## With {owner} batch norms", compare(found)
     if not comparisons:
         return f"{title}\n\nNot run."

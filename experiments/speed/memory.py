@@ -38,17 +38,13 @@ def rows(xla: bool) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-m", "experiments.speed.memory", f"--case={case}"]
         command.append("--xla" if xla else "--noxla")
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        convolution = f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
+        sizes = neighborhoods.CASE if case in neighborhoods.IN_MEMORY else convolution
         yield {
-            "case": f"{sizes_of(case)}, forward+backward",
+            "case": f"{sizes}, forward+backward",
             "candidate": case,
             "mebibytes": float(answer.stdout),
         }
-
-
-def sizes_of(case: str) -> str:
-    if case in neighborhoods.IN_MEMORY:
-        return neighborhoods.CASE
-    return f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
 
 
 def step_of(case: str, xla: bool) -> Callable[[], float]:
