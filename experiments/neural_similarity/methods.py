@@ -74,12 +74,6 @@ METHODS = {
         predictor="sphere",
         downsampling=2,
     ),
-    "dynamic_dns_1x1": _nsn(
-        "dynamic NSN, DNS, 1x1 second layer of predictors",
-        "diagonal",
-        predictor="sphere",
-        output_kernel_size=1,
-    ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
     ),
@@ -240,7 +234,7 @@ TABLES = {
         {
             name: {}
             for name in (
-                *("cnn", "dynamic_dns", "dynamic_dns_1x1", "cnn_cost", "cnn_parameters"),
+                *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
                 *("static_dns", "dynamic_uns", "dynamic_uns_blocks"),
                 *("squeeze_excite", "condconv", "eca"),
             )
