@@ -49,10 +49,15 @@ def with_cosine_head(make_network: MakeNetwork, plain: keras.Model) -> keras.Mod
 
 
 def with_similarity(similarity: str, predictor: Any = None) -> Make:
-    """Returns what makes a network with similarities in place of its convolutions."""
-    convolution = functools.partial(
-        nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
-    )
+    """Returns what makes a network with similarities in place of its convolutions.
+
+    `predictor` may be a function of the number of filters.
+    """
+
+    def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
+        own = predictor(filters) if callable(predictor) else predictor
+        options |= {"similarity": similarity, "predictor": own}
+        return nsl_keras.layers.NeuralSimilarityConv2D(filters, *arguments, **options)
 
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
         model = make_network(convolution=convolution)
