@@ -34,9 +34,9 @@ def section(results: pathlib.Path) -> str:
     return (
         f"{title}\n\n{tables.commands(found)}: {found[0]['setting']['iterations']:,} "
         "iterations of 25 waves, one inner step of 0.01, Adam at 0.001. Mean squared "
-        "errors on 600 new waves before and after gradient steps on ten points, mean ± "
-        f"standard deviation over {len(found)} seeds. The paper draws curves and prints "
-        f"no numbers.\n\n{table(found)}"
+        "errors on 600 new waves before and after gradient steps on ten points, means over "
+        f"seeds {tables.seeds(found)}. The paper draws curves and prints no numbers.\n\n"
+        f"{table(found)}"
     )
 
 
