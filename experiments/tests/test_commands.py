@@ -182,8 +182,9 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
         (
             "neural_similarity.predictors",
             ["--seeds=3", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
-            + ["--method=DNS blocks", "--data_file={folder}/images.npz"],
-            "| DNS blocks |",
+            + ["--method=DNS blocks by size", "--method=DNS depthwise"]
+            + ["--data_file={folder}/images.npz"],
+            "| DNS depthwise |",
             "predictors.png",
         ),
         (
