@@ -1,6 +1,8 @@
-"""MAML on sine waves (Finn et al., 2017, Section 5.1), by `examples/sine_waves.py`.
+"""MAML on sine waves: the errors of `examples/sine_waves.py`, recorded.
 
-python -m experiments.few_shot.sine_waves --seeds=0,1,2
+    python -m experiments.few_shot.sine_waves --seeds=0,1,2
+
+The experiment is Section 5.1 of Finn et al. (2017).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ PLACE = "sine_waves.jsonl"
 
 
 def table(found: list[dict]) -> str:
-    """One line a network: means and standard deviations over seeds."""
+    """One line a network: means over seeds."""
     rows = [
         [name, *map(tables.mean, zip(*(run["errors"][name] for run in found), strict=True))]
         for name in found[0]["errors"]
