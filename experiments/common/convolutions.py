@@ -14,7 +14,7 @@ import nsl_keras
 
 def convolutions(
     similarity: str | None = None,
-    predictor: str | None = None,
+    predictor: Any = None,
     momentum: float = 0.9,
     learn_shape: bool = False,
     published: bool = False,
@@ -22,10 +22,9 @@ def convolutions(
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`; plain ones without a similarity.
 
-    `predictor` is `"sphere"` or `"cnn"` for one in each layer, `"shared"` for one in all,
-    `None` for a static similarity; `momentum` is that of their batch norms. `published`
-    predictors are the authors' but for the momentum, others the package's default ones
-    but for the `options`.
+    `predictor` is the `kind` of one in each layer, `"shared"` for one in all, `None` for a
+    static similarity; `momentum` is that of their batch norms. `published` predictors are
+    the authors' but for the momentum, others the package's but for the `options`.
     """
     if similarity is None:
         return keras.layers.Conv2D
@@ -49,6 +48,18 @@ def convolutions(
         predictor=own,
         learn_shape=learn_shape,
     )
+
+
+def depthwise(
+    recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
+) -> list[keras.layers.Layer]:
+    """The layers of a predictor whose first one is depthwise: a `kind`."""
+    return [
+        keras.layers.DepthwiseConv2D(**context.geometry, use_bias=False),
+        nsl_keras.layers.BatchNormalization(momentum=0.9),
+        keras.layers.ReLU(),
+        *recipe.output(context, batch_normalized=True),
+    ]
 
 
 def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 import nsl_keras
 from experiments.common import rivals
-from experiments.common.convolutions import convolutions, nearest_width, size_of
+from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
 from nsl_keras import few_shot
 
 _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
@@ -31,7 +31,7 @@ def features(
 
     `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
     identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions, `"dynamic_1x1"`
-    for a 1x1 second layer of the predictors;
+    for a 1x1 second layer of the predictors, `"dynamic_depthwise"` for a depthwise first;
     `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for plain
     networks of the width that has the dynamic one's trainable parameters, or its
     multiply-adds. `width` is that of plain networks; `published` predictors are the
@@ -41,8 +41,7 @@ def features(
         width = plain_width(backbone, kind, tuple(shape), published)
     convolution = _RIVALS.get(kind) or convolutions(
         "diagonal" if kind.startswith(("static", "dynamic")) else None,
-        "sphere" if kind.startswith("dynamic") else None,
-        _MOMENTUM,
+        momentum=_MOMENTUM,
         published=published,
         **_PREDICTORS.get(kind, {}),
     )
@@ -68,9 +67,11 @@ _RIVALS: dict[str, Callable[..., keras.layers.Layer]] = {
     "squeeze_excite": rivals.SqueezeExciteConv2D,
     "condconv": rivals.ConditionalConv2D,
 }
-_PREDICTORS = {
-    "dynamic_blocks": {"downsampling": 2},
-    "dynamic_1x1": {"output_kernel_size": 1},
+_PREDICTORS: dict[str, dict[str, Any]] = {
+    "dynamic": {"predictor": "sphere"},
+    "dynamic_blocks": {"predictor": "sphere", "downsampling": 2},
+    "dynamic_1x1": {"predictor": "sphere", "output_kernel_size": 1},
+    "dynamic_depthwise": {"predictor": depthwise},
 }
 _MEASURES = {"same_parameters": "parameters", "same_cost": "multiply_adds"}
 
@@ -267,6 +268,7 @@ METHODS = {
         for kind, what in (
             ("blocks", "in blocks of 2x2"),
             ("1x1", "1x1 second layer of predictors"),
+            ("depthwise", "depthwise first layer of predictors"),
         )
         for learner, title, make in (
             ("nsn", "NSN", _classifier),

@@ -26,8 +26,8 @@ import numpy as np
 from absl import flags
 from scipy import stats
 
-import nsl_keras
 from experiments.common import command, data, runs, tables
+from experiments.common.convolutions import depthwise
 from experiments.no_harm import comparison
 from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
 from experiments.no_harm.data import Images, draw
@@ -52,16 +52,6 @@ DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
 NAMES = ("narrow_cnn", "small_resnet")
 
 
-def _depthwise(recipe: SimilarityPredictor, context: Any) -> list[Any]:
-    """The layers of a predictor whose first one is depthwise."""
-    return [
-        keras.layers.DepthwiseConv2D(**context.geometry, use_bias=False),
-        nsl_keras.layers.BatchNormalization(momentum=0.9),
-        keras.layers.ReLU(),
-        *recipe.output(context, batch_normalized=True),
-    ]
-
-
 def _by_size(filters: int) -> SimilarityPredictor:
     """Blocks where maps are at least 16 pixels wide."""
     return SimilarityPredictor(downsampling=2 if filters < WIDTHS[-1] else 1)
@@ -73,7 +63,8 @@ PREDICTORS: dict[str, Any] = {
     "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
     "blocks by size": _by_size,
-    "depthwise": SimilarityPredictor(_depthwise),
+    "depthwise": SimilarityPredictor(depthwise),
+    "depthwise, 1x1 output": SimilarityPredictor(depthwise, output_kernel_size=1),
 }
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
