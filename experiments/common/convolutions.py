@@ -50,6 +50,7 @@ def convolutions(
     )
 
 
+@keras.saving.register_keras_serializable("experiments")
 def depthwise(
     recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
 ) -> list[keras.layers.Layer]:
