@@ -11,7 +11,7 @@ import keras
 
 import nsl_keras
 from experiments.common import rivals
-from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
+from experiments.common.convolutions import convolutions, nearest_width, size_of
 from experiments.common.recipe import Recipe, compile_classifier
 
 MakeLayer = Callable[..., keras.layers.Layer]
@@ -64,11 +64,6 @@ METHODS = {
         "diagonal",
         predictor="sphere",
         learn_shape=True,
-    ),
-    "dynamic_dns_depthwise": _nsn(
-        "dynamic NSN, DNS, depthwise first layer of predictors",
-        "diagonal",
-        predictor=depthwise,
     ),
     "dynamic_dns_shared": _nsn(
         "dynamic NSN, DNS, one shared predictor", "diagonal", predictor="shared"
