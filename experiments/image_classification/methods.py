@@ -342,7 +342,7 @@ _SCHEDULES = {
         "nesterov": (400_000, (200_000, 300_000, 360_000)),
     },
     **dict.fromkeys(("digits", "mnist", "mnist_m", "pacs", "svhn_cropped"), _SMALL),
-    # Dropped after 250 of 350 epochs, as printed; by the code after 160,000 and 180,000.
+    # Dropped after 250/350 of the steps, as printed; by the code after 160,000 and 180,000.
     "cinic10": {
         "adamw": (260_000, (186_000,)),
         "nesterov": (240_000, (120_000, 160_000, 200_000)),
