@@ -64,7 +64,6 @@ PREDICTORS: dict[str, Any] = {
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
     "blocks by size": _by_size,
     "depthwise": SimilarityPredictor(depthwise),
-    "depthwise, 1x1 output": SimilarityPredictor(depthwise, output_kernel_size=1),
 }
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
