@@ -338,6 +338,7 @@ PAIRS = (
     ("dynamic_centroid", "same_parameters_centroid"),
     ("dynamic_centroid", "same_cost_centroid"),
     ("meta_static_nsn", "static_nsn"),
+    *((f"{name}_{kind}", name) for name in _REBUTTAL for kind in ("static", "dynamic")),
 )
 
 
