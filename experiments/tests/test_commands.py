@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, run_under_jax
 
+from experiments import campaign
 from experiments.common.recipe import OutOfTime
 from experiments.tests.commands import few_shot_file, folders, records, run, run_well
 
@@ -261,3 +262,14 @@ def test_sine_waves_are_recorded(tmp_path):
     flags = "--iterations=20", "--seeds=0,1", f"--output_dir={tmp_path}"
     assert "| MAML | " in run_well("experiments.few_shot.sine_waves", *flags)
     assert [record["seed"] for record in records(tmp_path)] == [0, 1]
+
+
+def test_campaigns_hold_out_the_validation_images_of_the_paper():
+    held = {
+        plan: {
+            "--nohold_out" not in line
+            for line in map(" ".join, campaign.commands(plan, ["0"]))
+        }
+        for plan in ("cinic10", "mnist_m", "pacs", "mnist")
+    }
+    assert held == {"cinic10": {True}, "mnist_m": {True}, "pacs": {True}, "mnist": {False}}
