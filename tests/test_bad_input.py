@@ -5,7 +5,7 @@ import functools
 import keras
 import pytest
 
-from nsl_keras import backbones, few_shot, layers, predictors
+from nsl_keras import backbones, few_shot, key_metrics, layers, predictors
 
 
 def small_network():
@@ -46,11 +46,25 @@ def test_numbers_that_would_end_the_process(make, name, largest):
         make(**{name: 2**31})
 
 
+#: Backbones and their Boolean arguments.
+FLAGS = [
+    *((make, "plus") for make in (backbones.cnn9, backbones.cnn10, backbones.cnn4)),
+    (functools.partial(backbones.resnet_v2, 11), "final_relu"),
+    (functools.partial(backbones.densenet_bc, 10), "final_relu"),
+    *((backbones.self_attention_spherenet, name) for name in ("attention", "sphere")),
+]
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
         (layers.GlobalNeuralSimilarity2D, "sphere"),
+        (layers.InstanceFiLM, "learn_sharpness"),
+        (layers.InstanceFiLM, "residual"),
+        (functools.partial(layers.NeighborDictionary, 5), "learn_temperature"),
+        (key_metrics.Euclidean, "squared"),
         (predictors.SimilarityPredictor, "pooled"),
+        *((functools.partial(make, input_shape=(32, 32, 3)), name) for make, name in FLAGS),
         (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
         (
             lambda **given: few_shot.Finetuner(small_network(), 3, **given),

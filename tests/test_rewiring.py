@@ -174,8 +174,10 @@ def test_the_class_is_kept_or_a_warning_names_it(kind):
         nsl_keras.convert.convert_batch_norms,
     ):
         if kind is ScaledTask:
-            with pytest.warns(UserWarning, match="'ScaledTask' adds"):
+            with pytest.warns(UserWarning, match="'ScaledTask' adds") as caught:
                 convert(model)
+            (found,) = (each for each in caught if "'ScaledTask'" in str(each.message))
+            assert found.filename == __file__  # The line that converts.
         else:
             converted = convert(model)
             assert type(converted) is type(model) and not converted.compiled

@@ -142,6 +142,7 @@ def cnn9(
     """
     variant = validation.one_of(variant, ("code", "paper"), "variant")
     wider = {"code": (55, 110, 220), "paper": (51, 102, 204)}[variant]
+    plus = validation.boolean(plus, "plus")
     if filters is None:
         filters = wider if plus else (32, 64, 128)
     widths = validation.positive_integers(filters, 3, "filters")
@@ -208,6 +209,7 @@ def cnn10(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Tables 5 and 7. The paper
         does not give the widths of CNN-10++; these are this package's.
     """
+    plus = validation.boolean(plus, "plus")
     if filters is None:
         filters = (66, 130, 256) if plus else (64, 128, 256)
     widths = validation.positive_integers(filters, 3, "filters")
@@ -259,6 +261,7 @@ def cnn4(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, after Ravi and
         Larochelle (ICLR 2017). The wider network is this package's.
     """
+    plus = validation.boolean(plus, "plus")
     if filters is None:
         filters = 55 if plus else 32
     width = validation.positive_integer(filters, "filters")

@@ -102,7 +102,7 @@ def densenet_bc(
             outputs = unit(outputs, outputs.shape[channel_axis()] // 2, 1, at)
             outputs = keras.layers.AveragePooling2D(2, name=at)(outputs)
     outputs = layers.normalize(outputs, "final")
-    if final_relu:
+    if validation.boolean(final_relu, "final_relu"):
         outputs = keras.layers.ReLU(name="final_relu")(outputs)
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"densenet_bc_{depth}")

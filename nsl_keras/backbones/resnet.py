@@ -86,7 +86,7 @@ def resnet_v2(
                 )
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
     outputs = layers.normalize(outputs, "final")
-    if final_relu:
+    if validation.boolean(final_relu, "final_relu"):
         outputs = keras.layers.ReLU(name="final_relu")(outputs)
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=name or f"resnet_v2_{depth}")

@@ -84,7 +84,7 @@ def self_attention_spherenet(
     decay = keras.regularizers.L2(l2) if l2 else None
     apart = OrthogonalityRegularizer(orthogonality) if orthogonality else None
     both = OrthogonalityRegularizer(orthogonality, l2) if orthogonality else decay
-    by_angle = sphere and convolution is None
+    by_angle = validation.boolean(sphere, "sphere") and convolution is None
     layers = Units(
         convolution or (SphereConv2D if sphere else keras.layers.Conv2D),
         functools.partial(
@@ -99,7 +99,7 @@ def self_attention_spherenet(
         for index in range(3):
             outputs = layers.unit(outputs, width, 3, f"stage_{stage}_layer_{index}")
         outputs = keras.layers.MaxPooling2D(2, name=f"stage_{stage}_pool")(outputs)
-        if attention and stage < 2:
+        if validation.boolean(attention, "attention") and stage < 2:
             outputs = GlobalNeuralSimilarity2D(
                 similarity="softmax_attention",
                 similarity_regularizer=both,

@@ -49,9 +49,7 @@ def select_variables(
     Raises:
         ValueError: If the selection, or a part of it, matches no trainable variable.
     """
-    if isinstance(selection, Collection) and all(
-        isinstance(each, int) for each in selection
-    ):
+    if _holds(selection, int):
         return [model.variables[place] for place in selection]
     variables = model.trainable_variables
     if not variables:
@@ -68,6 +66,15 @@ def select_variables(
                 f"Received: {argument}={selection!r}, of which {name} matches none of them"
             )
     return [each for each in variables if any(take(each) for take in parts.values())]
+
+
+def _holds(selection: Any, kind: type) -> bool:
+    """Whether a selection is a collection, not empty, of values of one type."""
+    return (
+        isinstance(selection, Collection)
+        and len(selection) > 0
+        and all(isinstance(each, kind) for each in selection)
+    )
 
 
 def _parts(
@@ -95,9 +102,7 @@ def _parts(
             "classifier": lambda variable: id(variable) in classifier,
         }
         return {repr(each): kinds[each] for each in parts}
-    if isinstance(selection, Collection) and all(
-        isinstance(each, str) for each in selection
-    ):
+    if _holds(selection, str):
 
         def has_name(name: str) -> Callable[[Any], bool]:
             return lambda variable: name in (variable.name, variable.path)

@@ -78,8 +78,8 @@ class InstanceFiLM(keras.layers.Layer):
             dictionary_size, "dictionary_size"
         )
         self.sharpness = validation.positive_number(sharpness, "sharpness")
-        self.learn_sharpness = learn_sharpness
-        self.residual = residual
+        self.learn_sharpness = validation.boolean(learn_sharpness, "learn_sharpness")
+        self.residual = validation.boolean(residual, "residual")
         self.axis = validation.one_of(axis, (-1, 1), "axis")
         self.key_initializer = keras.initializers.get(key_initializer)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)

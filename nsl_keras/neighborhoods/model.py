@@ -366,7 +366,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model.neighbors(x, k=5).output_changes.shape
         (4, 5, 3)
         """
-        self.neighborhood.require_ranking(k, by)  # Before a graph is traced.
+        self.neighborhood.require_ranking(k, by)
         found: Neighbors = data.predict(
             lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
             self,

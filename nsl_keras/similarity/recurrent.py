@@ -64,7 +64,7 @@ class SimilarityCell(WithSimilarity):
         if similarity is None and recurrent_similarity is None:
             raise ValueError(
                 "`similarity` and `recurrent_similarity` must not both be None. "
-                f"Received: similarity=None, recurrent_similarity={recurrent_similarity}"
+                "Received: similarity=None, recurrent_similarity=None"
             )
         self.similarity = validation.optional(similarities.get, similarity)
         self.recurrent_similarity = validation.optional(
@@ -510,7 +510,8 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
     static layer folds into `keras.layers.LSTM`.
 
     Args:
-        **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRUCell`, without
+            `use_cudnn`.
 
     Call arguments:
         See `keras.layers.LSTM`.

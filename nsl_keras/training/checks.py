@@ -175,8 +175,6 @@ def require_logits(model: keras.layers.Layer, argument: str) -> None:
     if rewiring.is_graph(model):
         called = rewiring.calls(model)
         last = called[-1].layer if called else model
-    elif isinstance(model, keras.Model) and model.layers:
-        last = model.layers[-1]
     squashing = (keras.activations.softmax, keras.activations.sigmoid)
     if (
         getattr(last, "activation", None) in squashing

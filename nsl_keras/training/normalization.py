@@ -243,6 +243,7 @@ def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
     return BatchNormalization.from_config({**layer.get_config(), "momentum_warmup": False})
 
 
+@rewiring.reaching_backbones
 def convert_batch_norms(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with this package's batch norms in place of Keras's.
 
@@ -292,7 +293,7 @@ def move_statistics(
     # Not `ops.cast`, which rounds a Python number to float32 first.
     rate = ops.convert_to_tensor(1 - layer.momentum, dtype)
     some: Any = True
-    if getattr(layer, "momentum_warmup", False):
+    if layer.momentum_warmup:
         count = on_all_replicas(examples)
         seen = ops.convert_to_tensor(layer.seen_examples)
         window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))

@@ -103,6 +103,7 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
         ("head", "`inner_variables` must be one of"),
         ("classifier+head", "`inner_variables` must be one of.*Received.*'head'"),
         ([0.5], "`inner_variables` must be one of"),
+        ([], r"`inner_variables` must be one of.*Received: inner_variables=\[\]"),
     ],
 )
 def test_wrong_selections(selection, message):

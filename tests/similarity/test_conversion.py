@@ -20,7 +20,7 @@ from helpers import IS_TENSORFLOW, as_numpy, randomize
 from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
-from nsl_keras.convert import add_film, add_similarity, fold, summary
+from nsl_keras.convert import add_film, add_similarity, convert_batch_norms, fold, summary
 from nsl_keras.similarity.bilinear_form import similarities_of
 
 
@@ -398,9 +398,15 @@ def test_backbones_of_models_with_neighbors():
     with_film = add_film(model)
     assert difference(model, with_film, IMAGES) == 0
     assert layers.InstanceFiLM in classes_of(with_film.backbone)
+    with_our_norms = convert_batch_norms(model)
+    assert difference(model, with_our_norms, IMAGES) == 0
+    assert layers.BatchNormalization in classes_of(with_our_norms.backbone)
 
 
-@pytest.mark.parametrize("convert", [add_similarity, add_film, fold, summary])
+CONVERSIONS = [add_similarity, add_film, convert_batch_norms, fold, summary]
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
 def test_backbones_that_are_no_graph(convert):
     with pytest.raises(ValueError, match=r"`model` must be a functional or.*None"):
         convert(MetaNeighborhoodModel(None, layers.CosineDense(3), 5))
