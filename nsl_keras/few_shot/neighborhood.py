@@ -54,9 +54,8 @@ class NeighborhoodLearner(MetricLearner):
             than one step, memory holds separate weights for each query, `features *
             ways` numbers.
         inner_learning_rate: float above 0, the start value of the rate.
-        learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each
-            feature, and one for the bias; `"fixed"`: not trained. The absolute values of
-            learned rates are used.
+        learning_rate_form: See `MetaNeighborhoodHead`. With `"elementwise"` rates, the
+            number of ways cannot change.
         scale: float above 0, the start value of the cosine head's scale.
 
     Input shape:

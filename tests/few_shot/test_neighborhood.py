@@ -20,17 +20,24 @@ def attention(support, queries, metric, temperature):
 
 
 @pytest.mark.parametrize(
-    ("head", "steps", "inner_loop"),
-    [("cosine", 1, "dual"), ("cosine", 3, "dual"), ("dense", 3, "tape")],
+    ("head", "steps", "inner_loop", "form"),
+    [
+        ("cosine", 1, "dual", "scalar"),
+        ("cosine", 3, "dual", "elementwise"),
+        ("dense", 3, "tape", "elementwise"),
+    ],
 )
-def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop):
+def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop, form):
     """Episode by episode, with a layer that keeps the support set in its weights."""
     inputs, _ = data.episodes()
     attention = {"temperature": 0.5, "metric": "euclidean"}
-    options = {"inner_steps": steps, "inner_learning_rate": 0.3}
+    options = {"inner_steps": steps, "learning_rate_form": form}
     model = few_shot.NeighborhoodLearner(
         data.identity(), data.WAYS, head, **attention, **options
     )
+    model(inputs)
+    for raw in model.rate.raw_rates:
+        raw.assign(np.random.default_rng(0).uniform(0.1, 0.5, raw.shape))
     found = as_numpy(model(inputs))
     for support, labels, queries, own in zip(*inputs, found, strict=True):
         values = np.eye(data.WAYS)[labels]
@@ -51,6 +58,7 @@ def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop)
         )
         adapted.build((None, data.SIZE))
         adapted.dictionary.assign(keys=support)
+        adapted.rate.set_weights(model.rate.get_weights())
         np.testing.assert_allclose(own, adapted(queries), rtol=1e-4, atol=1e-4)
 
 
