@@ -19,8 +19,10 @@ def stack(*kinds, use_bias=True, dtype=DTYPE):
         units = OUTPUTS if index == len(kinds) - 1 else 6
         if kind == "cosine":
             layers.append(CosineDense(units, scale=3.0, dtype=dtype))
-        else:
+        elif isinstance(kind, str):
             layers.append(keras.layers.Dense(units, kind, use_bias, dtype=dtype))
+        else:
+            layers.append(type(kind).from_config(kind.get_config() | {"dtype": dtype}))
     return layers[0] if len(layers) == 1 else keras.Sequential(layers)
 
 

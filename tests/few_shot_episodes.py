@@ -19,9 +19,9 @@ def episodes(batch=2, ways=WAYS, shots=SHOTS, queries=QUERIES, shape=(SIZE,), se
     return (support, labels, queries), rng.integers(0, ways, size=queries.shape[:2])
 
 
-def identity(size=SIZE):
+def identity(*shape):
     """A backbone that returns its inputs, so that features are at hand."""
-    inputs = keras.Input((size,))
+    inputs = keras.Input(shape or (SIZE,))
     return keras.Model(inputs, keras.layers.Identity()(inputs))
 
 

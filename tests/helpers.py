@@ -105,18 +105,18 @@ def second_derivatives(function, inputs, variables):
 # Data.
 
 
-class OneBatch(keras.utils.PyDataset):
-    """A data set of one batch, which nobody looks at before the step."""
+class Batches(keras.utils.PyDataset):
+    """A data set of these batches, which nobody looks at before the step."""
 
-    def __init__(self, *batch):
+    def __init__(self, *batches):
         super().__init__()
-        self.batch = batch
+        self.batches = batches
 
     def __len__(self):
-        return 1
+        return len(self.batches)
 
     def __getitem__(self, index):
-        return self.batch
+        return self.batches[index]
 
 
 # Processes.

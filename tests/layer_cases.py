@@ -75,12 +75,15 @@ def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=T
     return LayerCase(name, make, shape, trainable, non_trainable, first, unknown_sizes)
 
 
+SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
+IN_BLOCKS = partial(predictors.SimilarityPredictor, downsampling=3)
+TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
+DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
+CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
-    spatial("conv2d_static_diagonal", convolution(padding="same", activation="relu"), 3),
+    spatial("conv2d_static_diagonal", convolution(**SAME, activation="relu"), 3),
     spatial(
-        "conv2d_static_unconstrained_groups",
-        convolution(similarity="unconstrained", groups=2, strides=2, padding="same"),
-        3,
+        "conv2d_static_groups", convolution(**UNCONSTRAINED, groups=2, strides=2, **SAME), 3
     ),
     spatial(
         "conv2d_static_sparse_learned_shape",
@@ -89,137 +92,94 @@ CONVOLUTIONS = [
     ),
     spatial(
         "conv2d_static_for_each_filter",
-        convolution(similarity="symmetric", shared_by="filter", padding="same"),
+        convolution(similarity="symmetric", shared_by="filter", **SAME),
         3,
     ),
     spatial(
-        "conv2d_transpose_static_unconstrained",
-        partial(
-            layers.NeuralSimilarityConv2DTranspose,
-            *(6, 4, 2, "same"),
-            output_padding=1,
-            similarity="unconstrained",
-        ),
+        "conv2d_transpose_static",
+        partial(TRANSPOSED, 6, 4, 2, **SAME, output_padding=1, **UNCONSTRAINED),
         3,
     ),
     spatial(
-        "conv2d_transpose_dynamic_sphere",
-        partial(
-            layers.NeuralSimilarityConv2DTranspose,
-            *(6, (2, 3), 2),
-            predictor="sphere",
-        ),
-        *(8, 6),
+        "conv2d_transpose_sphere",
+        partial(TRANSPOSED, 6, (2, 3), 2, predictor="sphere"),
+        8,
+        6,
     ),
     spatial(
         "conv2d_static_full",
-        convolution(similarity="full", groups=2, padding="same"),
+        convolution(similarity="full", groups=2, **SAME),
         3,
         unknown_sizes=False,
     ),
     spatial(
-        "conv2d_static_product",
-        convolution(similarity=similarities.Product(3), padding="same"),
-        3,
+        "conv2d_static_product", convolution(similarity=similarities.Product(3), **SAME), 3
     ),
     spatial(
-        "conv2d_dynamic_sphere_diagonal",
-        convolution(predictor="sphere", strides=2, padding="same"),
-        *(8, 6),
+        "conv2d_sphere_diagonal", convolution(predictor="sphere", strides=2, **SAME), 8, 6
     ),
     spatial(
-        "conv2d_dynamic_sphere_unconstrained",
-        convolution(similarity="unconstrained", predictor="sphere", dilation_rate=2),
+        "conv2d_sphere_unconstrained",
+        convolution(**UNCONSTRAINED, predictor="sphere", dilation_rate=2),
         4,
     ),
     spatial(
-        "conv2d_dynamic_full_sphere",
-        convolution(predictor="full_sphere", kernel_size=(2, 3), padding="same"),
+        "conv2d_full_sphere",
+        convolution(predictor="full_sphere", kernel_size=(2, 3), **SAME),
         *(8, 6),
     ),
     spatial(
-        "conv2d_dynamic_without_identity",
+        "conv2d_without_identity",
         convolution(
-            similarity="unconstrained",
-            predictor=predictors.SimilarityPredictor(residual=False),
+            **UNCONSTRAINED, predictor=predictors.SimilarityPredictor(residual=False)
         ),
         5,
     ),
     spatial(
-        "conv2d_dynamic_in_blocks",
-        with_predictor(
-            partial(predictors.SimilarityPredictor, downsampling=3),
-            convolution(similarity="unconstrained", kernel_size=(2, 3)),
-        ),
+        "conv2d_in_blocks",
+        with_predictor(IN_BLOCKS, convolution(**UNCONSTRAINED, kernel_size=(2, 3))),
         4,
     ),
     spatial(
-        "conv2d_dynamic_cnn_unconstrained",
-        convolution(similarity="unconstrained", predictor="cnn"),
+        "conv2d_cnn",
+        convolution(**UNCONSTRAINED, predictor="cnn"),
         *(6, 3),
         unknown_sizes=False,
     ),
     spatial(
-        "conv2d_dynamic_shared",
+        "conv2d_shared",
         with_predictor(shared(), convolution(strides=2, learn_shape=True)),
         6,
     ),
     spatial(
-        "conv1d_static_causal_positive_semidefinite",
+        "conv1d_static_causal",
         partial(
-            layers.NeuralSimilarityConv1D,
-            *(6, 3),
-            padding="causal",
-            dilation_rate=2,
-            similarity="positive_semidefinite",
+            CONV1D, 6, 3, 1, "causal", dilation_rate=2, similarity="positive_semidefinite"
         ),
         3,
         shape=SEQUENCE,
     ),
     spatial(
-        "conv1d_dynamic_shared_pooled",
-        with_predictor(
-            shared(pooled=True),
-            partial(layers.NeuralSimilarityConv1D, 6, 3, padding="same"),
-        ),
+        "conv1d_shared_pooled",
+        with_predictor(shared(pooled=True), partial(CONV1D, 6, 3, **SAME)),
         5,
         shape=SEQUENCE,
     ),
     spatial(
-        "conv3d_static_symmetric",
-        partial(
-            layers.NeuralSimilarityConv3D, 6, 2, padding="same", similarity="symmetric"
-        ),
-        3,
-        shape=BOX,
+        "conv3d_static", partial(CONV3D, 6, 2, **SAME, similarity="symmetric"), 3, shape=BOX
     ),
     spatial(
-        "conv3d_dynamic_sphere",
-        partial(layers.NeuralSimilarityConv3D, 6, (2, 3, 1), strides=2, predictor="sphere"),
+        "conv3d_sphere",
+        partial(CONV3D, 6, (2, 3, 1), strides=2, predictor="sphere"),
         *(8, 6),
         shape=BOX,
     ),
     spatial(
-        "depthwise_conv2d_static",
-        partial(
-            layers.NeuralSimilarityDepthwiseConv2D,
-            3,
-            strides=2,
-            padding="same",
-            depth_multiplier=2,
-            similarity="unconstrained",
-        ),
-        3,
+        "depthwise_static", partial(DEPTHWISE, 3, strides=2, **SAME, **UNCONSTRAINED), 3
     ),
     spatial(
-        "depthwise_conv2d_dynamic_sphere",
-        partial(
-            layers.NeuralSimilarityDepthwiseConv2D,
-            (2, 3),
-            depth_multiplier=2,
-            similarity="symmetric",
-            predictor="sphere",
-        ),
+        "depthwise_sphere",
+        partial(DEPTHWISE, (2, 3), similarity="symmetric", predictor="sphere"),
         4,
     ),
 ]

@@ -14,7 +14,15 @@ from typing import Any
 
 import keras
 import numpy as np
-from helpers import IS_TENSORFLOW, as_numpy, assert_close, assert_equal, normal, values
+from helpers import (
+    IS_TENSORFLOW,
+    as_numpy,
+    assert_close,
+    assert_equal,
+    normal,
+    randomize,
+    values,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +61,8 @@ class LayerCase:
     def perturbed_model(self):
         """The same with random weights: zeros and ones would hide mistakes."""
         model = self.model()
-        perturb(model)
+        randomize(model.trainable_variables, 0.1)
         return model
-
-
-def perturb(model, scale=0.1):
-    """Moves the trainable weights a little."""
-    rng = np.random.default_rng(3)
-    for variable in model.trainable_variables:
-        variable.assign(as_numpy(variable) + scale * rng.normal(size=variable.shape))
 
 
 def check_layer(case, folder):
@@ -194,7 +195,7 @@ def check_unknown_sizes(case):
     *sizes, channels = case.input_shape
     unknown = keras.Input((*(None for _ in sizes), channels))
     model = keras.Model(unknown, layer(unknown))
-    perturb(model)
+    randomize(model.trainable_variables, 0.1)
     # Odd and even sizes split the padding of a strided "same" convolution differently.
     # JAX computes with known sizes alone: there the symbolic call is what can go wrong.
     for more in range(1 + IS_TENSORFLOW):

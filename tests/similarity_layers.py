@@ -124,11 +124,7 @@ class Member:
     def expected(self, layer, matrix):
         """The outputs of a layer by the formula, with `M` as given, channels last."""
         patches = _patches(
-            self.rank,
-            layer.kernel_size,
-            layer.strides,
-            layer.padding,
-            layer.dilation_rate,
+            self.rank, layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
         )
         kernel = ops.convert_to_numpy(layer.kernel)
         bias = 0.0 if layer.bias is None else ops.convert_to_numpy(layer.bias)

@@ -102,12 +102,6 @@ def test_public_api_only():
 
 
 def test_name_modules_hold_no_code():
-    for name in (
-        "callbacks",
-        "convert",
-        "key_metrics",
-        "layers",
-        "predictors",
-    ):
+    for name in ("callbacks", "convert", "key_metrics", "layers", "predictors"):
         for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
             assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), name

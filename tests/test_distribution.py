@@ -12,6 +12,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from helpers import run_python
 
 import nsl_keras
 from nsl_keras.distribution import DistributedModel, distribute
@@ -296,21 +297,13 @@ def test_distribute_refuses():
         DistributedModel(keras.layers.Dense(2))
 
 
-DEVICES = "--xla_force_host_platform_device_count=2"
-
-
 @pytest.mark.long
 def test_jax_devices():
     pytest.importorskip("jax")
-    (found,) = last_lines(
-        [
-            start(
-                str(TESTS / "jax_distribution.py"),
-                KERAS_BACKEND="jax",
-                JAX_PLATFORMS="cpu",
-                XLA_FLAGS=f"{os.environ['XLA_FLAGS']} {DEVICES}",
-            )
-        ]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    options = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    found = json.loads(
+        run_python(TESTS / "jax_distribution.py", **options).splitlines()[-1]
     )
     # Batches in parts.
     assert found["small"]["difference"] < 1e-5

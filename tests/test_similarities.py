@@ -182,11 +182,7 @@ def test_positive_semidefinite_starts_in_half_precision(dtype):
 
 @pytest.mark.parametrize(
     "matrix",
-    [
-        -np.eye(6),
-        np.eye(6) + np.eye(6, k=1),
-        GRAM @ GRAM.T - 0.01 * np.eye(6),
-    ],
+    [-np.eye(6), np.eye(6) + np.eye(6, k=1), GRAM @ GRAM.T - 0.01 * np.eye(6)],
     ids=["negative", "not_symmetric", "slightly_negative"],
 )
 def test_errors_of_an_initial_matrix_that_is_not_positive_semidefinite(matrix):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import convolutional, episodes
+from helpers import Batches
 
 from nsl_keras import few_shot
 
@@ -13,17 +14,6 @@ NAMES = ("lynx", "elk", "owl")
 
 def learner(learner=few_shot.NearestCentroid, **options):
     return learner(convolutional(), **options)
-
-
-class Photos(keras.utils.PyDataset):
-    class_names = NAMES
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        part = slice(4 * index, 4 * index + 4)
-        return SUPPORT[part], LABELS[part]
 
 
 def test_names_are_labels_or_number_them():
@@ -36,7 +26,9 @@ def test_names_are_labels_or_number_them():
 
 def test_a_data_set_has_labels_and_names():
     made = learner(ways=7)  # `adapt` takes any number of classes.
-    model, expected = made.adapt(Photos()), made.adapt(SUPPORT, LABELS)
+    photos = Batches((SUPPORT[:4], LABELS[:4]), (SUPPORT[4:], LABELS[4:]))
+    photos.class_names = NAMES
+    model, expected = made.adapt(photos), made.adapt(SUPPORT, LABELS)
     assert model.class_names == NAMES
     found = model.predict(SUPPORT, verbose=0)
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
@@ -122,16 +114,3 @@ def test_what_cannot_be_adapted():
     for made in (few_shot.MAML(dense), few_shot.Finetuner(dense, ways=4)):
         with pytest.raises(ValueError, match=r"`y` must have 4 classes.*Received: 3"):
             made.adapt(SUPPORT, LABELS)
-
-
-def test_single_images_are_not_episodes():
-    made = learner(ways=3)
-    for run in (made, made.predict):
-        with pytest.raises(ValueError, match="single examples call `adapt`"):
-            run(SUPPORT)
-    with pytest.raises(ValueError, match=r"of shapes \(batch, support examples"):
-        made.predict((SUPPORT, LABELS, SUPPORT), verbose=0)
-    one = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
-    one.add(keras.layers.Dense(1))
-    with pytest.raises(ValueError, match=r"`model` must return logits .* of two or more"):
-        few_shot.MAML(one).adapt(SUPPORT, LABELS)

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
+from helpers import as_numpy, randomize
 from keras import layers
-from layer_harness import as_numpy, perturb
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -49,7 +49,7 @@ def test_predictors_alone_adapt(shared):
     model = keras.Sequential(
         [keras.Input((5, 5, 2)), *convolutions, layers.Flatten(), layers.Dense(2)]
     )
-    perturb(model)
+    randomize(model.trainable_variables, 0.1)
     networks = [each.bilinear_form.network for each in convolutions]
     predicting = {id(each) for network in networks for each in network.trainable_variables}
     learner = few_shot.MAML(

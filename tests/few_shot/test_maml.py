@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import check_scalar_gradients
-from helpers import BACKEND, as_numpy
+from helpers import BACKEND, as_numpy, randomize
 from keras import layers, ops
-from layer_harness import perturb
 
 import nsl_keras
 from nsl_keras import backend
@@ -217,7 +216,7 @@ def test_outer_gradients_equal_finite_differences(steps, policy):
     inputs, labels = episodes(dtype=dtype)
     options = {"learning_rate_form": "learned", "batch_normalization": policy}
     model = of_network(inner_steps=steps, **options)
-    perturb(model, 0.3)
+    randomize(model.trainable_variables, 0.3)
     found = outer_gradients(model, inputs, labels)
     assert len(found) == 12
     loss, values = outer_loss(model, inputs, labels)
@@ -230,7 +229,7 @@ def test_policies_equal_a_direct_computation(policy):
     dtype, tolerance = precision()
     inputs, labels = episodes(dtype=dtype)
     model = of_network(inner_steps=2, batch_normalization=policy)
-    perturb(model.model, 0.3)
+    randomize(model.model.trainable_variables, 0.3)
     norm = model.model.get_layer("norm")
     norm.moving_mean.assign([0.7, 1.1])
     norm.moving_variance.assign([1.5, 0.4])
@@ -259,7 +258,7 @@ def test_steps_of_parts_of_the_variables_in_training_and_at_test():
         test_inner_steps=1,
         test_extra_steps=3,
     )
-    perturb(model.model, 0.3)
+    randomize(model.model.trainable_variables, 0.3)
     weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
     for training, (inner, extra) in {True: (2, 1), False: (1, 3)}.items():
         steps = [[0, 1, 2]] * inner + [[4, 5]] * extra
@@ -351,6 +350,7 @@ def with_two_outputs():
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),
+        (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "of two or more ways"),
         (with_two_outputs, {}, r"`model` must return logits .*Received"),
     ],
 )

@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import check_scalar_gradients
-from helpers import BACKEND, as_numpy
+from helpers import BACKEND, as_numpy, randomize
 from keras import layers
-from layer_harness import perturb
 
 import nsl_keras
 from nsl_keras.backend import gradients_of
@@ -54,7 +53,7 @@ def test_outer_gradients_equal_finite_differences(loss, outputs):
     )
     inputs, targets = episodes(*outputs)
     model(inputs)
-    perturb(model)
+    randomize(model.trainable_variables, 0.1)
     variables = model.trainable_variables
 
     def outer_loss(values):

@@ -4,7 +4,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import OneBatch
+from helpers import Batches
 from keras import ops
 from layer_harness import as_numpy
 
@@ -153,7 +153,7 @@ def test_bad_episodes_have_logits_of_nan():
         (lambda s, y, q: (s, y, np.inf * q), "`query_images` must be finite"),
         (lambda s, y, q: (s, y), r"call `adapt`.*Received: input_shape=\[\("),
         (lambda s, y, q: s, "call `adapt`.*Received"),
-        (lambda s, y, q: OneBatch((s, y + 1, q), y), r"the labels \[1, 2, 3\]"),
+        (lambda s, y, q: Batches(((s, y + 1, q), y)), r"the labels \[1, 2, 3\]"),
     ],
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):
@@ -176,6 +176,7 @@ def test_query_labels_that_are_no_classes():
 def test_shapes_that_do_not_fit():
     inputs = s, y, q = data.episodes()[0]
     for wrong in (
+        s,
         (s[:, 1:], y, q),
         (s, y[..., None], q),
         (s, y, q[..., 1:]),
@@ -232,10 +233,9 @@ def test_export(tmp_path):
 
 
 def test_backbones_it_cannot_take():
-    image, unknown = keras.Input((data.SIZE,)), keras.Input((None, 2))
+    image, sequences = keras.Input((data.SIZE,)), data.identity(None, 2)
     with pytest.raises(ValueError, match="`backbone` must have one output"):
         few_shot.ProtoNet(keras.Model(image, [image, 2 * image]))(data.episodes()[0])
-    sequences = keras.Model(unknown, keras.layers.Identity()(unknown))
     with pytest.raises(ValueError, match="with known sizes"):
         few_shot.ProtoNet(sequences).build([(2, 6, None, 2), (2, 6), (2, 4, None, 2)])
     with pytest.raises(ValueError, match="`loss` must take logits"):

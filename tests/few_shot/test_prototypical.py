@@ -37,8 +37,7 @@ def test_features_of_several_axes_are_flattened():
     flat = tuple(
         each.reshape(*each.shape[:2], -1) if each.ndim > 2 else each for each in inputs
     )
-    image = keras.Input((2, 3))
-    model = ProtoNet(keras.Model(image, keras.layers.Identity()(image)), data.WAYS)
+    model = ProtoNet(data.identity(2, 3), data.WAYS)
     expected = ProtoNet(data.identity(), data.WAYS)(flat)
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-6)
 

@@ -12,16 +12,11 @@ from nsl_keras import few_shot
 SHAPE = (4, 5, 2)
 
 
-def identity(shape=SHAPE):
-    image = keras.Input(shape)
-    return keras.Model(image, keras.layers.Identity()(image))
-
-
 def test_scores_of_all_pairs():
     """Each query's map joined to the sum of each class's maps, one pair at a time."""
     inputs, _ = data.episodes(shape=SHAPE)
     support, labels, queries = inputs
-    model = few_shot.RelationNet(identity(), data.WAYS)
+    model = few_shot.RelationNet(data.identity(*SHAPE), data.WAYS)
     found = as_numpy(model(inputs))
     for episode, query, way in np.ndindex(found.shape):
         total = support[episode][labels[episode] == way].sum(axis=0)
@@ -46,7 +41,7 @@ def test_statistics_of_pairs(policy):
     pooled = keras.layers.GlobalAveragePooling2D()(norm(pair))
     relation = keras.Model(pair, keras.layers.Dense(1)(pooled))
     model = few_shot.RelationNet(
-        identity(), data.WAYS, relation, batch_normalization=policy
+        data.identity(*SHAPE), data.WAYS, relation, batch_normalization=policy
     )
     (support, labels, queries), _ = data.episodes(shape=SHAPE)
     found = as_numpy(model((support, labels, queries)))
@@ -98,12 +93,12 @@ def test_bad_input():
         few_shot.RelationNet(data.identity(), data.WAYS)(inputs)
     small, _ = data.episodes(shape=(3, 3, 2))
     with pytest.raises(ValueError, match="`map_shape` must be at least 4x4"):
-        few_shot.RelationNet(identity((3, 3, 2)), data.WAYS)(small)
+        few_shot.RelationNet(data.identity(3, 3, 2), data.WAYS)(small)
     pair = keras.Input((*SHAPE[:2], 4))
     wide = keras.Model(pair, keras.layers.Dense(2)(keras.layers.Flatten()(pair)))
     inputs, _ = data.episodes(shape=SHAPE)
     with pytest.raises(ValueError, match="`relation` must return one number"):
-        few_shot.RelationNet(identity(), data.WAYS, wide)(inputs)
+        few_shot.RelationNet(data.identity(*SHAPE), data.WAYS, wide)(inputs)
     for arguments, name in (
         ({"map_shape": (7, 7)}, "map_shape"),
         ({"map_shape": (8, 8, 0)}, "map_shape"),

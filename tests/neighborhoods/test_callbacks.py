@@ -33,8 +33,7 @@ def make_model(task="classification", **options):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "task"),
-    [(0, "classification"), (1, "regression"), (2, "classification")],
+    ("epochs", "task"), [(0, "classification"), (1, "regression"), (2, "classification")]
 )
 def test_entries_become_examples_after_so_many_epochs(epochs, task):
     x, y = FEW[0], normal(24, 2) if task == "regression" else FEW[1]

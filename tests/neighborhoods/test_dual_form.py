@@ -58,16 +58,6 @@ def test_large_dictionaries_are_summed_in_chunks_by_themselves():
     assert_close(*found)
 
 
-def test_activations_belong_to_the_layer_before():
-    activations = keras.layers.Activation("relu"), keras.layers.ReLU(negative_slope=0.5)
-    head = keras.Sequential([keras.layers.Dense(4, "tanh"), *activations, CosineDense(3)])
-    head.build((None, 5))
-    first, last = dual_form.stages_of(head)
-    assert_close(first.activation(ops.array([2.0, -2.0])), np.array([np.tanh(2.0), 0.0]))
-    assert last.scale is not None
-    assert [len(stage.variables) for stage in (first, last)] == [2, 1]
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_layers_as_activations_compute_in_full_precision(policy):
     keras.config.set_dtype_policy(policy)

@@ -31,10 +31,7 @@ def check_close(found, expected, tolerance):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["classification", "regression"],
-)
+@pytest.mark.parametrize("task", ["classification", "regression"])
 def test_closed_form_of_a_dense_head(task):
     layer = heads.build("linear", task=task)
     keys, values, kernel, bias, weights = heads.parts(layer)

@@ -145,9 +145,7 @@ def test_film(dtype):
     golden.check("out64.y", layer(x), dtype)
     cotangent = ops.cast(golden["ct.y"], dtype)
     found = gradients(
-        lambda x: ops.sum(layer(x) * cotangent),
-        [x],
-        list(variables.values()),
+        lambda x: ops.sum(layer(x) * cotangent), [x], list(variables.values())
     )
     for name, gradient in zip(["x", *variables], found, strict=True):
         if name == "k":

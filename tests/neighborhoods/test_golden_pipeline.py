@@ -83,8 +83,7 @@ def steps(golden, model, count):
 
 
 @pytest.mark.parametrize(
-    ("name", "inner_loop"),
-    [("mn_adamw_steps", "tape"), ("mn_adamw_steps_clipped", "dual")],
+    ("name", "inner_loop"), [("mn_adamw_steps", "tape"), ("mn_adamw_steps_clipped", "dual")]
 )
 def test_training_steps(name, inner_loop):
     golden = Golden(name)

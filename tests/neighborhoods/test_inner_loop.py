@@ -23,6 +23,7 @@ needs_float64 = pytest.mark.skipif(
         (("tanh", "linear"), {"learning_rate_form": "fixed"}),
         (("tanh", "linear"), {"learning_rate_form": "elementwise"}),
         (("cosine",), {"learning_rate_form": "elementwise"}),
+        (("tanh", keras.layers.ReLU(negative_slope=0.5), "cosine"), {}),
         (("cosine",), {"dictionary": {"learn_temperature": True}}),
         (("tanh", "tanh", "linear"), {"task": "regression", "inner_steps": 2}),
         (

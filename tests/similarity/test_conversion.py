@@ -98,6 +98,9 @@ def test_published_networks(name, eligible, entries):
 
 
 ALL = ["first", "depthwise", "second"]
+SHARED = predictors.SharedSimilarityPredictor(adapted_filters=4)
+SHARED_PUBLISHED = predictors.SharedSimilarityPredictor(predictors.published())
+UNCONSTRAINED = {"similarity": "unconstrained"}
 
 
 @pytest.mark.parametrize(
@@ -110,13 +113,7 @@ ALL = ["first", "depthwise", "second"]
         (["depthwise"], {"layers": lambda layer: layer.name == "depthwise"}),
         (ALL, {"predictor": "sphere"}),
         (ALL, {"similarity": "symmetric", "predictor": "cnn"}),
-        (
-            ["first"],
-            {
-                "predictor": predictors.SharedSimilarityPredictor(adapted_filters=4),
-                "layers": ["first"],
-            },
-        ),
+        (["first"], {"predictor": SHARED, "layers": ["first"]}),
     ],
 )
 def test_a_network_of_several_kinds_of_layers(names, options, plain):
@@ -134,12 +131,7 @@ PRELU = {"activation": keras.layers.PReLU(shared_axes=[1, 2])}
         (keras.layers.Conv2D(6, 3, groups=3), {"similarity": "unconstrained"}),
         (keras.layers.Conv2D(4, 3, **PRELU), {}),
         (keras.layers.SeparableConv2D(4, 3, **PRELU), {}),
-        (
-            keras.layers.SeparableConv2D(
-                4, 3, padding="same", strides=2, depth_multiplier=2, activation="relu"
-            ),
-            {"similarity": "unconstrained"},
-        ),
+        (keras.layers.SeparableConv2D(4, 3, 2, "same", None, 1, 2, "relu"), UNCONSTRAINED),
         (keras.layers.SeparableConv2D(4, 3, dilation_rate=2, use_bias=False), {}),
         (keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16"), {"tolerance": 0.02}),
         (keras.layers.TimeDistributed(keras.layers.Conv1D(4, 3, name="inside")), {}),
@@ -284,10 +276,7 @@ def test_errors(call, message, plain):
     [
         ("Conv2D", {"similarity": similarities.Sparse(6)}),
         ("Conv2D", {"predictor": predictors.SimilarityPredictor(start="published")}),
-        (
-            "Conv2D",
-            {"predictor": predictors.SharedSimilarityPredictor(predictors.published())},
-        ),
+        ("Conv2D", {"predictor": SHARED_PUBLISHED}),
         ("Conv2D", {"predictor": keras.layers.Conv2D(9, 3)}),
         # Such a layer cannot run on a CPU.
         ("Conv1D", {"predictor": predictors.SimilarityPredictor(start="published")}),
@@ -299,9 +288,7 @@ def test_changed_outputs_are_warned_about(layer, options):
     if layer == "Conv1D":
         settings = {"data_format": "channels_first", "dtype": "mixed_float16"}
         source = stack(keras.layers.Conv1D(4, 3, name="only", **settings), shape=(3, 9))
-    with pytest.warns(
-        UserWarning, match=r"outputs of the model may change.* in 'only'"
-    ) as all_:
+    with pytest.warns(UserWarning, match=r"outputs of the model .* in 'only'") as all_:
         model = add_similarity(source, **options)
     (warned,) = (each for each in all_ if "outputs" in str(each.message))
     assert warned.filename == __file__

@@ -59,30 +59,6 @@ def test_windows(size, kernel_size, strides, padding, dilation):
     np.testing.assert_array_equal(ops.convert_to_numpy(received), expected)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "data_format"),
-    [
-        *((dtype, "channels_last") for dtype in (DTYPES[0], "mixed_bfloat16")),
-        ("float32", "channels_first"),
-    ],
-)
-@each_layer
-def test_static_layer_starts_as_the_plain_layer(name, dtype, data_format):
-    member = FAMILY[name]
-    inputs = member.tensor(data_format=data_format)
-    for geometry in SOME_GEOMETRIES:
-        options = {**geometry, "data_format": data_format, "dtype": dtype}
-        layer = member.make(bias_initializer="random_normal", **options)
-        outputs = layer(inputs)
-        plain = member.plain(**member.options(**options))
-        plain.build(inputs.shape)
-        plain.kernel.assign(layer.kernel)
-        plain.bias.assign(layer.bias)
-        assert_equal(outputs, plain(inputs))
-        assert layer.compute_output_shape(inputs.shape) == tuple(outputs.shape)
-        assert outputs.dtype == plain(inputs).dtype
-
-
 @each_layer
 def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
     member = FAMILY[name]
@@ -100,34 +76,20 @@ def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
     assert_close(with_bias, expected, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "similarity", "data_format"),
-    [
-        *((*each, "channels_last") for each in LAYERS_AND_SIMILARITIES),
-        ("conv1d", "unconstrained", "channels_first"),
-        ("conv2d", "full", "channels_first"),
-        ("conv3d", "sparse_of_3", "channels_first"),
-        ("depthwise_conv2d", "unconstrained", "channels_first"),
-    ],
-)
-def test_static_layer_follows_the_formula(name, similarity, data_format):
-    member, last = FAMILY[name], data_format == "channels_last"
-    dtype = DTYPES[0] if last else "float32"
-    inputs = member.tensor(dtype, data_format)
-    geometries = SOME_GEOMETRIES
-    if last and similarity in ("diagonal", "unconstrained"):
+@pytest.mark.parametrize(("name", "similarity"), LAYERS_AND_SIMILARITIES)
+def test_static_layer_follows_the_formula(name, similarity):
+    member, dtype = FAMILY[name], DTYPES[0]
+    inputs, geometries = member.tensor(dtype), SOME_GEOMETRIES
+    if similarity in ("diagonal", "unconstrained"):
         geometries = member.geometries(groups=name == "conv2d")
     elif similarity == "full" and name == "conv2d":
         geometries = [*SOME_GEOMETRIES, {"kernel_size": 2, "groups": 2}]
     for geometry in geometries:
-        options = {**geometry, "data_format": data_format, "dtype": dtype}
-        layer = member.make_built(similarity=SIMILARITIES[similarity], **options)
-        outputs = layer(inputs)
-        assert keras.backend.standardize_dtype(outputs.dtype) == dtype
-        assert tuple(outputs.shape) == layer.compute_output_shape(inputs.shape)
+        layer = member.make_built(
+            similarity=SIMILARITIES[similarity], dtype=dtype, **geometry
+        )
         expected = member.expected(layer, static_matrix(layer))
-        outputs = channels_last(outputs, data_format)
-        assert_close(outputs, expected, TOLERANCES[dtype], geometry)
+        assert_close(layer(inputs), expected, TOLERANCES[dtype], geometry)
 
 
 def make_predictor(kind, member, similarity, dtype, geometry):
@@ -159,8 +121,6 @@ def predicted_matrix(layer, inputs):
     prediction = ops.convert_to_numpy(layer.bilinear_form.network(inputs)).astype("float64")
     if prediction.ndim == 2:
         prediction = prediction.reshape(len(prediction), *[1] * layer.rank, -1)
-    else:
-        prediction = channels_last(prediction, layer.data_format)
     identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
     prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
     matrix = to_matrix(layer.similarity, identity + prediction)
@@ -170,47 +130,36 @@ def predicted_matrix(layer, inputs):
 
 
 @pytest.mark.parametrize(
-    ("name", "similarity", "kind", "data_format"),
+    ("name", "similarity", "kind"),
     [
-        ("conv2d", "diagonal", "sphere", "channels_last"),
-        ("conv2d", "unconstrained", "full_sphere", "channels_last"),
-        ("conv2d", "symmetric", "cnn", "channels_last"),
-        ("conv2d", "positive_semidefinite", "pooled", "channels_last"),
-        ("conv2d", "diagonal", "shared", "channels_last"),
-        ("conv2d", "unconstrained", "own_per_example", "channels_last"),
-        ("conv1d", "positive_semidefinite", "sphere", "channels_last"),
-        ("conv1d", "symmetric", "shared_pooled", "channels_last"),
-        ("conv3d", "symmetric", "sphere", "channels_last"),
-        ("conv3d", "diagonal", "own", "channels_last"),
-        ("depthwise_conv2d", "unconstrained", "sphere", "channels_last"),
-        ("depthwise_conv2d", "symmetric", "shared", "channels_last"),
-        ("conv1d", "unconstrained", "full_sphere", "channels_first"),
-        ("conv2d", "unconstrained", "shared", "channels_first"),
-        ("conv3d", "unconstrained", "own_per_example", "channels_first"),
-        ("depthwise_conv2d", "unconstrained", "sphere", "channels_first"),
+        ("conv2d", "diagonal", "sphere"),
+        ("conv2d", "unconstrained", "full_sphere"),
+        ("conv2d", "symmetric", "cnn"),
+        ("conv2d", "positive_semidefinite", "pooled"),
+        ("conv2d", "diagonal", "shared"),
+        ("conv2d", "unconstrained", "own_per_example"),
+        ("conv1d", "positive_semidefinite", "sphere"),
+        ("conv1d", "symmetric", "shared_pooled"),
+        ("conv1d", "unconstrained", "full_sphere"),
+        ("conv3d", "symmetric", "sphere"),
+        ("conv3d", "diagonal", "own"),
+        ("depthwise_conv2d", "unconstrained", "sphere"),
+        ("depthwise_conv2d", "symmetric", "shared"),
     ],
 )
-def test_dynamic_layer_follows_the_formula(name, similarity, kind, data_format):
-    member, last = FAMILY[name], data_format == "channels_last"
-    dtype = DTYPES[0] if last else "float32"
-    inputs, similarity = member.tensor(dtype, data_format), SIMILARITIES[similarity]
+def test_dynamic_layer_follows_the_formula(name, similarity, kind):
+    member, dtype = FAMILY[name], DTYPES[0]
+    inputs, similarity = member.tensor(dtype), SIMILARITIES[similarity]
     geometries = SOME_GEOMETRIES
-    if kind == "sphere" and last and name != "conv1d":
+    if kind == "sphere" and name != "conv1d":
         geometries = member.geometries(dynamic=True)
-    elif name == "conv3d" and not last:  # Volumes are slow this way.
-        geometries = SOME_GEOMETRIES[:1]
     for geometry in geometries:
-        options = {**geometry, "data_format": data_format}
-        predictor = make_predictor(kind, member, similarity, dtype, options)
+        predictor = make_predictor(kind, member, similarity, dtype, geometry)
         layer = member.make_built(
-            similarity=similarity, predictor=predictor, dtype=dtype, **options
+            similarity=similarity, predictor=predictor, dtype=dtype, **geometry
         )
-        outputs = layer(inputs)
-        assert keras.backend.standardize_dtype(outputs.dtype) == dtype
-        assert tuple(outputs.shape) == layer.compute_output_shape(inputs.shape)
         expected = member.expected(layer, predicted_matrix(layer, inputs))
-        outputs = channels_last(outputs, data_format)
-        assert_close(outputs, expected, TOLERANCES[dtype], options)
+        assert_close(layer(inputs), expected, TOLERANCES[dtype], geometry)
 
 
 @pytest.mark.parametrize(
@@ -329,35 +278,20 @@ def test_second_derivatives_on_a_constant_image_are_finite(value, kind):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
-@pytest.mark.parametrize(
-    ("name", "similarity", "dtype", "data_format"),
-    [
-        *((*each, DTYPES[0], "channels_last") for each in LAYERS_AND_SIMILARITIES),
-        *((name, "symmetric", "mixed_bfloat16", "channels_last") for name in FAMILY),
-        ("conv2d", "symmetric", "float32", "channels_first"),
-        ("depthwise_conv2d", "symmetric", "float32", "channels_first"),
-    ],
-)
-def test_fold_computes_the_same(name, similarity, dtype, data_format):
-    member = FAMILY[name]
-    inputs = member.tensor(data_format=data_format)
-    groups = (name, similarity) in (("conv2d", "unconstrained"), ("conv2d", "full"))
+@pytest.mark.parametrize("dtype", [DTYPES[0], "mixed_bfloat16"])
+@each_layer
+def test_fold_computes_the_same(name, dtype):
+    member, inputs = FAMILY[name], FAMILY[name].tensor()
     for geometry in [
         *SOME_GEOMETRIES,
-        *([{"kernel_size": 2, "groups": 2}] if groups else []),
+        *([{"kernel_size": 2, "groups": 2}] if name == "conv2d" else []),
         *([{"kernel_size": 4, "padding": "causal"}] if member.rank == 1 else []),
     ]:
-        # A kernel of one live entry would live or die with its tap.
-        learn_shape = "strides" in geometry and similarity != "sparse_of_1"
+        options = {"activation": "tanh", "learn_shape": "strides" in geometry}
         layer = member.make_built(
-            similarity=SIMILARITIES[similarity],
-            data_format=data_format,
-            activation="tanh",
-            learn_shape=learn_shape,
-            dtype=dtype,
-            **geometry,
+            similarity="unconstrained", dtype=dtype, **geometry, **options
         )
-        if learn_shape:
+        if layer.learn_shape:
             layer.bilinear_form.shape_parameters.assign(
                 np.linspace(0.8, 0.3, layer.bilinear_form.taps)
             )
@@ -384,13 +318,14 @@ def test_fold_keeps_what_the_layer_is():
         layer = member.make(
             kernel_size=3,
             strides=2,
+            data_format="channels_first",
             activation="relu",
             activity_regularizer=keras.regularizers.L1(0.1),
             name="third",
             dtype="mixed_bfloat16",
             trainable=False,
         )
-        layer.build(member.inputs.shape)
+        layer.build(member.tensor(data_format="channels_first").shape)
         config, plain = layer.get_config(), layer.fold().get_config()
         assert {key: config[key] for key in plain} == plain, name
 

@@ -1,20 +1,10 @@
 """Models with static similarities, folded into plain Keras models."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
-from conversion_harness import (
-    IMAGES,
-    RNG,
-    assert_independent,
-    difference,
-    graph_of,
-    stack,
-)
-from helpers import as_numpy, randomize
+from conversion_harness import IMAGES, RNG, assert_independent, difference, graph_of, stack
+from helpers import as_numpy, randomize, run_python
 
 from nsl_keras import layers, rewiring, similarities
 from nsl_keras.convert import add_similarity, fold
@@ -44,14 +34,15 @@ def test_folded_models_need_keras_alone(tmp_path):
     fold(model).save(tmp_path / "folded.keras")
     np.savez(tmp_path / "numbers.npz", images=IMAGES, outputs=as_numpy(model(IMAGES)))
     program = (
-        "import sys, keras, numpy as np\n"
+        "import os, sys, keras, numpy as np\n"
+        "os.chdir(sys.argv[1])\n"
         "model = keras.saving.load_model('folded.keras')\n"
         "numbers = np.load('numbers.npz')\n"
         "outputs = np.asarray(model(numbers['images']))\n"
         "assert np.allclose(outputs, numbers['outputs'], atol=1e-5)\n"
         "assert 'nsl_keras' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+    run_python("-c", program, tmp_path)
 
 
 def test_what_is_trained_after_folding():
@@ -91,35 +82,25 @@ def test_a_cosine_classifier_on_several_shapes():
 SEQUENCES = RNG.normal(size=(2, 2, 4)).astype("float32")
 
 
+RNN, BOTH = keras.layers.RNN, keras.layers.Bidirectional
+CELLS = [
+    layers.NeuralSimilaritySimpleRNNCell(4),
+    keras.layers.GRUCell(4),
+    layers.NeuralSimilarityLSTMCell(5, similarity="symmetric"),
+]
+CELL, GRU = layers.NeuralSimilarityGRUCell, layers.NeuralSimilarityGRU
+BACK = keras.layers.GRU(4, go_backwards=True)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
-        keras.layers.Bidirectional(
-            keras.layers.RNN(
-                layers.NeuralSimilarityGRUCell(3, similarity="unconstrained"),
-                return_sequences=True,
-            ),
-            merge_mode="sum",
-        ),
-        keras.layers.RNN(
-            [
-                layers.NeuralSimilaritySimpleRNNCell(4),
-                keras.layers.GRUCell(4),
-                layers.NeuralSimilarityLSTMCell(5, similarity="symmetric"),
-            ]
-        ),
-        keras.layers.Bidirectional(
-            keras.layers.RNN(layers.NeuralSimilarityGRUCell(6)),
-            backward_layer=keras.layers.GRU(6, go_backwards=True),
-        ),
-        keras.layers.RNN(
-            layers.NeuralSimilaritySimpleRNNCell(4, activation=keras.layers.PReLU())
-        ),
-        layers.NeuralSimilarityGRU(4, similarity="unconstrained", return_sequences=True),
-        keras.layers.Bidirectional(
-            layers.NeuralSimilarityLSTM(4),
-            backward_layer=keras.layers.GRU(4, go_backwards=True),
-        ),
+        BOTH(RNN(CELL(3, similarity="unconstrained"), return_sequences=True), "sum"),
+        RNN(CELLS),
+        BOTH(RNN(CELL(4)), backward_layer=keras.layers.GRU(4, go_backwards=True)),
+        RNN(layers.NeuralSimilaritySimpleRNNCell(4, activation=keras.layers.PReLU())),
+        GRU(4, similarity="unconstrained", return_sequences=True),
+        BOTH(layers.NeuralSimilarityLSTM(4), backward_layer=BACK),
     ],
     ids=["both ways", "stack", "one way", "activation", "layer", "layer one way"],
 )
@@ -157,11 +138,7 @@ class OwnCell(layers.NeuralSimilarityGRUCell):
     [
         (layers.NeuralSimilarityConv2D(4, 3, predictor="sphere"), (8, 9, 3), "dynamic Neu"),
         (layers.NeuralSimilarityDense(4, predictor="sphere"), (4,), "dynamic Neu"),
-        (
-            keras.layers.RNN(layers.NeuralSimilarityGRUCell(3, predictor="sphere")),
-            (3, 4),
-            "dynamic RNN",
-        ),
+        (RNN(CELL(3, predictor="sphere")), (3, 4), "dynamic RNN"),
         (layers.NeuralSimilarityGRU(3, predictor="sphere"), (3, 4), "dynamic Neu"),
         (layers.SphereConv2D(4, 3), (8, 9, 3), "SphereConv2D"),
         (Own(4, 3), (8, 9, 3), "Own"),
@@ -218,6 +195,9 @@ def check_shift(layer, sizes, unknown=False, shifted=True):
 
 
 SPARSE = {"similarity": similarities.Sparse(1), "name": "shifted"}
+#: A shift larger than the image.
+FAR = {**SPARSE, "dilation_rate": 3, "bias_initializer": "ones"}
+PRELU = {**SPARSE, "activation": keras.layers.PReLU(shared_axes=[1, 2])}
 
 
 @pytest.mark.parametrize("options", SHIFTS, ids=str)
@@ -234,19 +214,8 @@ def test_shifts(rank, options):
         (layers.NeuralSimilarityConv1D(4, 3, 2, padding="causal", **SPARSE), (9,)),
         (layers.NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **SPARSE), (8, 8)),
         (layers.NeuralSimilarityConv2D(4, 3, groups=2, learn_shape=True, **SPARSE), (8, 8)),
-        # Smaller than the shift.
-        (
-            layers.NeuralSimilarityConv2D(
-                4, 3, padding="same", dilation_rate=3, bias_initializer="ones", **SPARSE
-            ),
-            (2, 2),
-        ),
-        (
-            layers.NeuralSimilarityConv2D(
-                4, 3, activation=keras.layers.PReLU(shared_axes=[1, 2]), **SPARSE
-            ),
-            (8, 8),
-        ),
+        (layers.NeuralSimilarityConv2D(4, 3, padding="same", **FAR), (2, 2)),
+        (layers.NeuralSimilarityConv2D(4, 3, **PRELU), (8, 8)),
     ],
     ids=["causal", "causal strides", "depthwise", "groups", "small", "activation"],
 )

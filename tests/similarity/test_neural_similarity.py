@@ -40,8 +40,7 @@ def test_errors_of_what_needs_a_static_built_layer(what):
 
 
 @pytest.mark.parametrize(
-    ("similarity", "jit_compile"),
-    [("sparse_of_3", False), ("positive_semidefinite", True)],
+    ("similarity", "jit_compile"), [("sparse_of_3", False), ("positive_semidefinite", True)]
 )
 def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
     """`fit` builds what is not built while it traces its step."""
@@ -288,17 +287,3 @@ def test_errors_of_the_learned_shape():
     ):
         with pytest.raises(ValueError, match=message):
             FAMILY["conv2d"].make(kernel_size=2, **options).learned_shape  # noqa: B018
-
-
-def test_keras_does_not_load_the_kernel_without_its_similarity(tmp_path):
-    def model(kind):
-        inside = keras.layers.TimeDistributed(kind(4, 3))  # Else the paths differ.
-        return keras.Sequential([keras.Input((2, 6, 5, 3)), inside])
-
-    source, copy = model(NeuralSimilarityConv2D), model(NeuralSimilarityConv2D)
-    source.save_weights(tmp_path / "a.weights.h5")
-    copy.load_weights(tmp_path / "a.weights.h5")
-    images = np.ones((1, 2, 6, 5, 3), "float32")
-    assert_equal(copy(images), source(images))
-    with pytest.raises(ValueError, match="could not be loaded"):
-        model(keras.layers.Conv2D).load_weights(tmp_path / "a.weights.h5")

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
+from helpers import randomize
 from keras import ops
-from layer_harness import perturb
 from similarity_layers import (
     TOLERANCES,
     assert_close,
@@ -50,7 +50,7 @@ def built(name, **options):
     """A built cell with random weights."""
     cell = made(name, **options)
     cell.build((None, FEATURES))
-    perturb(cell, scale=0.4)
+    randomize(cell.trainable_variables, 0.4)
     return cell
 
 
@@ -100,7 +100,7 @@ def test_starts_as_the_plain_cell(name):
 def test_bidirectional():
     both = keras.layers.Bidirectional(layers.NeuralSimilarityLSTM(UNITS, predictor="cnn"))
     both.build(SEQUENCES.shape)
-    perturb(both)
+    randomize(both.trainable_variables, 0.1)
     cells = both.forward_layer.cell, both.backward_layer.cell
     networks = [cell.input_form.network for cell in cells]
     assert networks[0] is not networks[1]
@@ -214,11 +214,7 @@ def test_arguments_reach_both_similarities():
 
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *((name, "predicted_blocks") for name in CELLS),
-        ("lstm", "blocks"),
-    ],
+    ("name", "form"), [*((name, "predicted_blocks") for name in CELLS), ("lstm", "blocks")]
 )
 def test_gradients(name, form):
     cell = built(name, dtype="float64", **FORMS[form])
@@ -283,7 +279,7 @@ def test_layers_fold_into_keras_layers(name):
     layer = kind(UNITS, similarity="unconstrained", block_size=2, **variant, **ANY_OPTIONS)
     inputs, mask = sequences(DTYPES[0]), ops.convert_to_tensor(MASK)
     layer(inputs, mask=mask)
-    perturb(layer, scale=0.4)
+    randomize(layer.trainable_variables, 0.4)
     around = keras.layers.RNN(layer.cell, dtype=DTYPES[0], **OF_THE_LAYER)
     expected = layer(inputs, mask=mask)
     folded = layer.fold()
@@ -302,7 +298,7 @@ def test_layers_pass_functions_on():
 
     layer = layers.NeuralSimilarityLSTM(UNITS, recurrent_activation=not_registered)
     model = keras.Sequential([keras.Input((STEPS, FEATURES)), layer])
-    perturb(model)
+    randomize(model.trainable_variables, 0.1)
     assert_close(fold(model)(sequences()), model(sequences()), 1e-5)
     copy = rewiring.rebuild(model, lambda _: None)
     assert_equal(copy(sequences()), model(sequences()))
@@ -342,17 +338,18 @@ def test_errors_of_fold():
         made("gru").fold()
 
 
-@pytest.mark.parametrize("name", ["SimpleRNNCell", "GRUCell", "LSTMCell"])
+@pytest.mark.parametrize("name", ["SimpleRNNCell", "GRUCell", "LSTMCell", "Conv1D"])
 def test_keras_does_not_load_the_kernels_without_their_similarity(name, tmp_path):
-    def network(cell):
-        return keras.Sequential([keras.Input((5, 3)), keras.layers.RNN(cell)])
+    def network(library, prefix=""):
+        kind = getattr(library, f"{prefix}{name}")
+        if name == "Conv1D":  # Else the paths differ.
+            inside, shape = keras.layers.TimeDistributed(kind(4, 3)), (2, 5, 3)
+        else:
+            inside, shape = keras.layers.RNN(kind(4)), (5, 3)
+        return keras.Sequential([keras.Input(shape), inside])
 
-    own = getattr(layers, f"NeuralSimilarity{name}")
-    source, copy, plain = (
-        network(own(4)),
-        network(own(4)),
-        network(getattr(keras.layers, name)(4)),
-    )
+    source, copy = (network(layers, "NeuralSimilarity") for _ in range(2))
+    plain = network(keras.layers)
     source.save_weights(tmp_path / "a.weights.h5")
     copy.load_weights(tmp_path / "a.weights.h5")
     for one, two in zip(source.weights, copy.weights, strict=True):

@@ -23,77 +23,40 @@ def recipe(**options):
     return predictors.SimilarityPredictor(width=5, **options)
 
 
+def dense(**options):
+    return layers.NeuralSimilarityDense(6, **UNS, block_size=4, **options)
+
+
+IMAGE, UNS = (8, 8, 4), {"similarity": "unconstrained"}
+PREDICTED = 64 * (SPHERE + 9 * 4)
+OF_81 = 9 * 4 * 5 + 9 * 5 * 81  # A predictor of an unconstrained `M`, at one position.
+POOLED = 64 * (OF_81 + 81 * 4)
+BLOCKS = 16 * SPHERE + 56 * 9 * 4
+SHARED = predictors.SharedSimilarityPredictor(recipe(), 4)
+DEPTHWISE = layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW)
+TRANSPOSED = layers.NeuralSimilarityConv2DTranspose(6, 3, 2, **UNS, **NARROW)
+LSTMS = keras.layers.Bidirectional(keras.layers.RNN(LSTM))
+GRU = keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, **NARROW))
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "plain", "added"),
     [
-        (convolution(), (8, 8, 4), PLAIN, 0),
-        (convolution(strides=2, similarity="unconstrained"), (8, 8, 4), PLAIN // 4, 0),
-        (convolution(groups=2), (8, 8, 4), PLAIN // 2, 0),
-        (convolution(**NARROW), (8, 8, 4), PLAIN, 64 * (SPHERE + 9 * 4)),
-        (
-            convolution(data_format="channels_first", **NARROW),
-            (4, 8, 8),
-            PLAIN,
-            64 * (SPHERE + 9 * 4),
-        ),
-        (
-            convolution(similarity="unconstrained", predictor=recipe(pooled=True)),
-            (8, 8, 4),
-            PLAIN,
-            64 * (9 * 4 * 5 + 9 * 5 * 81 + 81 * 4),
-        ),
-        (
-            convolution(predictor=recipe(downsampling=2)),
-            (7, 8, 4),
-            7 * PLAIN // 8,
-            16 * SPHERE + 56 * 9 * 4,
-        ),
-        (
-            convolution(predictor=predictors.SharedSimilarityPredictor(recipe(), 4)),
-            (8, 8, 4),
-            PLAIN,
-            64 * (9 * 4 * 4 + SPHERE + 9 * 4),
-        ),
-        (
-            layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW),
-            (8, 8, 4),
-            64 * 9 * 4,
-            64 * (4 * 5 + 9 * 5 * 9 + 9 * 4),
-        ),
-        (  # At each position of its input, on patches of 6 filters.
-            layers.NeuralSimilarityConv2DTranspose(
-                6, 3, 2, similarity="unconstrained", **NARROW
-            ),
-            (8, 8, 4),
-            PLAIN,
-            64 * (9 * 4 * 5 + 9 * 5 * 81 + 81 * 6),
-        ),
-        (
-            layers.NeuralSimilarityDense(6, similarity="unconstrained", block_size=4),
-            (5, 12),
-            5 * 12 * 6,
-            0,
-        ),
-        (
-            layers.NeuralSimilarityDense(
-                6, similarity="unconstrained", block_size=4, predictor=recipe()
-            ),
-            (5, 12),
-            5 * 12 * 6,
-            5 * (12 * 5 + 5 * 16 + 3 * 16),
-        ),
-        (
-            keras.layers.Bidirectional(keras.layers.RNN(LSTM)),
-            (7, 4),
-            2 * 7 * (4 + 6) * 24,
-            2 * 7 * (4**2 + 6**2),
-        ),
-        (
-            keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, predictor=recipe())),
-            (7, 4),
-            7 * (4 + 6) * 18,
-            7 * (4 * 5 + 5 * 4 + 4 + 6 * 5 + 5 * 6 + 6),
-        ),
+        (convolution(), IMAGE, PLAIN, 0),
+        (convolution(strides=2, **UNS), IMAGE, PLAIN // 4, 0),
+        (convolution(groups=2), IMAGE, PLAIN // 2, 0),
+        (convolution(**NARROW), IMAGE, PLAIN, PREDICTED),
+        (convolution(data_format="channels_first", **NARROW), (4, 8, 8), PLAIN, PREDICTED),
+        (convolution(**UNS, predictor=recipe(pooled=True)), IMAGE, PLAIN, POOLED),
+        (convolution(predictor=recipe(downsampling=2)), (7, 8, 4), 7 * PLAIN // 8, BLOCKS),
+        (convolution(predictor=SHARED), IMAGE, PLAIN, PREDICTED + 64 * 9 * 4 * 4),
+        (DEPTHWISE, IMAGE, 64 * 9 * 4, 64 * (4 * 5 + 9 * 5 * 9 + 9 * 4)),
+        # At each position of its input, on patches of 6 filters.
+        (TRANSPOSED, IMAGE, PLAIN, 64 * (OF_81 + 81 * 6)),
+        (dense(), (5, 12), 5 * 12 * 6, 0),
+        (dense(**NARROW), (5, 12), 5 * 12 * 6, 5 * (12 * 5 + 5 * 16 + 3 * 16)),
+        (LSTMS, (7, 4), 2 * 7 * (4 + 6) * 24, 2 * 7 * (4**2 + 6**2)),
+        (GRU, (7, 4), 7 * (4 + 6) * 18, 7 * (4 * 5 + 5 * 4 + 4 + 6 * 5 + 5 * 6 + 6)),
     ],
 )
 def test_one_layer(layer, shape, plain, added):
@@ -187,11 +150,6 @@ def test_a_model_folds_where_all_its_layers_do():
     ):
         model = keras.Sequential([keras.Input((8, 8, 4)), convolution(), *others])
         assert summary(model).folds is folds
-
-
-def test_cosines_count_as_dense_layers():
-    model = keras.Sequential([keras.Input((5, 4)), layers.CosineDense(3)])
-    assert summary(model).multiply_adds == 5 * 4 * 3
 
 
 def test_unknown_sizes_and_layers():

@@ -10,7 +10,7 @@ from finite_differences import check_gradients
 from golden_files import DTYPES
 from helpers import IS_TENSORFLOW
 from keras import ops
-from similarity_layers import TOLERANCES, assert_close, channels_last, randomize
+from similarity_layers import TOLERANCES, assert_close, randomize
 
 from nsl_keras import layers, predictors, similarities
 from nsl_keras.convert import fold
@@ -34,26 +34,19 @@ if not IS_TENSORFLOW:  # TensorFlow cannot dilate them on a CPU.
         ((3, 2), 1, "valid", {"dilation_rate": (1, 2)}),
     ]
 each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-# TensorFlow's convolutions on a CPU take channels first in float32 alone.
-FORMATS = [
-    {"data_format": "channels_last", "dtype": DTYPES[0]},
-    {"data_format": "channels_first", "dtype": "float32"},
-]
-each_format = pytest.mark.parametrize("options", FORMATS, ids=str)
 
 
-def inputs_of(layer):
-    axis = 1 if layer.data_format == "channels_first" else -1
-    return ops.convert_to_tensor(np.moveaxis(INPUTS, -1, axis), layer.dtype)
+def inputs():
+    return ops.convert_to_tensor(INPUTS, DTYPES[0])
 
 
 def built(geometry=GEOMETRIES[2], **options):
     """A layer with random weights."""
     size, strides, padding, more = geometry
     layer = layers.NeuralSimilarityConv2DTranspose(
-        FILTERS, size, strides, padding, **more, **{"dtype": DTYPES[0], **options}
+        FILTERS, size, strides, padding, dtype=DTYPES[0], **more, **options
     )
-    layer.build(inputs_of(layer).shape)
+    layer.build(INPUTS.shape)
     randomize(layer)
     return layer
 
@@ -82,16 +75,15 @@ def looped(layer, matrices, sizes):
     return outputs + ops.convert_to_numpy(layer.bias)
 
 
+@pytest.mark.jax
 @each_geometry
-@each_format
-def test_dynamic_equals_the_loop(geometry, options):
-    layer = built(geometry, similarity="unconstrained", predictor="cnn", **options)
-    inputs = inputs_of(layer)
-    matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs))
+def test_dynamic_equals_the_loop(geometry):
+    layer = built(geometry, similarity="unconstrained", predictor="cnn")
+    matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
     assert matrices.shape[:-2] == INPUTS.shape[:-1]
-    received = channels_last(layer(inputs), layer.data_format)
+    received = layer(inputs())
     expected = looped(layer, matrices, received.shape[1:-1])
-    assert_close(received, expected, 10 * TOLERANCES[options["dtype"]])
+    assert_close(received, expected, 10 * TOLERANCES[DTYPES[0]])
 
 
 STATIC = [
@@ -110,9 +102,9 @@ def test_other_similarities_equal_the_loop(options):
             matrices = np.diag(ops.convert_to_numpy(layer.learned_shape)) @ matrices
     else:
         layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))
-        matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs_of(layer)))
+        matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
     matrices = np.broadcast_to(matrices, (*INPUTS.shape[:-1], *matrices.shape[-2:]))
-    received = ops.convert_to_numpy(layer(inputs_of(layer)))
+    received = ops.convert_to_numpy(layer(inputs()))
     expected = looped(layer, matrices, received.shape[1:-1])
     assert_close(received, expected, 10 * TOLERANCES[DTYPES[0]])
 
@@ -122,22 +114,19 @@ def test_other_similarities_equal_the_loop(options):
 @pytest.mark.parametrize("geometry", [GEOMETRIES[2], GEOMETRIES[0]], ids=str)
 def test_gradients(geometry, predictor):
     layer = built(geometry, similarity="unconstrained", predictor=predictor)
-    check_gradients(layer, inputs_of(layer), "float64", 1e-5, 1e-7)
+    check_gradients(layer, inputs(), "float64", 1e-5, 1e-7)
 
 
 @each_geometry
-@each_format
-def test_fold(geometry, options):
-    layer = built(geometry, similarity="unconstrained", **options)
-    plain = layer.fold()
+def test_fold(geometry):
+    layer = built(geometry, similarity="unconstrained")
+    plain, outputs = layer.fold(), layer(inputs())
     assert type(plain) is keras.layers.Conv2DTranspose
-    outputs = layer(inputs_of(layer))
-    assert_close(plain(inputs_of(layer)), outputs, TOLERANCES[options["dtype"]])
+    assert_close(plain(inputs()), outputs, TOLERANCES[DTYPES[0]])
     matrix = ops.convert_to_numpy(layer.similarity_matrix)
     matrices = np.broadcast_to(matrix, (*INPUTS.shape[:-1], *matrix.shape))
-    outputs = channels_last(outputs, layer.data_format)
     expected = looped(layer, matrices, outputs.shape[1:-1])
-    assert_close(outputs, expected, 10 * TOLERANCES[options["dtype"]])
+    assert_close(outputs, expected, 10 * TOLERANCES[DTYPES[0]])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +137,7 @@ def test_fold_of_other_similarities(similarity):
     model = keras.Sequential([keras.Input(INPUTS.shape[1:], dtype=DTYPES[0]), layer])
     folded = fold(model)
     assert [type(each) for each in folded.layers] == [keras.layers.Conv2DTranspose]
-    assert_close(folded(inputs_of(layer)), layer(inputs_of(layer)), TOLERANCES[DTYPES[0]])
+    assert_close(folded(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
 
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])

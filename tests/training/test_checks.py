@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from helpers import Batches
 from keras import ops
 
 import nsl_keras
@@ -12,16 +13,10 @@ X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
 
 
-class Batches(keras.utils.PyDataset):
-    """Batches of which one holds a NaN, as no check of arrays sees it."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        x = X[4 * index : 4 * index + 4].copy()
-        x[0, 0] = np.nan if index == 2 else 0
-        return x, Y[4 * index : 4 * index + 4]
+def with_nan():
+    """Six batches, a NaN in the third, as no check of arrays sees it."""
+    x = np.where(np.arange(X.size).reshape(X.shape) == 50, np.nan, X)
+    return Batches(*zip(np.split(x, 6), np.split(Y, 6), strict=True))
 
 
 def classifier(**options):
@@ -41,7 +36,7 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
         assert callbacks._async_train
     backup = nsl_keras.callbacks.TrainingBackup(tmp_path)
     with pytest.raises(nsl_keras.NonFiniteLossError, match=r"became nan by batch [3-6] of"):
-        classifier().fit(Batches(), shuffle=False, verbose=0, callbacks=backup)
+        classifier().fit(with_nan(), shuffle=False, verbose=0, callbacks=backup)
     assert [path.name for path in tmp_path.iterdir()] == ["epoch_0.state"]
 
 
@@ -52,7 +47,7 @@ def test_a_gentle_stop_is_gentle():
         keras.callbacks.LambdaCallback(on_train_end=lambda logs: ended.append(logs)),
     ]
     history = classifier().fit(
-        Batches(), shuffle=False, epochs=3, verbose=0, callbacks=callbacks
+        with_nan(), shuffle=False, epochs=3, verbose=0, callbacks=callbacks
     )
     assert np.isnan(history.history["loss"]).tolist() == [True] and len(ended) == 1
 

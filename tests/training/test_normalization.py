@@ -227,7 +227,7 @@ def test_small_variances_are_not_rounded_away(momentum):
     np.testing.assert_allclose(layer.moving_variance, batch.var(axis=0), rtol=1e-5)
 
 
-def test_training_outputs_masks_and_gradients_are_those_of_keras():
+def test_training_outputs_are_those_of_keras_with_masks_too():
     inputs = np.random.default_rng(1).normal(2, 3, size=(4, 5, 6)).astype("float32")
     mask = np.arange(20).reshape(4, 5) % 3 > 0
     for each in (None, mask):
