@@ -184,9 +184,21 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
 
 def arguments_of(layer: Layer, kind: type[Layer]) -> dict[str, Any]:
     """Returns a class's own arguments, which are attributes of a layer, for its config."""
-    names = [*inspect.signature(kind.__init__).parameters][1:-1]  # No `self`, `kwargs`.
     serialize = keras.saving.serialize_keras_object
-    return {name: serialize(getattr(layer, name)) for name in names}
+    names = inspect.signature(kind.__init__).parameters
+    return {
+        name: serialize(getattr(layer, name))
+        for name in names
+        if name not in ("self", "args", "kwargs")
+    }
+
+
+def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    """Makes an object from its config, whose arguments may be serialized objects."""
+    deserialize = keras.saving.deserialize_keras_object
+    return kind(
+        **{name: deserialize(each, custom_objects) for name, each in config.items()}
+    )
 
 
 def _is_made_by_keras(kind: type[keras.Model], plain: type[keras.Model]) -> bool:

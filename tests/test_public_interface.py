@@ -108,6 +108,11 @@ def bases(thing):
             yield getattr(keras.layers, last) if of_keras else public[last]
 
 
+def documents(thing):
+    """The docstrings of a class and of those that it names."""
+    return "".join([inspect.getdoc(thing), *map(documents, bases(thing))])
+
+
 def documented(thing):
     """The arguments that a docstring describes, itself or at the class that it names."""
     if not thing.__module__.startswith("nsl_keras"):
@@ -130,7 +135,7 @@ def omissions(name, thing):
             yield f"{name}: {parameter} undocumented"
     if is_class and issubclass(thing, keras.layers.Layer):
         for section in ("Args:", "Input shape:", "Output shape:", "Raises:", "Reference:"):
-            if section not in document:
+            if section not in documents(thing):
                 yield f"{name} has no section {section!r}"
 
 

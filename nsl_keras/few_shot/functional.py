@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import keras
 from keras import ops
@@ -68,7 +68,7 @@ def select_variables(
     return [each for each in variables if any(take(each) for take in parts.values())]
 
 
-def _holds(selection: Any, kind: type) -> bool:
+def _holds(selection: Any, kind: type) -> TypeGuard[Collection[Any]]:
     """Whether a selection is a collection, not empty, of values of one type."""
     return (
         isinstance(selection, Collection)

@@ -37,15 +37,6 @@ class MatchingNet(MetricLearner):
         reading_steps: int, the number of readings of full context embeddings; `None` for
             the backbone's features.
 
-    Input shape:
-        Same as `ProtoNet`.
-
-    Output shape:
-        Same as `ProtoNet`.
-
-    Raises:
-        ValueError: See `ProtoNet`.
-
     Example:
 
     >>> import keras

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
@@ -176,10 +176,7 @@ class SupportSet(keras.layers.Layer):
         learner = keras.saving.serialize_keras_object(self.learner)
         return {**super().get_config(), "learner": learner, "images": self.images}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SupportSet:
-        learner = keras.saving.deserialize_keras_object(config["learner"])
-        return cls(**{**config, "learner": learner})
+    from_config = classmethod(rewiring.from_arguments)
 
 
 def outputs_of_sets(

@@ -58,15 +58,6 @@ class NeighborhoodLearner(MetricLearner):
             number of ways cannot change.
         scale: float above 0, the start value of the cosine head's scale.
 
-    Input shape:
-        Same as `ProtoNet`.
-
-    Output shape:
-        Same as `ProtoNet`.
-
-    Raises:
-        ValueError: See `ProtoNet`.
-
     Example:
 
     >>> import keras

@@ -83,15 +83,6 @@ class NearestNeighbor(PretrainedLearner):
         Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
         metric: `"cosine"` by default.
 
-    Input shape:
-        Same as `ProtoNet`.
-
-    Output shape:
-        Same as `ProtoNet`.
-
-    Raises:
-        ValueError: See `ProtoNet`.
-
     Example:
 
     >>> import keras
@@ -145,15 +136,6 @@ class NearestCentroid(PretrainedLearner):
         metric: `"cosine"` by default.
         normalize: bool, whether features are divided by their length before the mean is
             taken.
-
-    Input shape:
-        Same as `ProtoNet`.
-
-    Output shape:
-        Same as `ProtoNet`.
-
-    Raises:
-        ValueError: See `ProtoNet`.
 
     Example:
 

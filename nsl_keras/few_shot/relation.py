@@ -92,12 +92,6 @@ class RelationNet(MetricLearner):
             in training; with `"support"` the pairs of the support examples with the classes
             of their episode; with `"transductive"` the episode's query pairs.
 
-    Input shape:
-        Same as `ProtoNet`.
-
-    Output shape:
-        Same as `ProtoNet`.
-
     Raises:
         ValueError: See `ProtoNet`; and at build, for a backbone whose output is no feature
             map, maps too small for the default relation module, and a relation module

@@ -56,8 +56,6 @@ class NeighborDictionary(keras.layers.Layer):
         dropout_scope: `"example"`, or `"batch"` for one draw per batch. With `"batch"` the
             head skips these entries, so training is faster.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
-        value_initializer: Initializer of the value logits, or of a regression's values;
-            `None` is a truncated normal distribution with standard deviation 0.01.
         task: `"classification"` or `"regression"`. `None` takes it from the head; without
             a head it is `"classification"`.
         seed: int or `None`, the seed of dropout.
@@ -103,7 +101,6 @@ class NeighborDictionary(keras.layers.Layer):
         dropout: float = 0.5,
         dropout_scope: str = "example",
         key_initializer: Any = "random_normal",
-        value_initializer: Any = None,
         task: str | None = None,
         seed: int | None = None,
         **kwargs: Any,
@@ -131,9 +128,6 @@ class NeighborDictionary(keras.layers.Layer):
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )
         self.key_initializer = keras.initializers.get(key_initializer)
-        self.value_initializer = keras.initializers.get(
-            value_initializer or keras.initializers.TruncatedNormal(stddev=0.01)
-        )
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -205,7 +199,7 @@ class NeighborDictionary(keras.layers.Layer):
             self.raw_values = self.add_weight(
                 name="value_logits" if self.task == "classification" else "value_targets",
                 shape=(self.num_neighbors, self.num_values),
-                initializer=self.value_initializer,
+                initializer=keras.initializers.TruncatedNormal(stddev=0.01),
                 autocast=False,
             )
 

@@ -31,7 +31,6 @@ class InstanceFiLM(keras.layers.Layer):
         learn_sharpness: bool, whether this factor is trained.
         residual: bool; if false, the layer is `y = (w G) a + w B`, and `G` starts at 1.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
-        key_initializer: Initializer of the keys; the default has standard deviation 0.05.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
@@ -70,7 +69,6 @@ class InstanceFiLM(keras.layers.Layer):
         learn_sharpness: bool = True,
         residual: bool = True,
         axis: int = -1,
-        key_initializer: Any = "random_normal",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -81,7 +79,6 @@ class InstanceFiLM(keras.layers.Layer):
         self.learn_sharpness = validation.boolean(learn_sharpness, "learn_sharpness")
         self.residual = validation.boolean(residual, "residual")
         self.axis = validation.one_of(axis, (-1, 1), "axis")
-        self.key_initializer = keras.initializers.get(key_initializer)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.supports_masking = True
 
@@ -90,7 +87,7 @@ class InstanceFiLM(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
         shape = (self.dictionary_size, channels)
         self.keys = self.add_weight(
-            name="keys", shape=shape, initializer=self.key_initializer, autocast=False
+            name="keys", shape=shape, initializer="random_normal", autocast=False
         )
         self.scales = self.add_weight(
             name="scales",

@@ -235,22 +235,22 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     ) -> Tensor:
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
-        queries = ops.cast(inputs, self._precision)
-        entries, attention = self.dictionary.look_up(queries, training)
-        outputs = self._finetuning.outputs(entries, attention, queries)
-        return ops.cast(outputs, self.compute_dtype)
+        return ops.cast(self.adapted_outputs(inputs, None, training), self.compute_dtype)
 
-    def adapted_outputs(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
+    def adapted_outputs(
+        self, features: Tensor, kept: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
         """Returns the finetuned head's outputs, in float32 or wider.
 
         Args:
             features: Tensor of shape `(batch, features)`.
             kept: Boolean tensor, the dictionary entries that take part; see
                 `NeighborDictionary.attention`.
+            training: bool, training mode of the dictionary.
         """
         validation.built(self, "adapted_outputs")
         queries = ops.cast(features, self._precision)
-        entries, attention = self.dictionary.look_up(queries, kept=kept)
+        entries, attention = self.dictionary.look_up(queries, training, kept)
         return self._finetuning.outputs(entries, attention, queries)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
@@ -312,12 +312,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **rewiring.arguments_of(self, MetaNeighborhoodHead)}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> MetaNeighborhoodHead:
-        config = dict(config)
-        for part in ("head", "dictionary"):
-            config[part] = keras.saving.deserialize_keras_object(config[part])
-        return cls(**config)
+    from_config = classmethod(rewiring.from_arguments)
 
 
 def _require_plain_layers(head: keras.layers.Layer) -> None:

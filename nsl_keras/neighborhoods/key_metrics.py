@@ -139,8 +139,9 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     """Returns a metric by name, from its serialized form, or unchanged.
 
     Args:
-        identifier: `"cosine"`, `"euclidean"`, a dictionary from `serialize`, or a
-            `KeyMetric`; otherwise a ValueError is raised.
+        identifier: `"cosine"`, `"euclidean"`, a dictionary from
+            `keras.saving.serialize_keras_object`, or a `KeyMetric`; otherwise a ValueError
+            is raised.
 
     Example:
 
@@ -159,22 +160,3 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
             f"`nsl_keras.key_metrics.KeyMetric`. Received: metric={identifier!r}"
         )
     return metric
-
-
-def serialize(metric: KeyMetric) -> str | dict[str, Any]:
-    """Serializes a metric to its name, or to a Keras config.
-
-    Args:
-        metric: A `KeyMetric`.
-
-    Example:
-
-    >>> import nsl_keras
-    >>> nsl_keras.key_metrics.serialize(nsl_keras.key_metrics.Euclidean())
-    'euclidean'
-    """
-    for name, kind in _BY_NAME.items():
-        if type(metric) is kind and metric.get_config() == kind().get_config():
-            return name
-    config: dict[str, Any] = keras.saving.serialize_keras_object(metric)
-    return config

@@ -218,9 +218,6 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     Output shape:
         `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
 
-    Raises:
-        ValueError: See `NeuralSimilarityConv2D`.
-
     Example:
 
     >>> import keras
@@ -257,9 +254,6 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     Output shape:
         `(batch, new_depth, new_height, new_width, filters)` or
         `(batch, filters, new_depth, new_height, new_width)`.
-
-    Raises:
-        ValueError: See `NeuralSimilarityConv2D`.
 
     Example:
 

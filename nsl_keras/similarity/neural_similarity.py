@@ -13,17 +13,6 @@ from nsl_keras.backend import Tensor
 from nsl_keras.similarity import bilinear_form
 from nsl_keras.similarity.kernels import FloatKernel
 
-#: The arguments that a layer adds to Keras's, `kernel_trainable` aside.
-ARGUMENTS = (
-    "similarity",
-    "similarity_initializer",
-    "similarity_regularizer",
-    "similarity_constraint",
-    "predictor",
-    "learn_shape",
-    "shape_threshold",
-    "shared_by",
-)
 #: The attributes of a convolution that its predictor network needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
@@ -215,11 +204,10 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
                 part.trainable = self._kernel_trainable and self.trainable
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        own = {name: serialize(getattr(self, name)) for name in ARGUMENTS}
+        own = rewiring.arguments_of(self, NeuralSimilarity)
         if isinstance(self.predictor, keras.layers.Layer):
             # Keras's own key for objects that several configs share. Keras sets it only
             # from the second config on where the object stands inside a layer (3.15), and
             # then a loaded model would have two of them.
             own["predictor"]["shared_object_id"] = id(self.predictor)
-        return {**super().get_config(), **own, "kernel_trainable": self.kernel_trainable}
+        return {**super().get_config(), **own}

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
@@ -388,14 +388,6 @@ class SimilarityPredictor:
             return self
         return dataclasses.replace(self, batch_normalization=False)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SimilarityPredictor):
-            return NotImplemented
-        return self.get_config() == other.get_config()
-
-    def __hash__(self) -> int:
-        return hash(self.kind)
-
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {
@@ -403,14 +395,7 @@ class SimilarityPredictor:
             for field in dataclasses.fields(self)
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SimilarityPredictor:
-        """Makes the recipe from `get_config()`."""
-        arguments = {
-            name: keras.saving.deserialize_keras_object(value)
-            for name, value in config.items()
-        }
-        return cls(**arguments)
+    from_config = classmethod(rewiring.from_arguments)
 
 
 def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:

@@ -19,18 +19,6 @@ from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.bilinear_form import BilinearForm, WithSimilarity
 
-#: The arguments that a cell adds to Keras's.
-_ARGUMENTS = (
-    "similarity",
-    "recurrent_similarity",
-    "block_size",
-    "recurrent_block_size",
-    "similarity_initializer",
-    "similarity_regularizer",
-    "similarity_constraint",
-    "predictor",
-    "recurrent_predictor",
-)
 #: Default of the recurrent arguments: the value for the input kernel.
 SAME = "same"
 
@@ -147,9 +135,7 @@ class SimilarityCell(WithSimilarity):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        own = {name: serialize(getattr(self, name)) for name in _ARGUMENTS}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
 
 
 def _without_state(predictor: Any) -> Any:
@@ -322,18 +308,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     Args:
         **kwargs: Arguments of `keras.layers.SimpleRNNCell` and `NeuralSimilarityGRUCell`.
 
-    Call arguments:
-        See `NeuralSimilarityGRUCell`.
-
-    Input shape:
-        `(batch, features)`, one time step.
-
-    Output shape:
-        `(batch, units)`.
-
-    Raises:
-        ValueError: See `NeuralSimilarityGRUCell`.
-
     Example:
 
     >>> import keras
@@ -381,15 +355,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         states: List of the state `h` and the carry `c`, each `(batch, units)`.
         training: bool, whether to apply dropout.
 
-    Input shape:
-        `(batch, features)`, one time step.
-
-    Output shape:
-        `(batch, units)`.
-
-    Raises:
-        ValueError: See `NeuralSimilarityGRUCell`.
-
     Example:
 
     >>> import keras
@@ -424,9 +389,9 @@ class SimilarityRecurrent(keras.layers.RNN):
     recurrent_activation = property(attrgetter("cell.recurrent_activation"))
 
     def __init__(self, units: int, activation: Any = "tanh", **kwargs: Any) -> None:
-        of_keras = inspect.signature(self.cell_type.plain.__init__).parameters
-        names = {*_ARGUMENTS, *of_keras} & set(kwargs)
-        of_cell = {name: kwargs.pop(name) for name in names}
+        kinds = (SimilarityCell, self.cell_type.plain)
+        names = [inspect.signature(kind.__init__).parameters.keys() for kind in kinds]
+        of_cell = {name: kwargs.pop(name) for name in set().union(*names) & set(kwargs)}
         both = {name: kwargs[name] for name in ("dtype", "trainable") if name in kwargs}
         cell = self.cell_type(units, activation, **of_cell, **both, name="cell")
         super().__init__(cell, **kwargs)
@@ -471,18 +436,12 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
         **kwargs: Arguments of `keras.layers.GRU` and `NeuralSimilarityGRUCell`, without
             `use_cudnn`.
 
-    Call arguments:
-        See `keras.layers.GRU`.
-
     Input shape:
         `(batch, steps, features)`.
 
     Output shape:
         `(batch, units)`, or `(batch, steps, units)` with `return_sequences=True`; with
         `return_state=True` followed by the states.
-
-    Raises:
-        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 
@@ -510,20 +469,8 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
     static layer folds into `keras.layers.LSTM`.
 
     Args:
-        **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRUCell`, without
+        **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRU`, without
             `use_cudnn`.
-
-    Call arguments:
-        See `keras.layers.LSTM`.
-
-    Input shape:
-        See `NeuralSimilarityGRU`.
-
-    Output shape:
-        See `NeuralSimilarityGRU`.
-
-    Raises:
-        ValueError: See `NeuralSimilarityGRUCell`.
 
     Example:
 
@@ -550,19 +497,7 @@ class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
     A static layer folds into `keras.layers.SimpleRNN`.
 
     Args:
-        **kwargs: Arguments of `keras.layers.SimpleRNN` and `NeuralSimilarityGRUCell`.
-
-    Call arguments:
-        See `keras.layers.SimpleRNN`.
-
-    Input shape:
-        See `NeuralSimilarityGRU`.
-
-    Output shape:
-        See `NeuralSimilarityGRU`.
-
-    Raises:
-        ValueError: See `NeuralSimilarityGRUCell`.
+        **kwargs: Arguments of `keras.layers.SimpleRNN` and `NeuralSimilarityGRU`.
 
     Example:
 

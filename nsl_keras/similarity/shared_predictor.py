@@ -31,11 +31,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     by one, gives each layer a separate predictor.
 
     Args:
-        predictor: A `SimilarityPredictor`, or a name of its `kind`.
+        predictor: A `SimilarityPredictor`, or a name of its `kind`. The shared kernels
+            have the recipe's regularizer, and those of the adaptations too or, without
+            one, that of their layer's kernel.
         adapted_filters: int, the number of channels after each layer's adaptation.
-        adaptation_initializer: Initializer of the adaptations' kernels. They have the
-            regularizer of the recipe or, without one, of their layer's kernel; the shared
-            kernels have the recipe's alone.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
     Input shape:
@@ -73,7 +72,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self,
         predictor: predictors.SimilarityPredictor | str = "sphere",
         adapted_filters: int = 32,
-        adaptation_initializer: Any = "he_normal",
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
@@ -87,7 +85,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self.adapted_filters = validation.positive_integer(
             adapted_filters, "adapted_filters"
         )
-        self.adaptation_initializer = keras.initializers.get(adaptation_initializer)
         self.shared_network: Any = None
 
     @property
@@ -131,14 +128,11 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 f"{context.geometry['kernel_size']}, padding={padding!r}"
             )
         convolution, _, _ = predictors.LAYERS[context.rank]
-        initializer = self.adaptation_initializer
-        if isinstance(initializer, keras.initializers.Initializer):
-            initializer = initializer.clone()  # Else adaptations would start equal.
         adaptation = convolution(
             self.adapted_filters,
             **context.geometry,
             use_bias=False,
-            kernel_initializer=initializer,
+            kernel_initializer="he_normal",
             kernel_regularizer=self.predictor.kernel_regularizer
             or context.kernel_regularizer,
             dtype=context.dtype,

@@ -42,9 +42,6 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
         `(batch, new_height, new_width, filters)` or
         `(batch, filters, new_height, new_width)`.
 
-    Raises:
-        ValueError: See `NeuralSimilarityConv2D`.
-
     Example:
 
     >>> import keras

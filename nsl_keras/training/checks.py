@@ -76,11 +76,7 @@ class CheckedModel(ReplicatedSteps):
         """Raises for bad arrays; ignores data sets and generators."""
         raise NotImplementedError
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        deserialize = keras.saving.deserialize_keras_object
-        given = {name: deserialize(each, custom_objects) for name, each in config.items()}
-        return cls(**given)
+    from_config = classmethod(rewiring.from_arguments)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras requires this of models that override `compile`.

@@ -92,9 +92,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
         Same as `keras.layers.BatchNormalization`, plus:
         momentum_warmup: bool; `False` for Keras's moving statistics.
 
-    Call arguments:
-        Same as `keras.layers.BatchNormalization`.
-
     Input shape:
         Any, with a known size of `axis`.
 

@@ -28,7 +28,6 @@ def plot_adaptation(
     k: int = 6,
     images: Any = None,
     class_names: Sequence[str] | None = None,
-    invert: bool = False,
 ) -> figures.Figure:
     """Draws what adaptation does to one prediction: neighbours, weights, and effects.
 
@@ -129,7 +128,7 @@ def plot_adaptation(
         return figure
     shown = figures.display_range(picture, pictures)
     axis = figure.add_subplot(grid[0, 0])
-    figures.draw_image(axis, picture[0], shown, invert)
+    figures.draw_image(axis, picture[0], shown)
     axis.set_title("example", fontsize=9)
     if images is not None:
         nearest = reading.attention_of(model, inputs)[:, entries].argmax(axis=0)
@@ -138,7 +137,7 @@ def plot_adaptation(
         axis.set_title("nearest image", fontsize=9)
         for row, index in enumerate(nearest):
             place = (0, 1 - (row + 0.95) / len(rows), 1, 0.9 / len(rows))
-            figures.draw_image(axis.inset_axes(place), pictures[index], shown, invert)
+            figures.draw_image(axis.inset_axes(place), pictures[index], shown)
     return figure
 
 

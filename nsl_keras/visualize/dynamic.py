@@ -15,7 +15,7 @@ from nsl_keras.visualize.similarities import LEAST_SCALE
 
 
 def plot_dynamic_similarity(
-    model: keras.Model, image: Any, layer: str | None = None, invert: bool = False
+    model: keras.Model, image: Any, layer: str | None = None
 ) -> figures.Figure:
     """Draws the similarity that a dynamic layer predicts for one image.
 
@@ -73,7 +73,7 @@ def plot_dynamic_similarity(
     left, middle, right = figure.subfigures(1, 3, width_ratios=widths)
 
     above, below = left.subplots(2, 1)
-    figures.draw_image(above, picture, figures.display_range(picture), invert)
+    figures.draw_image(above, picture, figures.display_range(picture))
     above.set_title("image", fontsize=9)
     drawn = below.imshow(
         distances,

@@ -23,7 +23,6 @@ def plot_learned_neighbors(
     entries: Sequence[int] | None = None,
     nearest: int = 6,
     class_names: Sequence[str] | None = None,
-    invert: bool = False,
 ) -> figures.Figure:
     """Draws dictionary entries: their class probabilities, and the nearest images.
 
@@ -40,7 +39,6 @@ def plot_learned_neighbors(
             predicted classes, the entry with the largest mean attention of its images.
         nearest: int, the number of images for each entry.
         class_names: Names of the classes; `None` numbers them.
-        invert: bool, whether grey images are drawn as negatives.
 
     Returns:
         A matplotlib figure with one row for each entry.
@@ -80,7 +78,6 @@ def plot_learned_neighbors(
         found,
         np.vectorize("{:.2g}".format)(weights),
         figures.display_range(pictures),
-        invert,
         first_width=2.6,
     )
     for axis, entry in zip(panels, entries, strict=True):

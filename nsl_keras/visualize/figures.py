@@ -56,16 +56,13 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     return 0.0, 255.0 if are_bytes else max(high, 1.0)
 
 
-def draw_image(
-    axis: Axes, image: np.ndarray, values: tuple[float, float], invert: bool = False
-) -> None:
+def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> None:
     """Draws an image: three or four channels in colours, others as their mean in grey."""
     low, high = values
     shown = np.clip((np.asarray(image, "float32") - low) / (high - low), 0, 1)
     if shown.shape[-1] not in (3, 4):
         shown = shown.mean(axis=-1)
-    colors = "gray_r" if invert else "gray"
-    axis.imshow(shown, cmap=colors, vmin=0, vmax=1, interpolation="nearest")
+    axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set_xticks([])
     axis.set_yticks([])
 
@@ -75,7 +72,6 @@ def grid_of_images(
     found: np.ndarray,
     captions: np.ndarray,
     values: tuple[float, float],
-    invert: bool,
     first_width: float = 1.0,
 ) -> tuple[Figure, np.ndarray, np.ndarray]:
     """Draws rows of the images with the numbers `found`, an empty panel before each row.
@@ -88,7 +84,7 @@ def grid_of_images(
     panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=widths)
     drawn = zip(panels[:, 1:].flat, found.flat, captions.flat, strict=True)
     for axis, index, caption in drawn:
-        draw_image(axis, images[index], values, invert)
+        draw_image(axis, images[index], values)
         axis.set_xlabel(caption, fontsize=8, labelpad=2)
     return figure, panels[:, 0], panels[:, 1:]
 

@@ -24,7 +24,6 @@ def plot_subcategories(
     nearest: int = 5,
     rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
-    invert: bool = False,
 ) -> figures.Figure:
     """Draws queries with the nearest images, and compares their fine labels.
 
@@ -86,11 +85,9 @@ def plot_subcategories(
 
     values = figures.display_range(images, queries)
     captions = np.asarray(names)[labels[found[drawn]]]
-    figure, panels, others = figures.grid_of_images(
-        images, found[drawn], captions, values, invert
-    )
+    figure, panels, others = figures.grid_of_images(images, found[drawn], captions, values)
     for row, query, axes in zip(drawn, panels, others, strict=True):
-        figures.draw_image(query, queries[row], values, invert)
+        figures.draw_image(query, queries[row], values)
         query.set_xlabel(names[query_labels[row]], fontsize=8, labelpad=2, weight="bold")
         for axis, index in zip(axes, found[row], strict=True):
             is_same = labels[index] == query_labels[row]
