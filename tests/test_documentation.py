@@ -69,7 +69,7 @@ def test_navigation_leads_to_every_page(tmp_path):
     interface.write_pages(tmp_path / "api")
     modules = {f"api/{name}.md" for name in interface.modules()}
     assert modules <= set(named)
-    notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.py")}
+    notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
     assert {f"notebooks/{name}.md" for name in notebooks} <= set(named)
 
 

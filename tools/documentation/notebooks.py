@@ -3,8 +3,7 @@
     python -m tools.documentation.notebooks               # all: some ten minutes
     python -m tools.documentation.notebooks --only=fold   # some minutes
 
-Each is made from its script, run in a kernel of its own, and written beside it with outputs
-and pictures.
+Each runs in a new kernel, and is stored with its outputs and pictures.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import re
 import tempfile
 import time
 
-import jupytext
 import nbformat
 from absl import app, flags
 from nbclient import NotebookClient
@@ -33,16 +31,16 @@ SHORT = "NSL_KERAS_SHORT"
 
 def names() -> list[str]:
     """Returns the names of the notebooks."""
-    return sorted(path.stem for path in NOTEBOOKS.glob("*.py"))
+    return sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 def executed(name: str) -> nbformat.NotebookNode:
-    """Returns a notebook made from its script and run, with its outputs.
+    """Returns a notebook with the outputs of a new run.
 
     Raises:
         nbclient.exceptions.CellExecutionError: If a cell fails.
     """
-    notebook = jupytext.read(NOTEBOOKS / f"{name}.py")
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     before = os.environ.get("PYTHONPATH", "")
     # This checkout, installed or not: else the notebook would install the package.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pages.ROOT), before]))
