@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import pathlib
 import socket
 import subprocess
@@ -22,15 +21,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Server:
-    """A running server.
-
-    Args:
-        ports: Its ports of REST, gRPC and metrics.
-        process: The process it runs in.
-    """
+    """A running server, with its ports of REST, gRPC and metrics."""
 
     def __init__(self, ports: list[int], process: subprocess.Popen) -> None:
-        self.http_port, self.grpc_port, self.metrics_port = ports
+        self.http_port, _, self.metrics_port = ports
         self.process = process
 
     @property
@@ -48,11 +42,7 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(folder: str | pathlib.Path, seconds: float = 120) -> Iterator[Server]:
-    """Starts a server of a folder of models on free ports, and ends it.
-
-    Raises:
-        RuntimeError: If it ends, or is not ready in time; with what it printed.
-    """
+    """Starts a server of a folder of models on free ports, and ends it."""
     with contextlib.ExitStack() as sockets:
         found = [sockets.enter_context(socket.socket()) for _ in range(3)]
         for each in found:
@@ -62,9 +52,7 @@ def running_server(folder: str | pathlib.Path, seconds: float = 120) -> Iterator
     flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
     command = [sys.executable, "-m", "examples.serving.server", str(folder), *flags]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ}
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         server = Server(ports, process)
         try:
             end = time.monotonic() + seconds
@@ -88,11 +76,7 @@ def _is_ready(server: Server) -> bool:
 
 
 class Connection:
-    """A connection that stays open until it is left.
-
-    Args:
-        port: The port of REST.
-    """
+    """A connection to a port that stays open until it is left."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection(HOST, port, timeout=60)
@@ -108,14 +92,11 @@ class Connection:
         response = self._connection.getresponse()
         return response.status, response.read()
 
-    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+    def infer(self, model: str, body: bytes) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json"}
-        self._connection.request("POST", path, body, headers)
+        self._connection.request("POST", f"/v2/models/{model}/infer", body, headers)
         response = self._connection.getresponse()
         return response.status, response.read()
-
-    def infer(self, model: str, body: bytes) -> tuple[int, bytes]:
-        return self.post(f"/v2/models/{model}/infer", body)
 
 
 def request(

@@ -93,22 +93,19 @@ class VersionedFolder(ModelRepository):
     def __init__(self, root: str) -> None:
         self._root = pathlib.Path(root)
 
-    async def list(self) -> list[mlserver.ModelSettings]:
-        return self._found("*")
-
     async def find(self, name: str) -> list[mlserver.ModelSettings]:
-        found = [each for each in self._found("*") if each.name == name]
+        found = [each for each in await self.list() if each.name == name]
         if not found:
             raise mlserver.errors.ModelNotFound(name)
         return found
 
-    def _found(self, name: str) -> list[mlserver.ModelSettings]:
+    async def list(self) -> list[mlserver.ModelSettings]:
         return [
             mlserver.ModelSettings(
                 name=path.parent.parent.name,
                 implementation=SavedModelRuntime,
                 parameters=ModelParameters(uri=str(path.parent), version=path.parent.name),
             )
-            for path in sorted(self._root.glob(f"{name}/*/saved_model.pb"))
+            for path in sorted(self._root.glob("*/*/saved_model.pb"))
             if path.parent.name.isdigit()
         ]

@@ -1,1 +1,1 @@
-"""What the examples share: images, recipes, records of runs, tables and pictures."""
+"""What the experiments share: images, recipes, records of runs, tables and pictures."""

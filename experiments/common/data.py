@@ -1,4 +1,4 @@
-"""Image sets for the examples: scikit-learn's digits, tfds' prepared ones, folders."""
+"""Image sets: scikit-learn's digits, tfds' prepared ones, folders."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Recipe:
                 variable.regularizer = keras.regularizers.L2(self.penalty / 2)
 
 
-@keras.saving.register_keras_serializable("nsl_keras_examples")
+@keras.saving.register_keras_serializable("nsl_keras_experiments")
 class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
     """Rates that rise from near 0 in the first steps, in proportion to the step."""
 
@@ -228,7 +228,7 @@ class Batches(keras.utils.PyDataset):
 def chunk_steps(steps: int, longest: int) -> int:
     """The largest divisor up to `longest`: after so many steps, state is saved."""
     chunk = max(d for d in range(1, longest + 1) if steps % d == 0)
-    if chunk >= longest // 10:
+    if chunk == steps or chunk >= longest // 10:
         return chunk
     print(f"An interrupted run begins anew: {steps:,} steps have no fitting divisor.")
     return steps

@@ -126,7 +126,7 @@ def main(_arguments: list[str]) -> None:
     asked = [FLAGS.dataset, names, FLAGS.seeds]
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
-    served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_{served}"
+    served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_demo"
     path = results / "demo.jsonl"
     for written in (results / "figures", served_folder):
         files.require_room(written)

@@ -74,7 +74,7 @@ def _backends(found: list[dict]) -> str:
         if not run["versions"]["backend"].startswith("tensorflow")
     }
     titles = "; ".join(methods.METHODS[name].title for name in others)
-    return f"With {', '.join({*others.values()})}: {titles}. " if others else ""
+    return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
 
 
 def _pairs(setting: dict, found: list[dict]) -> list[str]:

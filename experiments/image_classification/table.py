@@ -67,7 +67,7 @@ def not_run(found: list[runs.RunRecords]) -> str:
 def _published_table(
     title: str, published: methods.Published, names: tuple[str, ...]
 ) -> str:
-    titles = ["MAXL" if n == "maxl" else methods.METHODS[n].title for n in names]
+    titles = [methods.METHODS[name].title for name in names]
     rows = [
         [*where, *(f"{figures[name]:.2f}" for name in names)]
         for where, figures in published.items()

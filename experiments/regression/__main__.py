@@ -14,6 +14,7 @@ its training data; means and variances are those of the rest of them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from collections.abc import Iterable
@@ -94,6 +95,11 @@ def make(fold: data.Fold, choice: dict) -> keras.Model:
     return model
 
 
+@functools.lru_cache(maxsize=1)
+def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(examples)
+
+
 class Batches(keras.utils.PyDataset):
     """The examples in an order that seed and epoch give."""
 
@@ -106,8 +112,7 @@ class Batches(keras.utils.PyDataset):
         return -(-len(self.part.x) // self.batch_size)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        generator = np.random.default_rng([FLAGS.seed, self.epoch])
-        order = generator.permutation(len(self.part.x))
+        order = _order(FLAGS.seed, self.epoch, len(self.part.x))
         chosen = order[index * self.batch_size :][: self.batch_size]
         return self.part.x[chosen], self.part.y[chosen]
 

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import nsl_keras
-from experiments.demo import networks as demo_networks
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
 from experiments.image_classification import curves, maxl
@@ -184,12 +183,6 @@ def test_trials_choose_on_validation_classes(tmp_path):
     assert max(run.brightest[:3]) < 180 / 255 < max(run.brightest[3:])
     (record,) = records.runs
     assert (record["learning_rate"], record["accuracy"]) == (1e-3, 1.0)
-
-
-def test_linear_features_may_have_five_times_as_many_epochs():
-    names = "linear", "linear_longer"
-    plain, longer = (demo_networks.SETTINGS["digits"].recipe(n, 100) for n in names)
-    assert (longer.steps, *longer.rate_drops) == (5 * plain.steps, 5 * plain.rate_drops[0])
 
 
 def test_a_row_that_trains_longer_has_more_images(tmp_path, monkeypatch):

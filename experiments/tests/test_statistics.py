@@ -14,7 +14,7 @@ from experiments.common import runs
 from experiments.common.data import Split
 from experiments.demo import table as demo_table
 from experiments.few_shot import table as few_shot_table
-from experiments.no_harm import comparison, matrix, report, training
+from experiments.no_harm import comparison, matrix, training
 from experiments.no_harm.data import Images
 from experiments.no_harm.methods import COMPARED, METHODS
 from experiments.no_harm.networks import NETWORKS
@@ -120,26 +120,6 @@ def test_gap_between_training_and_inference(plain, own, large):
     found = [no_harm_run("plain", 0, 0.5, plain), no_harm_run("static_dns", 0, 0.5, own)]
     (cell,) = comparison.compare(found)
     assert cell.has_large_gap == large
-
-
-def test_page_of_the_matrix(tmp_path):
-    records = runs.RunRecords(tmp_path / report.PLACE, "keras", {})
-    for name in METHODS:
-        for seed in (0, 1):
-            accuracy = 0.5 - 0.01 * (name == "static_dns") + 0.01 * seed
-            made = no_harm_run(name, seed, accuracy, seconds=2.0)
-            records.add(("digits", "narrow_cnn", name, seed), made)
-    text = report.page(tmp_path)
-    row = "| static DNS | 1 | -1.00 | -1.00 (digits narrow CNN) | none | -0.50 | 0.0 |"
-    assert row in text
-    alternatives = " | ".join(["+0.00 ± 0.00"] * 3)
-    row = f"| digits, narrow CNN | 50.50 ± 0.71 | {alternatives} | **-1.00 ± 0.00** | +0"
-    assert row in text
-    assert (
-        "of 0 of the 10 differences of this package's methods\nlies above zero, of 1"
-        in text
-    )
-    assert "## With this package's batch norms\n\nNot run.\n" in text
 
 
 # What the runs of the matrix are.

@@ -7,8 +7,6 @@ from helpers import ROOT
 
 from experiments import tables
 from experiments.common import runs
-from experiments.image_classification import methods as image_methods
-from experiments.image_classification import table as image_table
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.neural_similarity import table as similarity_table
 from experiments.no_harm import report
@@ -109,16 +107,6 @@ NEURAL_SIMILARITY = {
     "test_examples": 10_000,
     "recipe": dataclasses.asdict(similarity_methods.RECIPES["paper"]),
 }
-IMAGE_CLASSIFICATION = {
-    "backbone": "resnet29",
-    "coarse": False,
-    "dataset": "cifar10",
-    "train_examples": 45_000,
-    "test_examples": 10_000,
-    "classes": 10,
-    "dictionary": {"num_neighbors": 5000, "temperature": 0.2, "dropout": 0.5},
-    "recipe": dataclasses.asdict(image_methods.published("cifar10")),
-}
 
 
 def test_table_of_neural_similarity(tmp_path):
@@ -139,25 +127,6 @@ def test_table_of_neural_similarity(tmp_path):
     text = similarity_table.section(records_of(tmp_path / "2", digits, made))
     assert "| static NSN, DNS | 7.50 ± 0.71 | -1.50" in text and "paper" not in text
     assert "| CNN++ | 7.29 | 28.70 |" in similarity_table.not_run(["4"])
-
-
-def test_table_of_image_classification(tmp_path):
-    made = [record("plain_film", 0, None, diverged="The loss is nan.")]
-    for seed, accuracy in ((0, 0.92), (1, 0.90)):
-        made.append(record("plain", seed, accuracy))
-        more = {"test_unadapted_accuracy": accuracy - 0.1}
-        made.append(record("neighborhoods", seed, accuracy + 0.01 + 0.01 * seed, **more))
-    records = records_of(tmp_path, IMAGE_CLASSIFICATION, made)
-    text = image_table.section(records)
-    for row in (
-        "| vanilla | 95.06 | 91.00 ± 1.41 |  |  | 0, 1 | 1,234 |",
-        "| MN | 95.56 | 92.50 ± 0.71 | +1.50 ± 0.71 | 81.00 ± 1.41 | 0, 1 | 1,234 |",
-        "| vanilla + iFiLM | 95.17 | diverged in 1 of 1 |",
-        "| MN + iFiLM | 95.58 | not run |  |  |  |  |",
-    ):
-        assert row in text
-    rest = image_table.not_run([records])
-    assert "| resnet29 | cifar100 | 76.51 | 77.94" in rest
 
 
 # The figures of README, docs/ and results/.
