@@ -3,8 +3,8 @@
 * `layers`: convolutions, dense and recurrent layers with a learned similarity, and the
   parts of Meta-Neighborhoods. `similarities` and `predictors` are their arguments.
 * `MetaNeighborhoodModel`: backbone, head and dictionary of neighbours, trained with `fit`.
-* `convert`: adds a similarity or modulation to a trained network, and folds it back into
-  plain Keras layers.
+* `convert`: adds similarities or iFiLM to a trained network, and folds static similarities
+  into plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: the networks of the papers.
 * `callbacks`: resume a killed training run; start and watch the dictionary; log ranks.

@@ -68,8 +68,8 @@ class TrainingBackup(keras.callbacks.Callback):
     a random pass over the data, but a different one. So do stateful recurrent layers.
 
     Put `TrainingBackup` last in the list of callbacks: a resumed training loses what later
-    callbacks do to weights or logs at the end of an epoch. `EntryStatistics` and
-    `DictionaryInitializer` raise an error if they come after it.
+    callbacks do to weights or logs at the end of an epoch. The callbacks of this package
+    raise an error if they come after it.
 
     States are kept after epochs. Divide long epochs with `steps_per_epoch`. Processes that
     train a model together share the folder: the first one writes, and all of them read.
