@@ -78,6 +78,7 @@ def densenet_bc(
     check_images(input_shape, 4)
     layers = Units(convolution, batch_normalization, kernel_regularizer, GLOROT)
     # Layers with the same seed would drop the same places.
+    validation.optional(validation.non_negative_integer, seed, "seed")
     seeds = itertools.repeat(None) if seed is None else itertools.count(seed)
 
     def unit(inputs: Tensor, filters: int, size: int, name: str) -> Tensor:

@@ -41,7 +41,7 @@ def _recorded(gradients: list[Any], at: Sequence[Any]) -> list[Any]:
 
     Rematerialization stops all tapes while it runs a function the first time.
     """
-    if all(gradient is None for gradient in gradients):
+    if gradients and all(gradient is None for gradient in gradients):
         raise RuntimeError(
             "The inner steps must be recorded by a gradient tape, and none records here. "
             "On TensorFlow, `keras.remat`, `keras.RematScope` and `tf.recompute_grad` stop "

@@ -295,6 +295,7 @@ class NeighborDictionary(keras.layers.Layer):
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of the examples that become entries, without replacement."""
+        validation.optional(validation.non_negative_integer, seed, "seed")
         if examples != len(y):
             raise ValueError(
                 "There must be one label or target for each example. "
@@ -443,6 +444,6 @@ def _coprimes(size: int) -> tuple[int, ...]:
 
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
     """Returns valid labels as rows of probabilities."""
-    if y.ndim == 2 and y.shape[1] == classes:
+    if y.ndim == 2 and y.shape[1] == classes > 1:
         return y
     return np.eye(classes)[np.reshape(y, -1).astype("int64")]

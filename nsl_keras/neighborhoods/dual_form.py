@@ -31,7 +31,7 @@ from nsl_keras.neighborhoods.inner_loop import (
     InnerLoss,
     cross_entropy,
 )
-from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, unit_norm
+from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm, unit_norm
 
 #: Entries in a chunk by default: with 128 examples and 10 classes the terms take 2.5 MB.
 CACHED_ENTRIES = 512
@@ -268,7 +268,7 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
     outputs = ops.matmul(inputs, ops.swapaxes(columns, -1, -2))
     if stage.scale is not None:
         squares = ops.sum(ops.square(columns), axis=-1)
-        outputs = outputs * ops.rsqrt(ops.maximum(squares, NORM_EPSILON))[..., None, :]
+        outputs = outputs * inverse_norm(squares)[..., None, :]
     if stage.bias is not None:
         outputs = outputs + rest[0][..., None, :]
     return inputs, outputs
@@ -297,7 +297,7 @@ def _updated(
     if stage.scale is not None:
         # From the unit columns back to the columns themselves.
         squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
-        inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
+        inverse = inverse_norm(squares)
         units, inside = columns * inverse, ops.cast(squares > NORM_EPSILON, columns.dtype)
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse

@@ -46,7 +46,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     where `L` is the cross-entropy of the head's logits, or in regression the squared
     error, summed over the outputs. The result is differentiable with respect to features,
     head, keys, values and rate, second-order terms included. Under a mixed-precision policy
-    the layer computes in float32, and returns float32.
+    the layer computes in float32 and returns float32; with `adapt=False` the head computes
+    in its own dtype.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
@@ -182,6 +183,11 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self.rate.build_for(shapes)
         if not self.dictionary.built:
             self.dictionary.build((None, features))
+        if self.dictionary.keys.shape[-1] != features:
+            raise ValueError(
+                f"`dictionary` must have keys of the {features} features of the input. "
+                f"Received: keys of shape {tuple(self.dictionary.keys.shape)}"
+            )
         rewiring.pass_on_frozen(self)
 
     def _dual_form(self) -> DualForm | None:

@@ -15,14 +15,19 @@ NORM_EPSILON = 1e-12
 
 
 def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `a / sqrt(max(sum(a^2), 1e-12))` along `axis`.
-
-    It is exact for vectors longer than 1e-6. A zero vector has no direction: it stays zero,
-    with a gradient of zero in place of the formula's 1e6, which would ruin a training.
-    """
+    """Returns `a / sqrt(max(sum(a^2), 1e-12))` along `axis`; a zero vector stays zero."""
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
+    return tensor * inverse_norm(squares)
+
+
+def inverse_norm(squares: Tensor) -> Tensor:
+    """Returns `1 / sqrt(max(s, 1e-12))` for sums of squares, and 0 for 0.
+
+    It is exact for vectors longer than 1e-6. A zero vector has no direction, and a gradient
+    of zero in place of the formula's 1e6, which would ruin a training.
+    """
     inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
-    return tensor * ops.where(squares > 0, inverse, 0)
+    return ops.where(squares > 0, inverse, 0)
 
 
 class KeyMetric(abc.ABC):

@@ -69,7 +69,7 @@ def split_classifier(
             trainable=last.trainable,
         )
     else:
-        config = last.get_config()
+        config = rewiring.with_functions(last, last.get_config())
         if "activation" in config:
             config["activation"] = "linear"
         head = type(last).from_config(config)

@@ -224,8 +224,12 @@ def test_zero_features_are_points_under_the_euclidean_metric():
     assert (as_numpy(dictionary.keys) == 0).all(axis=1).sum() == 1
 
 
-def start(features=X, labels=LABELS, entries=12, **options):
-    NeighborDictionary(entries, 3, **options).initialize_from(features, labels)
+def in_a_head(dictionary):
+    return MetaNeighborhoodHead(CosineDense(3), dictionary)
+
+
+def start(features=X, labels=LABELS, entries=12, seed=None, **options):
+    NeighborDictionary(entries, 3, **options).initialize_from(features, labels, seed)
 
 
 def assign(keys=X[:4], fixed_values=False, **values):
@@ -257,6 +261,8 @@ def assign(keys=X[:4], fixed_values=False, **values):
         (lambda: built(fixed_values="random"), "`fixed_values` must be numbers of shape"),
         (lambda: built(fixed_values=[[1, 1, 0]] * 4), "must be a probability distribution"),
         (lambda: start(X[:9], LABELS[:9]), "9 examples, num_neighbors=12"),
+        (lambda: start(seed=-1), "`seed` must be"),
+        (lambda: in_a_head(built()).build((None, 6)), "must have keys of the 6 features"),
         (lambda: start(X, np.zeros(60)), "0 examples of class 1, which needs 1"),
         (lambda: start(X, LABELS + 1), "`y` must hold classes 0 to 2"),
         (lambda: start(X, LABELS[:-1]), "60 examples and len.y.=59"),
