@@ -158,7 +158,7 @@ class BilinearForm(keras.layers.Layer):
                 name="shape", shape=(self.taps,), initializer="ones", autocast=False
             )
         if self.predictor is not None:
-            self._identity = start
+            self.identity = start
             context = predictors.LayerContext(
                 channels=input_shape[self._channel_axis],
                 identity=start,
@@ -170,6 +170,7 @@ class BilinearForm(keras.layers.Layer):
                 is_depthwise=len(filter_axes) > 1,
             )
             self._build_network(context, input_shape)
+        rewiring.pass_on_frozen(self)
 
     def _penalty(self, parameters: Any) -> Tensor:
         """Returns the penalty on the `M` that parameters give."""
@@ -265,12 +266,12 @@ class BilinearForm(keras.layers.Layer):
                         f"{tuple(prediction.shape)}"
                     )
         wide = keras.backend.result_type(prediction.dtype, "float32")
-        parameters = ops.reshape(prediction, (*leading, *self._identity.shape))
+        parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
         parameters = ops.cast(parameters, wide)
         if getattr(self.predictor, "residual", True):
-            parameters = parameters + ops.cast(self._identity, wide)
+            parameters = parameters + ops.cast(self.identity, wide)
         if penalized and self.similarity_regularizer is not None:
-            each = ops.reshape(parameters, (-1, *self._identity.shape))
+            each = ops.reshape(parameters, (-1, *self.identity.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             self.add_loss(self._penalty(each) / ops.cast(count, wide))
         parameters = ops.cast(parameters, self.compute_dtype)

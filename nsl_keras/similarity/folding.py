@@ -128,7 +128,10 @@ def _folded_recurrent(layer: Any) -> Layer:
             cell.fold() if isinstance(cell, SimilarityCell) else cell
             for cell in (layer.cell.cells if stacked else [layer.cell])
         ]
-        cells = [type(cell).from_config(cell.get_config()) for cell in sources]
+        cells = [
+            type(cell).from_config(rewiring.with_functions(cell, cell.get_config()))
+            for cell in sources
+        ]
         config = {**layer.get_config(), "cell": cells if stacked else cells[0]}
         folded = keras.layers.RNN(**config)
     folded.build_from_config(layer.get_build_config())
@@ -158,9 +161,7 @@ def _shifted(layer: Any) -> list[Layer] | None:
     after = 0 if layer.padding == "valid" else reach - before
     # Rows of zeros before and after the input; below zero, rows to crop.
     zeros = np.stack([before - offset, after - reach + offset], axis=1)
-    options = {"dtype": layer.dtype_policy}
-    if layer.rank > 1:
-        options["data_format"] = layer.data_format
+    options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
     chain: list[Layer] = []
     # Padding first, so that there is enough to crop.
     for name, kind, rows in (
@@ -169,6 +170,8 @@ def _shifted(layer: Any) -> list[Layer] | None:
     ):
         if rows.any():
             make = getattr(keras.layers, f"{kind}{layer.rank}D")
+            if make is keras.layers.Cropping1D:
+                del options["data_format"]
             amounts = rows.tolist() if layer.rank > 1 else rows[0].tolist()
             chain.append(make(amounts, name=f"{layer.name}_{name}", **options))
     return [*chain, _with_one_tap(layer, tap)]

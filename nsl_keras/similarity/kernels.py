@@ -32,6 +32,8 @@ class FloatKernel(keras.layers.Layer):
         super().__init__(*args, **kwargs)
         first = getattr(self, "data_format", None) == "channels_first"
         self.channel_axis = 1 if first else -1
+        #: The shape in which a number for each filter broadcasts to the outputs.
+        self.filters_shape = (-1, *[1] * self.rank) if first else (-1,)
         if hasattr(self, "kernel_size"):
             validation.geometry(self)
 
@@ -39,9 +41,6 @@ class FloatKernel(keras.layers.Layer):
         if self.quantization_mode is not None:
             self._refuse()
         validation.known_axis(input_shape, self.channel_axis, "channel axis")
-        #: The shape in which a number for each filter broadcasts to the outputs.
-        self.filters_shape = [1] * len(input_shape)
-        self.filters_shape[self.channel_axis] = -1
         super().build(input_shape)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:

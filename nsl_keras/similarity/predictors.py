@@ -208,6 +208,9 @@ class SimilarityPredictor:
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
         validation.positive_integer(self.downsampling, "downsampling")
+        sizes = self.output_kernel_size
+        for each in sizes if isinstance(sizes, (tuple, list)) else [sizes]:
+            validation.optional(validation.positive_integer, each, "output_kernel_size")
         validation.boolean(self.pooled, "pooled")
         wanted = self.batch_normalization
         if not isinstance(wanted, (bool, dict, type(None))) or (

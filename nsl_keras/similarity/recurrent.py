@@ -59,7 +59,9 @@ class SimilarityCell(WithSimilarity):
             similarities.get, recurrent_similarity
         )
         self.block_size = block_size
-        self.recurrent_block_size = recurrent_block_size
+        self.recurrent_block_size = validation.optional(
+            validation.positive_integer, recurrent_block_size, "recurrent_block_size"
+        )
         self.similarity_initializer = keras.initializers.get(similarity_initializer)
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
@@ -73,8 +75,20 @@ class SimilarityCell(WithSimilarity):
         predictor = getattr(self, f"{prefix}predictor")
         if similarity is None:
             return None
+        of_static: dict[str, Any] = {
+            "similarity_initializer": self.similarity_initializer,
+            "similarity_regularizer": self.similarity_regularizer,
+            "similarity_constraint": self.similarity_constraint,
+        }
+        pairs = (
+            (self.similarity, self.predictor),
+            (self.recurrent_similarity, self.recurrent_predictor),
+        )
+        has_static = any(one is not None and other is None for one, other in pairs)
+        if predictor is not None and has_static:
+            of_static = {}
         # A cell runs in a loop, which no loss of a step can leave.
-        if predictor is not None and self.similarity_regularizer is not None:
+        elif predictor is not None and self.similarity_regularizer is not None:
             raise ValueError(
                 "`similarity_regularizer` of a recurrent cell applies to a static "
                 "similarity and must be left out with a predictor. "
@@ -82,10 +96,8 @@ class SimilarityCell(WithSimilarity):
             )
         return BilinearForm(
             similarity,
-            self.similarity_initializer,
-            self.similarity_regularizer,
-            self.similarity_constraint,
-            predictor,
+            predictor=predictor,
+            **of_static,
             block_size=getattr(self, f"{prefix}block_size"),
             dtype=self.dtype_policy,
             name=f"{prefix}similarity",

@@ -120,6 +120,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             self.predictor = dataclasses.replace(self.predictor, width=width)
             self._shared = padding, context.geometry["kernel_size"]
             self.shared_network = self.predictor.network(adapted)
+            rewiring.pass_on_frozen(self)
         if (padding, context.geometry["kernel_size"]) != self._shared:
             raise ValueError(
                 "A shared `predictor` must be given to layers with the same kernel size, "

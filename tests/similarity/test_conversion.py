@@ -97,6 +97,15 @@ def test_published_networks(name, eligible, entries):
     assert operations_of(folded) == operations_of(source)
 
 
+def one_layer(recipe, context):
+    return [keras.layers.Conv2D(context.outputs, 3)]
+
+
+class Doubled(similarities.Unconstrained):
+    def matrix(self, parameters, size):
+        return 2 * super().matrix(parameters, size)
+
+
 ALL = ["first", "depthwise", "second"]
 SHARED = predictors.SharedSimilarityPredictor(adapted_filters=4)
 SHARED_PUBLISHED = predictors.SharedSimilarityPredictor(predictors.published())
@@ -277,11 +286,13 @@ def test_errors(call, message, plain):
         ("Conv2D", {"similarity": similarities.Sparse(6)}),
         ("Conv2D", {"predictor": predictors.SimilarityPredictor(start="published")}),
         ("Conv2D", {"predictor": SHARED_PUBLISHED}),
+        ("Conv2D", {"predictor": predictors.SimilarityPredictor(one_layer)}),
+        ("Conv2D", {"predictor": "cnn", "similarity": Doubled()}),
         ("Conv2D", {"predictor": keras.layers.Conv2D(9, 3)}),
         # Such a layer cannot run on a CPU.
         ("Conv1D", {"predictor": predictors.SimilarityPredictor(start="published")}),
     ],
-    ids=["sparse", "published", "shared", "custom", "cannot run"],
+    ids=["sparse", "published", "shared", "function", "similarity", "custom", "cannot run"],
 )
 def test_changed_outputs_are_warned_about(layer, options):
     source = stack(keras.layers.Conv2D(4, 3, name="only"))

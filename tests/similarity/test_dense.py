@@ -19,7 +19,7 @@ from similarity_layers import (
     values,
 )
 
-from nsl_keras.layers import NeuralSimilarityDense
+from nsl_keras.layers import NeuralSimilarityDense, SphereDense
 
 FEATURES, UNITS = 12, 5
 INPUTS = np.random.default_rng(5).normal(size=(2, 3, FEATURES))
@@ -152,6 +152,21 @@ def test_gradients_of_the_static_layer(similarity):
 def test_gradients_of_the_dynamic_layer(similarity, kind, training):
     layer = made(similarity, block_size=3, predictor=kind, dtype="float64")
     check_gradients(layer, inputs("float64"), "float64", 1e-6, 1e-5, training)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        NeuralSimilarityDense(5),
+        NeuralSimilarityDense(5, predictor="sphere"),
+        SphereDense(5, response="learnable_sigmoid", use_bias=True),
+    ],
+    ids=["static", "dynamic", "sphere"],
+)
+def test_inputs_of_another_rank(layer):
+    inputs = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
+    sequences = ops.convert_to_numpy(layer(inputs))
+    np.testing.assert_allclose(layer(inputs[:, 0]), sequences[:, 0], rtol=1e-5)
 
 
 @each_block_size

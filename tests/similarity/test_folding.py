@@ -228,6 +228,15 @@ def test_strided_layers_with_same_padding_stay_convolutions():
     check_shift(layer, (8, 9), unknown=True, shifted=False)
 
 
+def test_a_shift_has_the_layer_s_format():
+    keras.config.set_image_data_format("channels_first")
+    try:
+        options = {"padding": "same", "data_format": "channels_last", **SPARSE}
+        check_shift(layers.NeuralSimilarityConv1D(4, 3, **options), (9,))
+    finally:
+        keras.config.set_image_data_format("channels_last")
+
+
 def test_channels_first_sequences_stay_convolutions():
     layer = layers.NeuralSimilarityConv1D(4, 3, data_format="channels_first", **SPARSE)
     model = keras.Sequential([keras.Input((2, 9)), layer])

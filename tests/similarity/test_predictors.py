@@ -447,6 +447,17 @@ def test_shared_predictor_is_one_network_with_adaptations():
     assert not model.non_trainable_variables
 
 
+def test_a_frozen_predictor_stays_frozen():
+    shared = SharedSimilarityPredictor(trainable=False)
+    layer = NeuralSimilarityConv2D(4, 3, predictor=shared)
+    names = [each.path for each in built(layer, (None, 7, 6, 5)).trainable_variables]
+    assert [name.rpartition("/")[2] for name in names] == ["kernel", "bias", "kernel"]
+    assert "adaptation" in names[-1]
+    layer = NeuralSimilarityConv2D(4, 3, predictor="sphere")
+    layer.bilinear_form.trainable = False
+    assert len(built(layer, (None, 7, 6, 5)).trainable_variables) == 2
+
+
 def test_sharing_saves_half_of_the_predictors_of_cnn9():
     """Section 7.1: "saves nearly half of the parameters used in the disjoint one"."""
 
@@ -502,6 +513,10 @@ def build_dense(predictor):
         (lambda: SimilarityPredictor(width=0), r"`width` must be .*width=0"),
         (lambda: SimilarityPredictor(start="zero"), r"`start` must be one of .*'zero'"),
         (
+            lambda: SimilarityPredictor(output_kernel_size=(3, 0)),
+            r"`output_kernel_size` must be a positive integer.*=0",
+        ),
+        (
             lambda: SimilarityPredictor(batch_normalization="no"),
             r"`batch_normalization` must be None, True, False or a dictionary.*'no'",
         ),
@@ -528,7 +543,7 @@ def build_dense(predictor):
             r"`batch_normalization` of the `predictor` of a recurrent cell must be None",
         ),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):

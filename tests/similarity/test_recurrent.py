@@ -300,6 +300,8 @@ def test_layers_pass_functions_on():
     model = keras.Sequential([keras.Input((STEPS, FEATURES)), layer])
     randomize(model.trainable_variables, 0.1)
     assert_close(fold(model)(sequences()), model(sequences()), 1e-5)
+    around = keras.Sequential([model.inputs[0], keras.layers.RNN(layer.cell)])
+    assert_close(fold(around)(sequences()), model(sequences()), 1e-5)
     copy = rewiring.rebuild(model, lambda _: None)
     assert_equal(copy(sequences()), model(sequences()))
 
@@ -319,6 +321,7 @@ def test_errors_of_layers():
         ({"similarity": "full"}, "`similarity` must be shared"),
         ({"block_size": 4}, "`block_size` must divide .*4, 6 features"),
         ({"recurrent_block_size": 3}, "`block_size` must divide .*3, 4 feat"),
+        ({"recurrent_block_size": 0}, "`recurrent_block_size` must be a positive"),
         (
             {"predictor": keras.layers.Dense(5), "recurrent_predictor": None},
             r"`predictor` must return the 6 parameters .*\(None, 5\)",
@@ -328,6 +331,15 @@ def test_errors_of_layers():
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         made("gru", **options).build((None, FEATURES))
+
+
+def test_arguments_of_static_blocks_apply_beside_a_predicted_one():
+    options = {"similarity_regularizer": "l2", "similarity_constraint": "non_neg"}
+    layer = built("gru", recurrent_predictor="sphere", **options)
+    (parameters,) = (each for each in layer.weights if each.name == "similarity")
+    assert parameters.constraint is not None and len(layer.losses) == 1
+    layer = built("gru", predictor="sphere", recurrent_predictor=None, **options)
+    assert len(layer.losses) == 1
 
 
 def test_errors_of_fold():
