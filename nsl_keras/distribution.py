@@ -90,7 +90,9 @@ class DistributedModel(ReplicatedSteps):
                 f"Received: model {model.name!r} of type {kind.__name__!r} with "
                 f"its own {', '.join(own)}"
             )
-        super().__init__(**{"name": model.name, **kwargs})
+        # Without autocast: inputs reach the model as they are.
+        options = {"name": model.name, "dtype": model.dtype_policy, "autocast": False}
+        super().__init__(**options | kwargs)
         self.model = model
         if model.built:
             self.built = True

@@ -182,15 +182,17 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
     }
 
 
-def arguments_of(layer: Layer, kind: type[Layer]) -> dict[str, Any]:
-    """Returns a class's own arguments, which are attributes of a layer, for its config."""
+def arguments_of(
+    layer: Layer, kind: type[Layer], serialized: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns a class's own arguments, which are attributes of a layer, for its config.
+
+    Without those that are `serialized` already.
+    """
+    left_out = {"self", "args", "kwargs", *serialized}
     serialize = keras.saving.serialize_keras_object
     names = inspect.signature(kind.__init__).parameters
-    return {
-        name: serialize(getattr(layer, name))
-        for name in names
-        if name not in ("self", "args", "kwargs")
-    }
+    return {name: serialize(getattr(layer, name)) for name in names if name not in left_out}
 
 
 def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:

@@ -7,6 +7,7 @@ one. Checks of arguments return the standardized value.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -118,6 +119,8 @@ def _is_finite(value: Any) -> bool:
     """Whether `value` is a real number that a float can hold."""
     numbers = (int, float, np.integer, np.floating)
     is_number = isinstance(value, numbers) and not isinstance(value, bool)
+    if is_number and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
     return is_number and math.isfinite(value)
 
 

@@ -165,7 +165,11 @@ def refusals(strategy):
     for reduction in ("sum", "mean_with_sample_weight"):
         compiled(loss=keras.losses.MeanSquaredError(reduction=reduction))
         reductions += [error(model.fit), error(model.evaluate)]
-    compiled(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    compiled(
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(gradient_accumulation_steps=2)
+        )
+    )
     accumulating = error(model.fit)
     compiled(metrics=["mae"])
     before = model.get_weights()[0]

@@ -284,6 +284,22 @@ def test_distributed_model_can_be_saved(tmp_path):
     assert loaded.predict(np.ones((1, 3)), verbose=0).shape == (1, 2)
 
 
+def test_inputs_reach_the_model_as_they_are():
+    """In half precision, years and large numbers of tokens would be rounded."""
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = keras.layers.Normalization(mean=2020.0, variance=1.0, dtype="float32")
+    model = keras.Sequential([keras.Input((1,)), layers])
+    keras.config.set_dtype_policy("float32")
+    wrapped, years = DistributedModel(model), np.array([[2020.3]], "float32")
+    np.testing.assert_array_equal(wrapped(years), model(years))
+    wrapped.compile("sgd")
+    assert isinstance(wrapped.optimizer, keras.optimizers.LossScaleOptimizer)
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(wrapped)
+    )
+    np.testing.assert_array_equal(again(years), model(years))
+
+
 def test_distribute_refuses():
     class OwnStep(keras.Model):
         def train_step(self, data):

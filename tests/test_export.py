@@ -187,6 +187,20 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
         np.testing.assert_allclose(found, ops.softmax(model(raw(x))), rtol=1e-4)
 
 
+def test_predictions_of_names(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+
+    def named(x):
+        logits = model(x)
+        names = tf.gather(["cat", "dog", "elk"], tf.argmax(logits, axis=-1))
+        return {"label": names, "logits": logits}
+
+    path = export.save_model(model, tmp_path, signatures={"serve": named})
+    x = np.eye(2, dtype="float32")
+    loaded = tf.saved_model.load(str(path))
+    np.testing.assert_array_equal(loaded.serve(x)["label"], named(x)["label"])
+
+
 def test_inputs_like_the_examples(tmp_path):
     examples = [np.ones((1, 3)), np.ones((1, 3), "int32")]
     path = export.save_model(Unshaped(), tmp_path, examples=examples)

@@ -9,7 +9,7 @@ import pytest
 from nsl_keras import validation
 
 NO_NUMBERS = ["1", None, True, [1.0], 1j, np.ones(2), np.bool_(True)]
-NOT_FINITE = [float("nan"), float("inf"), np.float32("inf")]
+NOT_FINITE = [10**400, float("nan"), float("inf"), np.float32("inf")]
 
 #: Check, values that it returns, its demand, and values that it refuses.
 NUMBERS = {

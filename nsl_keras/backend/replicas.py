@@ -391,7 +391,9 @@ def _mapped(function: Callable[[Any], Any], tensors: Any) -> Any:
 
 def _require_sums_over_replicas(model: Any) -> None:
     """Raises for losses and optimizers that do not add up over the replicas."""
-    steps = getattr(model.optimizer, "gradient_accumulation_steps", None)
+    # Mixed precision wraps the optimizer.
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if steps:
         raise ValueError(
             "`gradient_accumulation_steps` must be None on several replicas, since Keras's "

@@ -25,7 +25,8 @@ def copy_with_classifier(
         if new and layer is classifier:
             return new
         if new and layer in last and type(layer) is keras.layers.Reshape:
-            return [keras.layers.Flatten(name=layer.name)]  # To the new number of outputs.
+            # To the new number of outputs.
+            return [keras.layers.Flatten(name=layer.name, dtype=layer.dtype_policy)]
         replacement = from_keras(layer)
         return None if replacement is None else [replacement]
 
@@ -49,8 +50,10 @@ def _new_classifier(layer: keras.layers.Layer, ways: int) -> list[keras.layers.L
     """Returns a new layer in place of a classifier; of a 1x1 convolution, a dense one."""
     config = layer.get_config()
     if type(layer) is keras.layers.Conv2D and layer.kernel_size == (1, 1):
-        dense = keras.layers.Dense(ways, use_bias=layer.use_bias, name=layer.name)
-        return [keras.layers.Flatten(), dense]
+        dtype, activation = layer.dtype_policy, layer.activation
+        options = {"use_bias": layer.use_bias, "dtype": dtype, "name": layer.name}
+        dense = keras.layers.Dense(ways, activation, **options)
+        return [keras.layers.Flatten(dtype=dtype), dense]
     if "units" not in config or not hasattr(layer, "kernel"):
         raise ValueError(
             "`model` must end in a layer with `units` and a kernel, as Dense has, or in a "

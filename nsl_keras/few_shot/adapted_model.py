@@ -29,7 +29,7 @@ class WithClassNames(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         names = config.pop("class_names")
-        model = super().from_config(config)
+        model = super().from_config(config, custom_objects)
         model.class_names = names and tuple(names)
         return model
 
@@ -37,6 +37,17 @@ class WithClassNames(keras.Model):
 @keras.saving.register_keras_serializable("nsl_keras")
 class AdaptedModel(WithClassNames, keras.Sequential):
     """A network, and a head made from a support set."""
+
+    # Keras's own arguments alone would let a conversion make this class without names.
+    def __init__(
+        self,
+        layers: Any = None,
+        trainable: bool = True,
+        name: str | None = None,
+        class_names: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(layers, trainable, name)
+        self.class_names = class_names
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -35,7 +35,7 @@ class EpisodicLearner(Adapting, CheckedModel):
     label_shape: Any = ()
 
     def __init__(self, batch_normalization: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         if self.compute_dtype != self.variable_dtype:
             # In an autocast scope of half precision, every variable that a learner reads
             # would be rounded. The layers of its networks open their own scopes.
@@ -45,7 +45,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         )
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
-        episode_shapes(_shapes(inputs), self.label_shape)
+        episode_shapes(shapes_of(inputs), self.label_shape)
         support, labels, queries = map(ops.convert_to_tensor, inputs)
         if self.classifies:
             labels = ops.one_hot(ops.cast(labels, "int32"), self.ways)
@@ -135,7 +135,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             x = x[0][0]
         if not is_in_memory(x):
             return
-        episode_shapes(_shapes(x), self.label_shape)
+        episode_shapes(shapes_of(x), self.label_shape)
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
@@ -195,7 +195,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-def _shapes(inputs: Any) -> Any:
+def shapes_of(inputs: Any) -> Any:
     """Returns the shape of an array, or those of a tuple of arrays."""
     if isinstance(inputs, (tuple, list)):
         return [tuple(np.shape(each)) for each in inputs]

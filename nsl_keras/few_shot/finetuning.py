@@ -21,6 +21,7 @@ from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_element
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
+from nsl_keras.few_shot.episodic_learner import episode_shapes, shapes_of
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalModel,
@@ -173,12 +174,18 @@ class Finetuner(Adapting):
         )
         if classifier_initializer != TORCH_LINEAR:
             classifier_initializer = keras.initializers.get(classifier_initializer)
+            if not isinstance(classifier_initializer, keras.initializers.Initializer):
+                raise ValueError(
+                    "`classifier_initializer` must be a Keras initializer. "
+                    f"Received: {classifier_initializer!r}"
+                )
         self.classifier_initializer = classifier_initializer
         self.rule = DampenedMomentum() if rule is None else rule
         self.similarity_rule = self.rule if similarity_rule is None else similarity_rule
-        for each in (self.rule, self.similarity_rule):
+        for name in ("rule", "similarity_rule"):
+            each = getattr(self, name)
             if not isinstance(each, DampenedMomentum):
-                raise ValueError(f"`rule` must be a DampenedMomentum. Received: {each!r}")
+                raise ValueError(f"`{name}` must be a DampenedMomentum. Received: {each!r}")
         copy, self._sources = copy_with_classifier(
             model, self.ways, validation.boolean(new_classifier, "new_classifier")
         )
@@ -240,12 +247,9 @@ class Finetuner(Adapting):
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
-        if labels.ndim != 2 or labels.min() < 0 or labels.max() >= self.ways:
-            raise ValueError(
-                "`support_labels` must be of shape (episodes, examples) and of classes 0 "
-                f"to ways - 1 = {self.ways - 1}. Received: labels of shape {labels.shape} "
-                f"between {labels.min()} and {labels.max()}"
-            )
+        episode_shapes(shapes_of((support, labels, queries)), ())
+        validation.positive_integer(len(labels), "episodes")
+        validation.class_labels(labels.reshape(-1), self.ways, "support_labels")
         # Not left to the loss: a ReLU or a pooling may turn a NaN into a zero.
         validation.finite(support, "support_images")
         validation.finite(queries, "query_images")

@@ -195,8 +195,9 @@ class FunctionalModel:
                 raise ValueError(
                     "Trainable batch norms must be `nsl_keras.layers.BatchNormalization` "
                     "to normalize by the examples of an episode. Convert the model with "
-                    "`nsl_keras.convert.convert_batch_norms(model)`, freeze them, or "
-                    'pass batch_normalization="moving". Received: batch_normalization='
+                    "`nsl_keras.convert.convert_batch_norms(model)` or freeze them, or, if "
+                    'you do not train it, pass batch_normalization="moving". Received: '
+                    "batch_normalization="
                     f"{self.batch_normalization!r}, and layer {layer.name!r} of Keras"
                 )
 

@@ -194,14 +194,16 @@ class MAML(EpisodicLearner):
         )
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
         # Names and `trainable` flags may have changed when the model is loaded.
         places = {id(each): place for place, each in enumerate(self.model.variables)}
         names = {"inner_variables": self._inner, "extra_variables": self._extra}
-        for name, chosen in names.items():
-            if chosen:
-                config[name] = [places[id(self.functional.variables[p])] for p in chosen]
-        return config
+        own = {
+            name: [places[id(self.functional.variables[p])] for p in chosen]
+            for name, chosen in names.items()
+            if chosen
+        }
+        own |= rewiring.arguments_of(self, type(self), [*own])
+        return {**super(EpisodicLearner, self).get_config(), **own}
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -221,6 +223,8 @@ class MAML(EpisodicLearner):
         else:
             self.label_shape = shape
         self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
+        if not self.first_order:
+            require_second_derivatives(self.model, remedy=", or pass first_order=True")
         if self.learning_rate_form == "learned":
             self._rates = [
                 self.add_weight(
@@ -231,8 +235,6 @@ class MAML(EpisodicLearner):
                 )
                 for index, variable in enumerate(self.functional.variables)
             ]
-        if not self.first_order:
-            require_second_derivatives(self.model, remedy=", or pass first_order=True")
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:

@@ -346,6 +346,8 @@ def _is_storable(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_storable, value))
     kinds = (bool, int, float, str, np.generic, np.ndarray)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return False
     return value is None or isinstance(value, kinds) or ops.is_tensor(value)
 
 

@@ -55,7 +55,7 @@ def plot_dynamic_similarity(
         lambda part: part[None], data.gather(image)[0], none_is_leaf=False
     )
     picture = reading.require_images(batch, "image")[0]
-    network = getattr(model, "backbone", model)
+    network = getattr(model, "backbone", None) or model
     chosen = _dynamic_layer(network, layer)
     inputs = keras.Model(network.inputs, chosen.input)(tree.flatten(batch), training=False)
     predicted = chosen.predicted_matrices(inputs)

@@ -71,8 +71,9 @@ def plot_learned_neighbors(
     if entries is None:
         predicted = model.predict(inputs, verbose=0).argmax(axis=1)
         entries = _entries_attended_to(attention, predicted)
-    found = np.argsort(-attention[:, entries].T, axis=1)[:, :nearest]
-    weights = np.take_along_axis(attention[:, entries].T, found, axis=1)
+    drawn = reading.places(entries, len(values), "entries")
+    found = np.argsort(-attention[:, drawn].T, axis=1)[:, :nearest]
+    weights = np.take_along_axis(attention[:, drawn].T, found, axis=1)
     figure, panels, rows = figures.grid_of_images(
         pictures,
         found,
@@ -80,7 +81,7 @@ def plot_learned_neighbors(
         figures.display_range(pictures),
         first_width=2.6,
     )
-    for axis, entry in zip(panels, entries, strict=True):
+    for axis, entry in zip(panels, drawn, strict=True):
         _draw_value(axis, entry, values[entry], names)
     panels[0].set_title("class probabilities", fontsize=9)
     rows[0, 0].set_title("nearest images, with attention", fontsize=9, loc="left")

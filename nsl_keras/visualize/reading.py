@@ -17,9 +17,11 @@ UNDECIDED = 0.5
 
 def require_classifier(model: keras.Model) -> None:
     """Raises unless a `MetaNeighborhoodModel` has classes."""
-    if model.task != "classification":
+    task = getattr(model, "task", None)
+    if task != "classification":
         raise ValueError(
-            f"`model` must be a classifier. Received: a model with task={model.task!r}"
+            "`model` must be a classifier, a MetaNeighborhoodModel. "
+            f"Received: a {type(model).__name__} with task={task!r}"
         )
 
 
@@ -50,6 +52,20 @@ def attention_of(model: keras.Model, x: Any) -> np.ndarray:
         model,
         x,
     )
+
+
+def places(numbers: Any, count: int, name: str) -> np.ndarray:
+    """Returns numbers of rows, which must be among the first `count`."""
+    found = np.asarray(numbers)
+    if (
+        found.dtype.kind not in "iu"
+        or found.ndim != 1
+        or not np.isin(found, range(count)).all()
+    ):
+        raise ValueError(
+            f"`{name}` must be numbers from 0 to {count - 1}. Received: {name}={numbers!r}"
+        )
+    return found
 
 
 def class_numbers(y: Any, x: Any, classes: int, name: str = "y") -> np.ndarray:

@@ -78,7 +78,7 @@ def plot_subcategories(
     labels = reading.class_numbers(labels, images, len(names), "labels")
     query_labels = reading.class_numbers(query_labels, queries, len(names), "query_labels")
     first = np.sort(np.unique(query_labels, return_index=True)[1])[:8].tolist()
-    drawn = list(first if rows is None else rows)
+    drawn = reading.places(first if rows is None else rows, len(queries), "rows")
     cosines = _descriptions(model, query_inputs) @ _descriptions(model, inputs).T
     found = np.argsort(-cosines, axis=1, kind="stable")[:, :nearest]
     accuracy = np.mean(_vote(labels[found]) == query_labels)

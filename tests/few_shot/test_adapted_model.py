@@ -6,6 +6,7 @@ import pytest
 from few_shot_episodes import convolutional, episodes
 from helpers import Batches
 
+import nsl_keras
 from nsl_keras import few_shot
 
 (SUPPORT,), (LABELS,), _ = episodes(1, shape=(6, 6, 1))[0]
@@ -54,6 +55,16 @@ class Subclassed(keras.Model):
 
     def call(self, images):
         return self.network(images)
+
+
+def test_a_conversion_returns_a_plain_model_and_warns():
+    model = learner(few_shot.ProtoNet).adapt(SUPPORT, LABELS, NAMES)
+    with pytest.warns(UserWarning, match="without what .* 'AdaptedModel' adds"):
+        found = nsl_keras.convert.convert_batch_norms(model)
+    assert type(found) is keras.Sequential
+    config = model.get_config()
+    again = type(model).from_config(config, custom_objects={"unused": None})
+    assert again.class_names == NAMES
 
 
 def test_subclassed_backbones_are_copied():

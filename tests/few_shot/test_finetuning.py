@@ -128,9 +128,10 @@ def test_a_convolution_of_a_1x1_map_is_a_classifier():
     """As in `keras.applications.MobileNet`."""
     found = []
     for is_dense in (True, False):
-        end = [keras.layers.Flatten(), keras.layers.Dense(7, name="classifier")]
+        options = {"activation": "tanh", "name": "classifier"}
+        end = [keras.layers.Flatten(), keras.layers.Dense(7, **options)]
         if not is_dense:
-            end = [keras.layers.Conv2D(7, 1, name="classifier"), keras.layers.Reshape((7,))]
+            end = [keras.layers.Conv2D(7, 1, **options), keras.layers.Reshape((7,))]
         layers = [
             keras.Input((6, 6, 2)),
             keras.layers.Conv2D(4, 3, kernel_initializer=keras.initializers.HeNormal(1)),
@@ -418,6 +419,8 @@ def ends_in_a_convolution():
         (None, {"steps": 0}, "`steps` must be"),
         (None, {"seed": -1}, "`seed` must be"),
         (None, {"rule": 0.1}, "`rule` must be a DampenedMomentum. Received: 0.1"),
+        (None, {"similarity_rule": 0.1}, "`similarity_rule` must be a DampenedMomentum"),
+        (None, {"classifier_initializer": None}, "`classifier_initializer` must be a Ker"),
         (None, {"batch_size": 0}, "`batch_size` must be a positive .*: batch_size=0"),
         (None, {"epochs": 0}, "`epochs` must be a positive .* Received: epochs=0"),
         (None, {"classifier_initializer": "x"}, "initializer identifier: x"),
@@ -443,8 +446,13 @@ def test_other_recipes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s, y, q, _: (s, y + 1, q), "classes 0 to ways - 1 = 2.*between 1 and 3"),
-        (lambda s, y, q, _: (s[0], y[0], q[0]), "`support_labels` must be of shape"),
+        (lambda s, y, q, _: (s, y + 1, q), "`support_labels` must hold classes 0 to 2"),
+        (lambda s, y, q, _: (s, y + 0.5, q), "`support_labels` must hold classes 0 to 2"),
+        (lambda s, y, q, _: (s[0], y[0], q[0]), "Inputs must be .support_images, supp"),
+        (lambda s, y, q, _: (s, y[:1], q), r"Inputs must be .*Received.*\(1, 6\)"),
+        (lambda s, y, q, _: (s, y[:, :1], q), r"Inputs must be .*Received.*\(2, 1\)"),
+        (lambda s, y, q, _: (s, y, q[:1]), "Inputs must be .*Received"),
+        (lambda s, y, q, _: (s[:0], y[:0], q[:0]), "`episodes` must be .*episodes=0"),
         (lambda s, y, q, _: (s * np.nan, y, q), "`support_images` must be finite"),
         (lambda s, y, q, _: (s, y, q * np.inf), "`query_images` must be finite"),
     ],

@@ -50,6 +50,13 @@ def test_targets_are_gathered():
         data.gather(iter([]))
 
 
+def test_a_function_sees_inputs_as_they_are():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    years = np.array([[2020.3], [2019.1]], "float32")
+    found = data.predict(lambda batch: batch - 2020, keras.layers.Identity(), years)
+    np.testing.assert_array_equal(found, years - 2020)
+
+
 @pytest.mark.parametrize("make", [lambda: X, halves], ids=["array", "PyDataset"])
 def test_a_function_is_applied_to_all_batches(make):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])

@@ -160,6 +160,9 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
             "there are none. Received: layer=None",
         ),
         (picture("subcategories", *FOUND, nearest=21), "`nearest` must be at most 20"),
+        (picture("subcategories", *FOUND, rows=[5]), "`rows` must be .* from 0 to 4.*5"),
+        (picture("learned_neighbors", IMAGES, entries=[]), "`entries` must be numbers"),
+        (picture("learned_neighbors", IMAGES, model=plain_model), "must be a classifier"),
         (
             picture("subcategories", IMAGES, None, *FOUND[2:]),
             "`labels` must be given, or come with the data set",
