@@ -139,7 +139,9 @@ class MetricLearner(EpisodicLearner):
         backbone = keras.saving.serialize_keras_object(backbone)
         config = {"backbone": backbone, "ways": membership.shape[1]}
         (support,), (membership,) = self.references(support[None], membership[None], False)
-        head = SupportSet(self.from_config({**self.get_config(), **config}), len(support))
+        learner = self.from_config({**self.get_config(), **config})
+        dtype = keras.backend.standardize_dtype(support.dtype)
+        head = SupportSet(learner, len(support), dtype=dtype)
         head.build((None, *shape))
         others = set(map(id, self.backbone.weights))
         own = [each for each in self.weights if id(each) not in others]
@@ -154,7 +156,6 @@ class SupportSet(keras.layers.Layer):
     """Compares features with a stored support set, as a metric learner does."""
 
     def __init__(self, learner: MetricLearner, images: int, **kwargs: Any) -> None:
-        kwargs.setdefault("dtype", learner.dtype_policy)
         super().__init__(**kwargs)
         self.learner, self.images = learner, images
 

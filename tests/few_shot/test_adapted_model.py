@@ -57,6 +57,18 @@ class Subclassed(keras.Model):
         return self.network(images)
 
 
+def test_half_precision_rounds_no_inputs_and_features():
+    keras.config.set_dtype_policy("bfloat16")
+    layers = [keras.Input((4,), dtype="float32"), keras.layers.Dense(3, dtype="float32")]
+    made = few_shot.ProtoNet(keras.Sequential(layers), 3)
+    years = 2020 + np.random.default_rng(0).random((6, 4), dtype="float32")
+    labels = np.arange(6) % 3
+    (expected,) = made.predict([each[None] for each in (years, labels, years)], verbose=0)
+    found = made.adapt(years, labels).predict(years, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.ptp(found) > 1e-3
+
+
 def test_a_conversion_returns_a_plain_model_and_warns():
     model = learner(few_shot.ProtoNet).adapt(SUPPORT, LABELS, NAMES)
     with pytest.warns(UserWarning, match="without what .* 'AdaptedModel' adds"):
