@@ -64,9 +64,9 @@ def test_changes_of_all_entries_sum_to_the_change(kinds, options, tolerance):
     check_close(neighbors_of(layer).output_changes.sum(axis=1), change, tolerance)
 
 
-@pytest.mark.parametrize(("steps", "bound"), [(1, 1e-3), (3, 0.05)])
-def test_large_steps_leave_an_error_of_the_integral(steps, bound):
-    """What the docstring says of a cosine layer at a rate of 0.9."""
+@pytest.mark.parametrize(("steps", "share", "bound"), [(1, 1.0, 1e-3), (3, 0.5, 0.01)])
+def test_large_steps_leave_an_error_of_the_integral(steps, share, bound):
+    """What the docstring says of a cosine layer, in all or half of the examples."""
     options = {"inner_steps": steps, "inner_learning_rate": 0.9}
     model = nsl_keras.MetaNeighborhoodModel(
         None, nsl_keras.layers.CosineDense(3), 12, **options
@@ -76,7 +76,7 @@ def test_large_steps_leave_an_error_of_the_integral(steps, bound):
     found = model.neighbors(x, k=12, batch_size=64)
     change = as_numpy(model(x) - model(x, adapt=False))
     errors = np.abs(found.output_changes.sum(axis=1) - change).max(axis=1)
-    assert np.max(errors / np.abs(change).max(axis=1)) < bound
+    assert np.quantile(errors / np.abs(change).max(axis=1), share) < bound
 
 
 @pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="finite differences need float64")
