@@ -128,6 +128,8 @@ class NeighborDictionary(keras.layers.Layer):
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )
         self.key_initializer = keras.initializers.get(key_initializer)
+        # Made here, not in `build`, for the seed that is set when the layer is made.
+        self._value_initializer = keras.initializers.TruncatedNormal(stddev=0.01)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -199,7 +201,7 @@ class NeighborDictionary(keras.layers.Layer):
             self.raw_values = self.add_weight(
                 name="value_logits" if self.task == "classification" else "value_targets",
                 shape=(self.num_neighbors, self.num_values),
-                initializer=keras.initializers.TruncatedNormal(stddev=0.01),
+                initializer=self._value_initializer,
                 autocast=False,
             )
 

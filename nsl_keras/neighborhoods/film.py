@@ -79,6 +79,8 @@ class InstanceFiLM(keras.layers.Layer):
         self.learn_sharpness = validation.boolean(learn_sharpness, "learn_sharpness")
         self.residual = validation.boolean(residual, "residual")
         self.axis = validation.one_of(axis, (-1, 1), "axis")
+        # Made here, not in `build`, for the seed that is set when the layer is made.
+        self._key_initializer = keras.initializers.RandomNormal()
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.supports_masking = True
 
@@ -87,7 +89,7 @@ class InstanceFiLM(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
         shape = (self.dictionary_size, channels)
         self.keys = self.add_weight(
-            name="keys", shape=shape, initializer="random_normal", autocast=False
+            name="keys", shape=shape, initializer=self._key_initializer, autocast=False
         )
         self.scales = self.add_weight(
             name="scales",

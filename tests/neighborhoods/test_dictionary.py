@@ -6,7 +6,12 @@ import pytest
 from helpers import as_numpy, assert_equal, normal
 
 import nsl_keras
-from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
+from nsl_keras.layers import (
+    CosineDense,
+    InstanceFiLM,
+    MetaNeighborhoodHead,
+    NeighborDictionary,
+)
 
 X = normal(60, 4)
 #: 40, 15 and 5 examples of three classes.
@@ -222,6 +227,19 @@ def test_zero_features_are_points_under_the_euclidean_metric():
     dictionary = NeighborDictionary(60, 3, metric="euclidean")
     dictionary.initialize_from(with_row(0.0), LABELS)
     assert (as_numpy(dictionary.keys) == 0).all(axis=1).sum() == 1
+
+
+@pytest.mark.parametrize("kind", [NeighborDictionary, InstanceFiLM])
+def test_the_seed_counts_when_a_layer_is_made(kind):
+    found = []
+    for seed in (1, 2):
+        keras.utils.set_random_seed(0)
+        layer = kind(4, 3) if kind is NeighborDictionary else kind(4)
+        keras.utils.set_random_seed(seed)
+        layer.build((None, 5))
+        found.append(layer.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def in_a_head(dictionary):
