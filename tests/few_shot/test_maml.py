@@ -382,3 +382,16 @@ def test_a_missing_second_gradient_names_the_layer():
     with pytest.raises(ValueError, match=r"or pass first_order=True.*layer 'enlarged'"):
         built(model)
     built(model, first_order=True)
+
+
+def is_called(name, variable):
+    return variable.name == name
+
+
+@pytest.mark.parametrize("selection", [{"kernel"}, functools.partial(is_called, "kernel")])
+def test_any_selection_is_saved(selection):
+    """By the places of the variables: a set and a partial have no config."""
+    model = MAML(of_layers(layers.Flatten(), layers.Dense(2)), selection)
+    config = model.get_config()
+    assert config["inner_variables"] == [0]
+    assert MAML.from_config(config).get_config()["inner_variables"] == [0]
