@@ -139,9 +139,10 @@ def test_a_convolution_of_a_1x1_map_is_a_classifier():
         ]
         model = keras.Sequential([*layers, *end])
         episodes = make_episodes(dtype="float32")
-        found.append(Finetuner(model, WAYS, "classifier", steps=5)(episodes))
-    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
-    assert np.ptp(found[0]) > 0.01
+        options = {"steps": 5, "rule": DampenedMomentum(1.0)}
+        found.append(Finetuner(model, WAYS, "classifier", **options)(episodes))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    assert np.ptp(found[0]) > 0.5  # So that the activation counts.
 
 
 @eager
