@@ -212,7 +212,7 @@ class BilinearForm(keras.layers.Layer):
         shape = context.input_shape if self._on_vectors else input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
-            self._block = self.predictor.downsampling
+            self._block = self.predictor.block_side(context)
             received = tuple(self.network.compute_output_shape(shape))
         else:  # The predictor is a custom layer.
             self.network = self.predictor

@@ -82,6 +82,12 @@ class LayerContext:
         return 0 if self.geometry is None else len(self.geometry["kernel_size"])
 
     @property
+    def is_dilated(self) -> bool:
+        """Whether the layer is a dilated convolution."""
+        ones = (1,) * self.rank
+        return self.geometry is not None and self.geometry["dilation_rate"] != ones
+
+    @property
     def channel_axis(self) -> int:
         """The axis of the channels, in the input and in the prediction."""
         first = self.rank and self.geometry["data_format"] == "channels_first"
@@ -148,8 +154,10 @@ class SimilarityPredictor:
         downsampling: int, the side of the blocks of positions that share one `M`: with 2,
             the network has twice the strides, and each block of 2x2 positions of an image
             takes one prediction. Blocks begin at the first position; those at the end may
-            be smaller. Not in dilated convolutions, unless the predictor is shared.
-        pooled: bool, whether to predict one `M` per example, the mean over all positions.
+            be smaller. Not in dilated convolutions, unless the predictor is shared. `None`
+            is 2 where `M` is not diagonal, and 1 for diagonal ones, dilated convolutions,
+            `kind` as a function and `start="published"`.
+        pooled: bool, whether to predict one `M` per example, the mean of all predictions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
@@ -196,7 +204,7 @@ class SimilarityPredictor:
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
     width: int | None = None
     output_kernel_size: Any = None
-    downsampling: int = 1
+    downsampling: int | None = None
     pooled: bool = False
     batch_normalization: bool | dict[str, Any] | None = None
     residual: bool = True
@@ -207,7 +215,7 @@ class SimilarityPredictor:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
-        validation.positive_integer(self.downsampling, "downsampling")
+        validation.optional(validation.positive_integer, self.downsampling, "downsampling")
         sizes = self.output_kernel_size
         for each in sizes if isinstance(sizes, (tuple, list)) else [sizes]:
             validation.optional(validation.positive_integer, each, "output_kernel_size")
@@ -226,15 +234,15 @@ class SimilarityPredictor:
 
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
-        geometry = context.geometry
+        geometry, block = context.geometry, self.block_side(context)
         if geometry is None and (
-            self.pooled or self.downsampling > 1 or self.output_kernel_size is not None
+            self.pooled or block > 1 or self.output_kernel_size is not None
         ):
             raise ValueError(
                 "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
                 f"convolutions. Received: predictor={self}"
             )
-        if self.downsampling > 1 and geometry["dilation_rate"] != (1,) * context.rank:
+        if block > 1 and context.is_dilated:
             raise ValueError(
                 "`downsampling` of a predictor must be 1 in a dilated convolution. "
                 f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
@@ -289,6 +297,12 @@ class SimilarityPredictor:
         own = LEAST_WIDTH if self._has_bottleneck(context) else half
         return self.width or (authors if self.start == "published" else own)
 
+    def block_side(self, context: LayerContext) -> int:
+        """Returns the side of a block: `downsampling`, or the default for the layer."""
+        alone = context.is_diagonal or context.is_dilated or context.geometry is None
+        own = 1 if alone or callable(self.kind) or self.start == "published" else 2
+        return self.downsampling or own
+
     def output(
         self,
         context: LayerContext,
@@ -328,8 +342,8 @@ class SimilarityPredictor:
         geometry = context.geometry
         if geometry is None:
             return {}, {}
-        strides = tuple(self.downsampling * each for each in geometry["strides"])
-        own = {**geometry, "strides": strides}
+        block = self.block_side(context)
+        own = {**geometry, "strides": tuple(block * each for each in geometry["strides"])}
         other = {
             "kernel_size": self.output_kernel_size or geometry["kernel_size"],
             "padding": "causal" if geometry["padding"] == "causal" else "same",

@@ -88,11 +88,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self.shared_network: Any = None
 
     @property
-    def downsampling(self) -> int:
-        """The side of the blocks of positions that share one `M`."""
-        return self.predictor.downsampling
-
-    @property
     def residual(self) -> bool:
         """Whether the predictions are differences from the identity."""
         return self.predictor.residual
@@ -116,8 +111,11 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 is_depthwise=False,
             )
             # A loaded model may build its layers in another order.
-            width = self.predictor.hidden_width(adapted)
-            self.predictor = dataclasses.replace(self.predictor, width=width)
+            self.predictor = dataclasses.replace(
+                self.predictor,
+                width=self.predictor.hidden_width(adapted),
+                downsampling=self.predictor.block_side(adapted),
+            )
             self._shared = padding, context.geometry["kernel_size"]
             self.shared_network = self.predictor.network(adapted)
             rewiring.pass_on_frozen(self)
@@ -140,6 +138,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             name="adaptation",
         )
         return context.sequential([adaptation, self], "adapted_predictor")
+
+    def block_side(self, context: predictors.LayerContext) -> int:
+        """Returns the side of the blocks of positions that share one `M`."""
+        return self.predictor.block_side(context)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return self.shared_network(inputs, training=training)

@@ -94,7 +94,7 @@ def test_static_layer_follows_the_formula(name, similarity):
 
 def make_predictor(kind, member, similarity, dtype, geometry):
     """A predictor of a kind with a narrow hidden layer."""
-    recipe = functools.partial(SimilarityPredictor, width=5)
+    recipe = functools.partial(SimilarityPredictor, width=5, downsampling=1)
     if kind in ("sphere", "full_sphere", "cnn"):
         return recipe(kind)
     if kind == "pooled":

@@ -302,9 +302,9 @@ def test_predictions_without_the_identity(kind, data_format):
     """`M(x)` is the output itself, which starts at the identity, or near zero."""
     images = images_after_relu()
     images = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
-    options = {"residual": False, "width": 4, "batch_normalization": False}
+    options = {"residual": False, "downsampling": 1, "batch_normalization": False}
     for start, expected in (("identity", np.eye(9)), ("published", np.zeros((9, 9)))):
-        recipe = SimilarityPredictor(kind, start=start, **options)
+        recipe = SimilarityPredictor(kind, 4, start=start, **options)
         for predictor in (recipe, SharedSimilarityPredictor(recipe, 3)):
             layer = NeuralSimilarityConv2D(
                 *(6, 3),
@@ -386,6 +386,26 @@ def test_a_custom_kind(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "deep.keras")
     assert loaded.layers[0].predictor.get_config() == recipe.get_config()
     assert_equal(loaded(images), model(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({}, True),
+        ({"similarity": "symmetric", "predictor": "cnn"}, True),
+        ({"predictor": SharedSimilarityPredictor(), "dilation_rate": 2}, True),
+        ({"similarity": "diagonal"}, False),
+        ({"dilation_rate": 2}, False),
+        ({"predictor": predictors.published()}, False),
+        ({"predictor": SimilarityPredictor(deep)}, False),
+    ],
+)
+def test_matrices_are_predicted_for_blocks_by_default(options, blocks):
+    options = {"similarity": "unconstrained", "predictor": "sphere"} | options
+    layer = NeuralSimilarityConv2D(4, 3, padding="same", **options)
+    layer.build((2, 7, 8, 3))
+    shape = layer.bilinear_form.network.compute_output_shape((2, 7, 8, 3))
+    assert shape[1:3] == ((4, 4) if blocks else (7, 8))
 
 
 @keras.saving.register_keras_serializable("tests")

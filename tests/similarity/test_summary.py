@@ -30,7 +30,7 @@ def dense(**options):
 IMAGE, UNS = (8, 8, 4), {"similarity": "unconstrained"}
 PREDICTED = 64 * (SPHERE + 9 * 4)
 OF_81 = 9 * 4 * 5 + 9 * 5 * 81  # A predictor of an unconstrained `M`, at one position.
-POOLED = 64 * (OF_81 + 81 * 4)
+POOLED = 16 * OF_81 + 64 * 81 * 4  # Predicted for blocks of 2x2 positions.
 BLOCKS = 16 * SPHERE + 56 * 9 * 4
 SHARED = predictors.SharedSimilarityPredictor(recipe(), 4)
 DEPTHWISE = layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW)
@@ -51,8 +51,8 @@ GRU = keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, **NARROW))
         (convolution(predictor=recipe(downsampling=2)), (7, 8, 4), 7 * PLAIN // 8, BLOCKS),
         (convolution(predictor=SHARED), IMAGE, PLAIN, PREDICTED + 64 * 9 * 4 * 4),
         (DEPTHWISE, IMAGE, 64 * 9 * 4, 64 * (4 * 5 + 9 * 5 * 9 + 9 * 4)),
-        # At each position of its input, on patches of 6 filters.
-        (TRANSPOSED, IMAGE, PLAIN, 64 * (OF_81 + 81 * 6)),
+        # At the positions of its input, on patches of 6 filters.
+        (TRANSPOSED, IMAGE, PLAIN, 16 * OF_81 + 64 * 81 * 6),
         (dense(), (5, 12), 5 * 12 * 6, 0),
         (dense(**NARROW), (5, 12), 5 * 12 * 6, 5 * (12 * 5 + 5 * 16 + 3 * 16)),
         (LSTMS, (7, 4), 2 * 7 * (4 + 6) * 24, 2 * 7 * (4**2 + 6**2)),
