@@ -48,9 +48,11 @@ MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
 #: Words for what the benchmarks abbreviate.
 WORDS = {
     "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
+    "UNS, layer, in blocks": "UNS",
+    "UNS, layer": "UNS with `downsampling=1`",
+    "DNS, layer, in blocks": "DNS with `downsampling=2`",
     "DNS": "diagonal similarity",
     "UNS": "unconstrained similarity",
-    ", layer, in blocks": " with `downsampling=2`",
     ", layer": "",
     ", dual form": "",
     "d=256, C=10": "256 features, 10 classes",

@@ -52,7 +52,9 @@ METHODS = {
     "static_dns": _nsn("static NSN, DNS", "diagonal"),
     "static_uns": _nsn("static NSN, UNS", "unconstrained"),
     "dynamic_dns": _nsn("dynamic NSN, DNS", "diagonal", predictor="sphere"),
-    "dynamic_uns": _nsn("dynamic NSN, UNS", "unconstrained", predictor="sphere"),
+    "dynamic_uns": _nsn(
+        "dynamic NSN, UNS", "unconstrained", predictor="sphere", downsampling=1
+    ),
     "dynamic_dns_cnn": _nsn(
         "dynamic NSN, DNS, predictor of plain convolutions", "diagonal", predictor="cnn"
     ),
@@ -69,7 +71,7 @@ METHODS = {
         "dynamic NSN, DNS, one shared predictor", "diagonal", predictor="shared"
     ),
     "dynamic_uns_blocks": _nsn(
-        "dynamic NSN, UNS, in blocks of 2x2",
+        "dynamic NSN, UNS, in blocks of 2x2 (the default)",
         "unconstrained",
         predictor="sphere",
         downsampling=2,

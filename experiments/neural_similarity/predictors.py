@@ -58,8 +58,8 @@ def _by_size(filters: int) -> SimilarityPredictor:
 
 
 PREDICTORS: dict[str, Any] = {
-    "kernel-sized output": SimilarityPredictor(),
-    "1x1 output": SimilarityPredictor(output_kernel_size=1),
+    "kernel-sized output": SimilarityPredictor(downsampling=1),
+    "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
     "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
     "blocks by size": _by_size,

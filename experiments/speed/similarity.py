@@ -72,7 +72,7 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
         identity = np.eye(KERNEL_SIZE**2)
         parameters = nsl_keras.similarities.get(similarity).parameters_from(identity)
         for part, predictor in (
-            ("layer", "sphere"),
+            ("layer", nsl_keras.predictors.SimilarityPredictor(downsampling=1)),
             (
                 "layer, in blocks",
                 nsl_keras.predictors.SimilarityPredictor(downsampling=2),

@@ -120,8 +120,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     `equivalent_kernel`, and `fold()` returns the plain `Conv2D` that computes the same.
 
     *Dynamic* (with a predictor): the parameters of `M(x)` at `p` are those of the identity
-    plus the output of a small network that sees the input at `p`. The layer cannot be
-    folded, and costs more than a convolution.
+    plus the output of a small network that sees the input around `p`; if `M` is not
+    diagonal, one for each block of 2x2 positions (`downsampling` of the predictor). The
+    layer cannot be folded, and costs more than a convolution.
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
