@@ -35,7 +35,7 @@ def shared(**arguments):
     )
 
 
-def head(inner_loop, dictionary=None, **arguments):
+def head(name, trainable, inner_loop, dictionary=None, **arguments):
     """A head that is made anew with each layer; gradients need no dropout here."""
 
     def make(**options):
@@ -51,7 +51,8 @@ def head(inner_loop, dictionary=None, **arguments):
             inner, neighbors, inner_loop=inner_loop, **arguments, **options
         )
 
-    return make
+    name = f"meta_neighborhood_head_{name}"
+    return LayerCase(name, make, (7,), trainable, full_precision=True)
 
 
 def film(**options):
@@ -60,13 +61,20 @@ def film(**options):
     return layers.InstanceFiLM(5, **options)
 
 
-def recurrent(cell, **arguments):
-    """Keras's recurrent layer around a cell that is made anew with it."""
+def dense(name, shape, trainable, non_trainable=0, **arguments):
+    make = partial(layers.NeuralSimilarityDense, 5, **arguments)
+    return LayerCase(f"dense_{name}", make, shape, trainable, non_trainable)
 
-    def make(**options):
-        return keras.layers.RNN(cell(5, **arguments), return_sequences=True, **options)
 
-    return make
+def recurrent(name, trainable, kind, **arguments):
+    """A recurrent layer, or Keras's around a cell that is made anew with it."""
+
+    def around_cell(**options):
+        return keras.layers.RNN(kind(5, **arguments), return_sequences=True, **options)
+
+    is_layer = issubclass(kind, keras.layers.RNN)
+    make = partial(kind, 5, **arguments) if is_layer else around_cell
+    return LayerCase(name, make, (4, 6), trainable)
 
 
 def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True):
@@ -75,25 +83,41 @@ def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=T
     return LayerCase(name, make, shape, trainable, non_trainable, first, unknown_sizes)
 
 
+def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, **arguments):
+    make = convolution(**arguments)
+    return spatial(f"conv2d_{name}", make, trainable, non_trainable, IMAGE, unknown_sizes)
+
+
 SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
-IN_BLOCKS = partial(predictors.SimilarityPredictor, downsampling=3)
+IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3)
+WITHOUT_IDENTITY = predictors.SimilarityPredictor(residual=False)
+SPARSE, PRODUCT = similarities.Sparse(5), similarities.Product(3)
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
 CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
-    spatial("conv2d_static_diagonal", convolution(**SAME, activation="relu"), 3),
+    conv2d("static_diagonal", 3, **SAME, activation="relu"),
+    conv2d("static_groups", 3, **UNCONSTRAINED, **SAME, groups=2, strides=2),
+    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE, learn_shape=True),
+    conv2d("static_for_each_filter", 3, similarity="symmetric", shared_by="filter", **SAME),
+    conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
+    conv2d("static_product", 3, similarity=PRODUCT, **SAME),
+    conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
+    conv2d("sphere_unconstrained", 4, **UNCONSTRAINED, predictor="sphere", dilation_rate=2),
+    conv2d("full_sphere", 8, 6, predictor="full_sphere", kernel_size=(2, 3), **SAME),
+    conv2d("without_identity", 5, **UNCONSTRAINED, predictor=WITHOUT_IDENTITY),
+    conv2d("in_blocks", 4, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
+    conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
-        "conv2d_static_groups", convolution(**UNCONSTRAINED, groups=2, strides=2, **SAME), 3
+        "conv2d_shared",
+        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
+        6,
     ),
-    spatial(
-        "conv2d_static_sparse_learned_shape",
-        convolution(similarity=similarities.Sparse(5), learn_shape=True),
+    LayerCase(
+        "conv2d_own_layer",
+        with_predictor(partial(keras.layers.Conv2D, 9, 3, **SAME), convolution(**SAME)),
+        IMAGE,
         4,
-    ),
-    spatial(
-        "conv2d_static_for_each_filter",
-        convolution(similarity="symmetric", shared_by="filter", **SAME),
-        3,
     ),
     spatial(
         "conv2d_transpose_static",
@@ -104,51 +128,6 @@ CONVOLUTIONS = [
         "conv2d_transpose_sphere",
         partial(TRANSPOSED, 6, (2, 3), 2, predictor="sphere"),
         8,
-        6,
-    ),
-    spatial(
-        "conv2d_static_full",
-        convolution(similarity="full", groups=2, **SAME),
-        3,
-        unknown_sizes=False,
-    ),
-    spatial(
-        "conv2d_static_product", convolution(similarity=similarities.Product(3), **SAME), 3
-    ),
-    spatial(
-        "conv2d_sphere_diagonal", convolution(predictor="sphere", strides=2, **SAME), 8, 6
-    ),
-    spatial(
-        "conv2d_sphere_unconstrained",
-        convolution(**UNCONSTRAINED, predictor="sphere", dilation_rate=2),
-        4,
-    ),
-    spatial(
-        "conv2d_full_sphere",
-        convolution(predictor="full_sphere", kernel_size=(2, 3), **SAME),
-        *(8, 6),
-    ),
-    spatial(
-        "conv2d_without_identity",
-        convolution(
-            **UNCONSTRAINED, predictor=predictors.SimilarityPredictor(residual=False)
-        ),
-        5,
-    ),
-    spatial(
-        "conv2d_in_blocks",
-        with_predictor(IN_BLOCKS, convolution(**UNCONSTRAINED, kernel_size=(2, 3))),
-        4,
-    ),
-    spatial(
-        "conv2d_cnn",
-        convolution(**UNCONSTRAINED, predictor="cnn"),
-        *(6, 3),
-        unknown_sizes=False,
-    ),
-    spatial(
-        "conv2d_shared",
-        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
         6,
     ),
     spatial(
@@ -192,14 +171,9 @@ OTHER_IMAGES = [
     ),
     spatial(
         "sphere_conv2d_groups",
-        partial(layers.SphereConv2D, 6, (3, 2), strides=2, groups=2),
-        1,
-        unknown_sizes=False,
-    ),
-    spatial(
-        "sphere_conv2d_learnable_sigmoid",
-        partial(layers.SphereConv2D, 6, 3, groups=2, response="learnable_sigmoid"),
+        partial(layers.SphereConv2D, 6, (3, 2), 2, groups=2, response="learnable_sigmoid"),
         2,
+        unknown_sizes=False,
     ),
     spatial("instance_film", film, 4),
     LayerCase(
@@ -229,80 +203,45 @@ VECTORS_AND_SEQUENCES = [
         (4, 7),
         3,
     ),
-    LayerCase(
-        "dense_static_blocks",
-        partial(layers.NeuralSimilarityDense, 5, similarity="unconstrained", block_size=3),
-        (2, 12),
-        3,
+    dense("static_blocks", (2, 12), 3, similarity="unconstrained", block_size=3),
+    dense("dynamic_sphere", (12,), 8, 6, activation="tanh", predictor="sphere"),
+    dense(
+        *("dynamic_cnn_blocks", (2, 12), 6, 3),
+        use_bias=False,
+        similarity="symmetric",
+        block_size=4,
+        predictor="cnn",
+        learn_shape=True,
     ),
-    LayerCase(
-        "dense_dynamic_sphere",
-        partial(layers.NeuralSimilarityDense, 5, "tanh", predictor="sphere"),
-        (12,),
-        *(8, 6),
+    recurrent(
+        "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"
     ),
-    LayerCase(
-        "dense_dynamic_cnn_blocks",
-        partial(
-            layers.NeuralSimilarityDense,
-            *(5, None, False),
-            similarity="symmetric",
-            block_size=4,
-            predictor="cnn",
-            learn_shape=True,
-        ),
-        (2, 12),
-        *(6, 3),
+    recurrent(
+        *("gru_static_blocks", 5, layers.NeuralSimilarityGRUCell),
+        similarity="positive_semidefinite",
+        block_size=2,
+        recurrent_block_size=None,
+        reset_after=False,
     ),
-    LayerCase(
-        "simple_rnn_static",
-        recurrent(layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"),
-        (4, 6),
-        5,
+    recurrent("gru_dynamic_sphere", 7, layers.NeuralSimilarityGRUCell, predictor="sphere"),
+    recurrent(
+        *("lstm_dynamic_cnn_dropout", 5, layers.NeuralSimilarityLSTMCell),
+        similarity="unconstrained",
+        predictor="cnn",
+        recurrent_similarity=None,
+        dropout=0.2,
+        recurrent_dropout=0.2,
+        seed=1,
     ),
-    LayerCase(
-        "gru_static_blocks",
-        recurrent(
-            layers.NeuralSimilarityGRUCell,
-            similarity="positive_semidefinite",
-            block_size=2,
-            recurrent_block_size=None,
-            reset_after=False,
-        ),
-        (4, 6),
-        5,
+    recurrent(
+        *("gru_layer_static", 4, layers.NeuralSimilarityGRU),
+        similarity="unconstrained",
+        use_bias=False,
     ),
-    LayerCase(
-        "gru_dynamic_sphere",
-        recurrent(layers.NeuralSimilarityGRUCell, predictor="sphere"),
-        (4, 6),
-        7,
-    ),
-    LayerCase(
-        "lstm_dynamic_cnn_dropout",
-        recurrent(
-            layers.NeuralSimilarityLSTMCell,
-            similarity="unconstrained",
-            predictor="cnn",
-            recurrent_similarity=None,
-            dropout=0.2,
-            recurrent_dropout=0.2,
-            seed=1,
-        ),
-        (4, 6),
-        5,
-    ),
-    LayerCase(
-        "gru_layer_static",
-        partial(layers.NeuralSimilarityGRU, 5, similarity="unconstrained", use_bias=False),
-        (4, 6),
-        4,
-    ),
-    LayerCase(
-        "lstm_layer_dynamic_sphere",
-        partial(layers.NeuralSimilarityLSTM, 5, predictor="sphere", return_sequences=True),
-        (4, 6),
-        7,
+    recurrent(
+        *("lstm_layer_dynamic_sphere", 7, layers.NeuralSimilarityLSTM),
+        predictor="sphere",
+        return_sequences=True,
     ),
 ]
 
@@ -341,27 +280,9 @@ NEIGHBORHOODS = [
         (7,),
         2,
     ),
-    LayerCase(
-        "meta_neighborhood_head_dual",
-        head("dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
-        (7,),
-        5,
-        full_precision=True,
-    ),
-    LayerCase(
-        "meta_neighborhood_head_tape",
-        head("tape", {**EUCLIDEAN, "dropout_scope": "batch"}),
-        (7,),
-        7,
-        full_precision=True,
-    ),
-    LayerCase(
-        "meta_neighborhood_head_regression",
-        head("dual", EUCLIDEAN, task="regression"),
-        (7,),
-        5,
-        full_precision=True,
-    ),
+    head("dual", 5, "dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
+    head("tape", 7, "tape", {**EUCLIDEAN, "dropout_scope": "batch"}),
+    head("regression", 5, "dual", EUCLIDEAN, task="regression"),
 ]
 
 CASES = [*CONVOLUTIONS, *OTHER_IMAGES, *VECTORS_AND_SEQUENCES, *NEIGHBORHOODS]
