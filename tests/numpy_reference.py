@@ -33,12 +33,8 @@ def patches(inputs, kernel_size, strides=1, padding="valid", dilation_rate=1):
     outputs = np.zeros((len(inputs), *lengths, len(taps), inputs.shape[-1]))
     for position in itertools.product(*map(range, lengths)):
         for tap, offset in enumerate(taps):
-            at = tuple(
-                p * s + u * d - b
-                for p, u, s, d, b in zip(
-                    position, offset, strides, dilation_rate, before, strict=True
-                )
-            )
+            places = zip(position, offset, strides, dilation_rate, before, strict=True)
+            at = tuple(p * s + u * d - b for p, u, s, d, b in places)
             if all(0 <= a < size for a, size in zip(at, sizes, strict=True)):
                 outputs[(slice(None), *position, tap)] = inputs[(slice(None), *at)]
     return outputs
@@ -50,9 +46,7 @@ def similarity_convolution(patches, kernel, matrix, bias=0.0, groups=1):
     `kernel` as Keras keeps it, `matrix` of shape `(taps, taps)`, or with the leading
     axes of `patches`, one matrix a position.
     """
-    return _each_group(
-        "tco,...tu,...uc->...o", patches, kernel, np.asarray(matrix, "float64"), groups
-    ) + np.asarray(bias, "float64")
+    return _each_group("tco,...tu,...uc->...o", patches, kernel, matrix, groups) + bias
 
 
 def full_similarity_convolution(patches, kernel, matrix, bias=0.0, groups=1):
@@ -61,19 +55,14 @@ def full_similarity_convolution(patches, kernel, matrix, bias=0.0, groups=1):
     `matrix` of shape `(channels * taps, channels * taps)`, channel by channel.
     """
     taps, channels = patches.shape[-2], patches.shape[-1] // groups
-    matrix = np.asarray(matrix, "float64").reshape(channels, taps, channels, taps)
-    return _each_group(
-        "tco,ctdu,...ud->...o", patches, kernel, matrix, groups
-    ) + np.asarray(bias, "float64")
+    matrix = np.reshape(matrix, (channels, taps, channels, taps))
+    return _each_group("tco,ctdu,...ud->...o", patches, kernel, matrix, groups) + bias
 
 
 def depthwise_similarity_convolution(patches, kernel, matrix, bias=0.0):
     """`y[p,(c,m)] = sum_t sum_u W[t,c,m] M[t,u] x[p,u,c] + b[(c,m)]`."""
-    outputs = np.einsum(
-        "tcm,...tu,...uc->...cm", _flat(kernel), np.asarray(matrix, "float64"), patches
-    )
-    outputs = outputs.reshape(*outputs.shape[:-2], -1)
-    return outputs + np.asarray(bias, "float64")
+    outputs = np.einsum("tcm,...tu,...uc->...cm", _flat(kernel), matrix, patches)
+    return outputs.reshape(*outputs.shape[:-2], -1) + bias
 
 
 def _each_group(formula, patches, kernel, matrix, groups):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy_reference
 from helpers import assert_close as assert_close
 from helpers import assert_equal as assert_equal
+from helpers import randomize as randomize
 from helpers import values as values
 from keras import ops
 
@@ -33,6 +34,7 @@ GEOMETRIES = [
     {"kernel_size": (3, 2, 1), "dilation_rate": 2},
     {"kernel_size": (2, 3, 2), "padding": "same", "dilation_rate": (3, 1, 2)},
     {"kernel_size": (2, 3, 2), "padding": "same", "strides": 2, "groups": 2},
+    {"kernel_size": (12, 1, 1), "padding": "same", "strides": 2},  # Above the image.
     {"kernel_size": 4, "padding": "causal", "dilation_rate": 2},
     {"kernel_size": 3, "padding": "causal", "strides": 2},
 ]
@@ -205,15 +207,17 @@ def static_matrix(layer):
     return to_matrix(layer.similarity, layer.bilinear_form.similarity_parameters)
 
 
-def randomize(layer, seed=11, scale=0.5):
-    """Gives every weight random values: ones and zeros would hide mistakes."""
-    rng = np.random.default_rng(seed)
-    for variable in layer.variables:
-        noise = scale * rng.normal(size=variable.shape)
-        if variable.path.endswith("moving_variance"):
-            # Small ones, so that batch norms spread what they see.
-            noise = 0.01 * (1 + np.abs(noise))
-        variable.assign(noise)
+def predicted_matrix(layer, inputs):
+    """`M`, channels last, from what the predictor itself returns."""
+    prediction = ops.convert_to_numpy(layer.bilinear_form.network(inputs)).astype("float64")
+    if prediction.ndim == 2:
+        prediction = prediction.reshape(len(prediction), *[1] * layer.rank, -1)
+    identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
+    prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
+    matrix = to_matrix(layer.similarity, identity + prediction)
+    # A prediction that hardly varies would not show where it belongs.
+    assert np.std(matrix, axis=tuple(range(layer.rank + 1))).max() > 0.01
+    return matrix
 
 
 def channels_last(outputs, data_format):

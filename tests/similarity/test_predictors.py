@@ -8,7 +8,7 @@ import pytest
 from golden_files import gradients
 from helpers import as_numpy
 from keras import ops
-from similarity_layers import FAMILY, assert_close, assert_equal, randomize
+from similarity_layers import FAMILY, assert_close, assert_equal, channels_last, randomize
 
 from nsl_keras import predictors
 from nsl_keras.layers import (
@@ -36,9 +36,10 @@ ARCHITECTURES = [
 ]
 
 
-def images_after_relu(height=7, width=6, channels=5):
+def images_after_relu(height=7, width=6, channels=5, data_format="channels_last"):
     rng = np.random.default_rng(3)
-    return np.maximum(rng.normal(size=(2, height, width, channels)), 0).astype("float32")
+    images = rng.normal(size=(2, height, width, channels)).clip(0).astype("float32")
+    return np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
 
 
 def built(layer, shape):
@@ -196,9 +197,7 @@ def test_positions_of_a_block_share_a_prediction(name, options, shared):
     recipe = SimilarityPredictor(width=4, downsampling=block)
     predictor = SharedSimilarityPredictor(recipe) if shared else recipe
     layer = member.make_built(kernel_size=2, predictor=predictor, **options)
-    coarse = as_numpy(layer.bilinear_form.network(inputs))
-    first = layer.data_format == "channels_first"
-    coarse = np.moveaxis(coarse, 1, -1) if first else coarse
+    coarse = channels_last(layer.bilinear_form.network(inputs), layer.data_format)
     matrices = as_numpy(layer.predicted_matrices(inputs))
     *positions, _, _ = matrices.shape[1:]
     for axis, size in enumerate(positions, start=1):
@@ -209,10 +208,8 @@ def test_positions_of_a_block_share_a_prediction(name, options, shared):
 
 
 def test_a_pooled_prediction_is_the_mean_over_positions_or_blocks():
-    images = images_after_relu(9, 8)
     for data_format in ("channels_last", "channels_first"):
-        first = data_format == "channels_first"
-        inputs = np.moveaxis(images, -1, 1) if first else images
+        inputs = images_after_relu(9, 8, data_format=data_format)
         for block in (1, 2):
             everywhere, pooled = (
                 network_of(
@@ -224,8 +221,7 @@ def test_a_pooled_prediction_is_the_mean_over_positions_or_blocks():
             )
             randomize(everywhere)
             pooled.set_weights(everywhere.get_weights())
-            axes = (2, 3) if first else (1, 2)
-            expected = np.mean(as_numpy(everywhere(inputs)), axis=axes)
+            expected = channels_last(everywhere(inputs), data_format).mean(axis=(1, 2))
             assert_close(pooled(inputs), expected, 1e-5)
 
 
@@ -281,27 +277,23 @@ def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 def test_a_scale_of_zeros_follows_angles_without_batch_norm(data_format):
     recipe = SimilarityPredictor("full_sphere", width=4, batch_normalization=False)
-    images = images_after_relu()
-    images = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+    images = images_after_relu(data_format=data_format)
     network = network_of(recipe, shape=images.shape, data_format=data_format)
     assert not as_numpy(network(images)).any()
     scale = network.get_layer("output_scale")
     scale.kernel.assign(1.0 + np.arange(9))
-    x = images
+    angles = images
     for layer in network.layers[:-1]:
-        x = layer(x)
-    factors = as_numpy(scale.kernel)
-    if data_format == "channels_first":
-        factors = factors[:, None, None]
-    assert_close(network(images), as_numpy(x) * factors, 1e-6)
+        angles = layer(angles)
+    received, angles = (channels_last(x, data_format) for x in (network(images), angles))
+    assert_close(received, angles * as_numpy(scale.kernel), 1e-6)
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("kind", ["sphere", "full_sphere", "cnn"])
 def test_predictions_without_the_identity(kind, data_format):
     """`M(x)` is the output itself, which starts at the identity, or near zero."""
-    images = images_after_relu()
-    images = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+    images = images_after_relu(data_format=data_format)
     options = {"residual": False, "downsampling": 1, "batch_normalization": False}
     for start, expected in (("identity", np.eye(9)), ("published", np.zeros((9, 9)))):
         recipe = SimilarityPredictor(kind, 4, start=start, **options)
@@ -319,9 +311,7 @@ def test_predictions_without_the_identity(kind, data_format):
                 expected = np.broadcast_to(expected, matrices.shape)
                 np.testing.assert_allclose(matrices, expected, atol=1e-2)
             randomize(layer)
-            prediction = as_numpy(layer.bilinear_form.network(images))
-            if data_format == "channels_first":
-                prediction = np.moveaxis(prediction, 1, -1)
+            prediction = channels_last(layer.bilinear_form.network(images), data_format)
             found = as_numpy(layer.predicted_matrices(images))
             assert_close(found, prediction.reshape(found.shape), 1e-6)
 
@@ -406,34 +396,6 @@ def test_matrices_are_predicted_for_blocks_by_default(options, blocks):
     layer.build((2, 7, 8, 3))
     shape = layer.bilinear_form.network.compute_output_shape((2, 7, 8, 3))
     assert shape[1:3] == ((4, 4) if blocks else (7, 8))
-
-
-@keras.saving.register_keras_serializable("tests")
-class Brightness(keras.layers.Layer):
-    """One mask for each image, from its mean."""
-
-    def build(self, input_shape):
-        self.weight = self.add_weight(name="weight", shape=(9,), initializer="zeros")
-
-    def call(self, inputs):
-        return ops.mean(inputs, axis=(1, 2, 3))[:, None] * self.weight
-
-    def compute_output_shape(self, input_shape):
-        return (input_shape[0], 9)
-
-
-def test_a_custom_layer(tmp_path):
-    layer = NeuralSimilarityConv2D(4, 3, predictor=Brightness())
-    images = images_after_relu(9, 8, 3)
-    assert difference_from_plain(layer, images, False) < 1e-5
-    model = keras.Sequential([keras.Input((9, 8, 3)), layer])
-    randomize(model)
-    masks = as_numpy(layer.predicted_matrices(images))[:, 0, 0].diagonal(axis1=1, axis2=2)
-    means = images.mean(axis=(1, 2, 3))[:, None]
-    assert_close(masks, 1 + means * as_numpy(layer.predictor.weight), 1e-5)
-    model.save(tmp_path / "custom.keras")
-    loaded = keras.saving.load_model(tmp_path / "custom.keras")
-    assert_equal(loaded(images), model(images))
 
 
 def test_a_custom_layer_may_have_attributes_of_recipes():
@@ -522,34 +484,38 @@ def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
         assert_equal(received, expected)
 
 
-def build_dense(predictor):
-    NeuralSimilarityDense(4, predictor=predictor).build((None, 9))
+def recipe_of(**options):
+    return lambda: SimilarityPredictor(**options)
+
+
+def dense_with(predictor):
+    return lambda: NeuralSimilarityDense(4, predictor=predictor).build((None, 9))
+
+
+WITH_NORMS = SimilarityPredictor(batch_normalization=True)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SimilarityPredictor("mlp"), r"`kind` must be one of .*kind='mlp'"),
-        (lambda: SimilarityPredictor(width=0), r"`width` must be .*width=0"),
-        (lambda: SimilarityPredictor(start="zero"), r"`start` must be one of .*'zero'"),
+        (recipe_of(kind="mlp"), r"`kind` must be one of .*kind='mlp'"),
+        (recipe_of(width=0), r"`width` must be .*width=0"),
+        (recipe_of(start="zero"), r"`start` must be one of .*'zero'"),
+        (recipe_of(output_kernel_size=(3, 0)), r"`output_kernel_size` must be a pos.*=0"),
         (
-            lambda: SimilarityPredictor(output_kernel_size=(3, 0)),
-            r"`output_kernel_size` must be a positive integer.*=0",
-        ),
-        (
-            lambda: SimilarityPredictor(batch_normalization="no"),
+            recipe_of(batch_normalization="no"),
             r"`batch_normalization` must be None, True, False or a dictionary.*'no'",
         ),
         (
-            lambda: SimilarityPredictor(batch_normalization={"scale": False}),
+            recipe_of(batch_normalization={"scale": False}),
             r"`batch_normalization` must be .* without axis, .* Received: .*'scale'",
         ),
         (
-            lambda: build_dense(SimilarityPredictor(pooled=True)),
+            dense_with(SimilarityPredictor(pooled=True)),
             r"`pooled`, `downsampling` and `output_kernel_size` .* apply to convolutions",
         ),
         (
-            lambda: build_dense(SharedSimilarityPredictor()),
+            dense_with(SharedSimilarityPredictor()),
             "A shared `predictor` must be given to convolutions",
         ),
         (
@@ -557,13 +523,10 @@ def build_dense(predictor):
             r"`predictor` must be a `SimilarityPredictor` or a name of its kind",
         ),
         (
-            lambda: NeuralSimilarityGRUCell(
-                4, predictor=SimilarityPredictor(batch_normalization=True)
-            ),
+            lambda: NeuralSimilarityGRUCell(4, predictor=WITH_NORMS),
             r"`batch_normalization` of the `predictor` of a recurrent cell must be None",
         ),
     ],
-    ids=range(10),
 )
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
