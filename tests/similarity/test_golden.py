@@ -11,6 +11,7 @@ import nsl_keras
 pytestmark = pytest.mark.jax
 
 MOMENTUM = float(np.float32(0.999))
+STATISTICS = {"moving_mean": "moving_mean", "moving_variance": "moving_var"}
 
 
 def block(golden, dtype, predictor=None):
@@ -29,23 +30,23 @@ def block(golden, dtype, predictor=None):
     )
     model = keras.Sequential([layer, normalization, keras.layers.ReLU(dtype=dtype)])
     model.build(golden["in.x"].shape)
-    layer.kernel.assign(golden["w.W"])
-    assign_normalization(normalization, golden, "bn")
     return model, layer, normalization
 
 
-def assign_normalization(layer, golden, prefix):
-    for ours, theirs in (
-        ("gamma", "gamma"),
-        ("beta", "beta"),
-        ("moving_mean", "moving_mean"),
-        ("moving_variance", "moving_var"),
-    ):
-        getattr(layer, ours).assign(golden[f"w.{prefix}.{theirs}"])
+def assign(golden, variables, normalizations):
+    """Sets the authors' weights, and adds those of the batch norms to the variables."""
+    for name, variable in variables.items():
+        variable.assign(golden[f"w.{name}"])
+    for prefix, layer in normalizations.items():
+        for ours, theirs in STATISTICS.items():
+            getattr(layer, ours).assign(golden[f"w.{prefix}.{theirs}"])
+        for name in ("gamma", "beta"):
+            variables[f"{prefix}.{name}"] = getattr(layer, name)
+            variables[f"{prefix}.{name}"].assign(golden[f"w.{prefix}.{name}"])
 
 
-def check_outputs_and_gradients(golden, dtype, model, layer, variables):
-    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
+def check_outputs_and_gradients(golden, dtype, model, variables, normalizations):
+    layer, x = model.layers[0], ops.convert_to_tensor(golden["in.x"], dtype=dtype)
     pre_bn_key = "pre_bn" if "out64.pre_bn" in golden else "pre_bn_train"
     # Batch norms update in the scope, and leave the layers as they are.
     with keras.StatelessScope():
@@ -68,17 +69,12 @@ def check_outputs_and_gradients(golden, dtype, model, layer, variables):
             centre = f"grad64.{output}.m2.W_centre_tap"
             rows = golden[centre].shape[0]
             golden.check(centre, gradient[1, 1, :rows], dtype)
+    # The only training pass that changes the layers.
     golden.check("out64.out_train", model(x, training=True), dtype)
-
-
-def check_moving_statistics(golden, dtype, normalizations):
-    for prefix, layer in normalizations.items():
-        for ours, theirs in (
-            ("moving_mean", "moving_mean"),
-            ("moving_variance", "moving_var"),
-        ):
+    for prefix, normalization in normalizations.items():
+        for ours, theirs in STATISTICS.items():
             key = f"out64.{prefix}.{theirs}_after_one_train_step"
-            golden.check(key, getattr(layer, ours), dtype)
+            golden.check(key, getattr(normalization, ours), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,16 +85,10 @@ def check_moving_statistics(golden, dtype, normalizations):
 def test_static_layer(name, dtype):
     golden = Golden(name)
     model, layer, normalization = block(golden, dtype)
-    layer.bilinear_form.similarity_parameters.assign(golden["w.M"])
-    variables = {
-        "W": layer.kernel,
-        "M": layer.bilinear_form.similarity_parameters,
-        "bn.gamma": normalization.gamma,
-        "bn.beta": normalization.beta,
-    }
-    check_outputs_and_gradients(golden, dtype, model, layer, variables)
-    # check_outputs_and_gradients ends with its only stateful training pass.
-    check_moving_statistics(golden, dtype, {"bn": normalization})
+    variables = {"W": layer.kernel, "M": layer.bilinear_form.similarity_parameters}
+    normalizations = {"bn": normalization}
+    assign(golden, variables, normalizations)
+    check_outputs_and_gradients(golden, dtype, model, variables, normalizations)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,23 +107,12 @@ def test_dynamic_layer(name, kind, similarity, dtype):
     model, layer, normalization = block(golden, dtype, predictor)
     network = layer.bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")
-    hidden.kernel.assign(golden["w.m1.W"])
-    output.kernel.assign(golden["w.m2.W"])
-    variables = {
-        "W": layer.kernel,
-        "bn.gamma": normalization.gamma,
-        "bn.beta": normalization.beta,
-        "m1.W": hidden.kernel,
-        "m2.W": output.kernel,
-    }
+    variables = {"W": layer.kernel, "m1.W": hidden.kernel, "m2.W": output.kernel}
     normalizations = {"bn": normalization}
     if similarity == "diagonal":
         normalizations["m1.bn"] = network.get_layer("hidden_normalization")
         normalizations["m2.bn"] = network.get_layer("output_normalization")
-        for prefix in ("m1.bn", "m2.bn"):
-            assign_normalization(normalizations[prefix], golden, prefix)
-            variables[f"{prefix}.gamma"] = normalizations[prefix].gamma
-            variables[f"{prefix}.beta"] = normalizations[prefix].beta
+    assign(golden, variables, normalizations)
     x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
     identity = ops.ones((9,)) if similarity == "diagonal" else ops.eye(9)
     for mode, training in (("infer", False), ("train", True)):
@@ -144,25 +123,4 @@ def test_dynamic_layer(name, kind, similarity, dtype):
             golden.check(f"out64.pre_bn_{mode}", layer(x, training=training), dtype)
         expected = golden[f"out64.mask_{mode}"].shape
         golden.check(f"out64.mask_{mode}", ops.reshape(matrix, expected), dtype)
-    check_outputs_and_gradients(golden, dtype, model, layer, variables)
-    # check_outputs_and_gradients ends with its only stateful training pass.
-    check_moving_statistics(golden, dtype, normalizations)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("output", "normalize"), [("x_only", "input"), ("x_and_w", "both")]
-)
-def test_sphere_convolution(output, normalize, dtype):
-    golden = Golden("nsl_sphereconv")
-    layer = nsl_keras.layers.SphereConv2D(
-        golden["w.W"].shape[-1], 3, padding="same", normalize=normalize, dtype=dtype
-    )
-    layer.build(golden["in.x"].shape)
-    layer.kernel.assign(golden["w.W"])
-    x = ops.convert_to_tensor(golden["in.x"], dtype=dtype)
-    golden.check(f"out64.{output}", layer(x), dtype)
-    cotangent = ops.cast(golden["ct.y"], dtype)
-    found = gradients(lambda x: ops.sum(layer(x) * cotangent), [x], [layer.kernel])
-    for name, gradient in zip(("x", "W"), found, strict=True):
-        golden.check(f"grad64.{output}.{name}", gradient, dtype)
+    check_outputs_and_gradients(golden, dtype, model, variables, normalizations)

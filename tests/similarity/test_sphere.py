@@ -98,16 +98,28 @@ def test_values(geometry, dtype):
         check(groups=2, **options)
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("response", RESPONSES)
-def test_authors_responses(response, dtype):
-    golden = Golden("nsl_gns_conv")
-    output = {"learnable_sigmoid": "lr_sigmoid"}.get(response, response)
-    layer = SphereConv2D(6, 3, padding="same", response=response, dtype=dtype)
+@pytest.mark.parametrize(
+    ("file", "output", "options"),
+    [
+        ("nsl_sphereconv", "x_only", {"normalize": "input"}),
+        ("nsl_sphereconv", "x_and_w", {}),
+        *(
+            ("nsl_gns_conv", each.replace("learnable", "lr"), {"response": each})
+            for each in RESPONSES
+        ),
+    ],
+    ids=str,
+)
+def test_authors_numbers(file, output, options, dtype):
+    golden = Golden(file)
+    filters = golden["w.W"].shape[-1]
+    layer = SphereConv2D(filters, 3, padding="same", **options, dtype=dtype)
     layer.build(golden["in.x"].shape)
     layer.kernel.assign(golden["w.W"])
     variables = {"W": layer.kernel}
-    if getattr(layer, "curvature", None) is not None:
+    if layer.curvature is not None:
         np.testing.assert_allclose(ops.convert_to_numpy(layer.curvature), 0.7, rtol=1e-6)
         layer.curvature.assign(golden["w.k_value_lr"])
         variables["k_value_lr"] = layer.curvature
@@ -199,12 +211,8 @@ def test_other_ranks_agree_with_two_dimensions(kind, extra, options, response):
     shape = (2, 7, *extra, 4)
     received = twin(ops.reshape(lines, shape))
     flat.build((2, 7, 1, 4))
-    flat.set_weights(
-        [
-            np.reshape(weight, variable.shape)
-            for weight, variable in zip(twin.get_weights(), flat.weights, strict=True)
-        ]
-    )
+    for ours, theirs in zip(twin.weights, flat.weights, strict=True):
+        theirs.assign(ops.reshape(ours, theirs.shape))
     expected = ops.convert_to_numpy(flat(lines[:, :, None]))
     assert twin.compute_output_shape(shape) == received.shape
     received = np.reshape(ops.convert_to_numpy(received), expected.shape)
