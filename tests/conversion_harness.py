@@ -67,6 +67,7 @@ def check_conversion(plain, inputs, names, tolerance=1e-5, **options):
         The model with randomized similarities.
     """
     model = add_similarity(plain, **options)
+    assert model.name == plain.name
     assert sorted(converted(model)) == sorted(names)
     assert difference(plain, model, inputs) <= tolerance
     randomize(model.trainable_variables, 0.3 if options.get("predictor") is None else 0.1)

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from conversion_harness import difference
-from helpers import randomize
 from keras import ops
 
 import nsl_keras
@@ -14,50 +13,8 @@ RNG = np.random.default_rng(2)
 IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
 
 
-def shared_and_nested():
-    """Two inputs, two outputs, a shared convolution, a nested model, operations."""
-    first = keras.Input((8, 8, 2), name="first")
-    second = keras.Input((8, 8, 2), name="second")
-    convolution = keras.layers.Conv2D(4, 3, padding="same", name="shared")
-    inner_input = keras.Input((None, None, 4))
-    inner = keras.Model(
-        inner_input,
-        keras.layers.Conv2D(5, 3, name="inner_convolution")(inner_input),
-        name="inner",
-    )
-    left, right = convolution(first), convolution(second)
-    joined = ops.relu(left) + 2 * right
-    normalized = keras.layers.BatchNormalization(name="norm")(joined, training=False)
-    outputs = {"deep": inner(normalized), "flat": keras.layers.Flatten()(joined)}
-    return keras.Model({"first": first, "second": second}, outputs, name="both")
-
-
-def test_calls_in_order_with_shared_and_nested_layers():
-    found = rewiring.calls(shared_and_nested())
-    names = [call.layer.name for call in found]
-    assert names.count("shared") == 2
-    assert names.count("inner_convolution") == names.count("norm") == 1
-    assert names.index("norm") < names.index("inner_convolution")
-    shapes = {call.layer.name: (call.input_shapes, call.output_shapes) for call in found}
-    assert shapes["shared"] == (((None, 8, 8, 2),), ((None, 8, 8, 4),))
-    # The nested model knows no sizes of its own: those of its call count.
-    assert shapes["inner_convolution"] == (((None, 8, 8, 4),), ((None, 6, 6, 5),))
-    assert all(call.repeats == 1 for call in found)
-
-
-def test_calls_inside_time_distributed():
-    frames = keras.Input((7, 8, 8, 2))
-    encoder = keras.Sequential(
-        [
-            keras.Input((8, 8, 2)),
-            keras.layers.Conv2D(3, 3, name="frame"),
-            keras.layers.ReLU(),
-        ]
-    )
-    model = keras.Model(frames, keras.layers.TimeDistributed(encoder)(frames))
-    first = rewiring.calls(model)[0]
-    assert (first.layer.name, first.repeats) == ("frame", 7)
-    assert first.output_shapes == ((None, 6, 6, 3),)
+def copy_of(model):
+    return rewiring.rebuild(model, lambda layer: None)
 
 
 def test_sublayers_come_in_the_order_of_attributes():
@@ -91,28 +48,12 @@ def test_unfrozen_restores_each_flag():
     assert len(model.trainable_variables) == 4
 
 
-def test_copy_of_a_graph():
-    model = randomize(shared_and_nested())
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert difference(model, copy, {"first": IMAGES, "second": 2 * IMAGES}) == 0
-    names = [op.name for op in model.operations]
-    assert [op.name for op in copy.operations] == names
-    assert copy.name == "both" and type(copy) is type(model)
-    assert len(copy.get_layer("inner").layers) == 2
-    # The source keeps its graph and weights: a layer called again has no single output.
-    assert model.get_layer("norm").output.shape == (None, 8, 8, 4)
-    before = model.get_weights()
-    randomize(copy)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
 def test_a_shared_predictor_stays_shared():
     predictor = nsl_keras.predictors.SharedSimilarityPredictor(adapted_filters=2)
     model = keras.Sequential([keras.Input((6, 6, 2))])
     for _ in range(2):
         model.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
-    copy = rewiring.rebuild(model, lambda layer: None)
+    copy = copy_of(model)
     one, two = (layer.predictor for layer in copy.layers)
     assert one is two and one is not predictor
     images = keras.random.normal((2, 6, 6, 2), seed=0)
@@ -129,147 +70,6 @@ def sequential_built_by_a_call():
 def sequential_in_a_sequential():
     base = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
     return keras.Sequential([base, keras.layers.Flatten(), keras.layers.Dense(2)])
-
-
-@pytest.mark.parametrize("make", [sequential_built_by_a_call, sequential_in_a_sequential])
-def test_copies_of_other_models(make):
-    model = make()
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert difference(model, copy, IMAGES) == 0
-    assert type(copy) is keras.Sequential
-
-
-class Scaled:
-    def predict_step(self, data):
-        return self(data / 255)
-
-
-class ScaledModel(Scaled, keras.Model):
-    pass
-
-
-class ScaledStack(Scaled, keras.Sequential):
-    pass
-
-
-class ScaledTask(Scaled, keras.Model):
-    def __init__(self, classes):
-        inputs = keras.Input((8, 8, 2))
-        super().__init__(inputs, keras.layers.Conv2D(classes, 3)(inputs))
-
-
-@pytest.mark.parametrize("kind", [ScaledModel, ScaledStack, ScaledTask])
-def test_the_class_is_kept_or_a_warning_names_it(kind):
-    inputs, layer = keras.Input((8, 8, 2)), keras.layers.Conv2D(2, 3)
-    if kind is ScaledTask:
-        model = kind(2)
-    else:
-        model = (
-            kind([inputs, layer]) if kind is ScaledStack else kind(inputs, layer(inputs))
-        )
-    model.compile("adam", "mse")
-    for convert in (
-        nsl_keras.convert.add_similarity,
-        nsl_keras.convert.fold,
-        nsl_keras.convert.convert_batch_norms,
-    ):
-        if kind is ScaledTask:
-            with pytest.warns(UserWarning, match="'ScaledTask' adds") as caught:
-                convert(model)
-            (found,) = (each for each in caught if "'ScaledTask'" in str(each.message))
-            assert found.filename == __file__  # The line that converts.
-        else:
-            converted = convert(model)
-            assert type(converted) is type(model) and not converted.compiled
-            expected = model.predict(IMAGES, verbose=0)
-            received = converted.predict(IMAGES, verbose=0)
-            np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
-
-
-def twice(x):
-    return 2 * x
-
-
-def test_functions_that_are_not_registered_are_passed_on():
-    layers = [
-        keras.layers.Conv2D(2, 3, activation=twice),
-        keras.layers.SeparableConv2D(2, 3, activation=twice, bias_initializer=None),
-        keras.layers.Dense(2, activation=twice),
-    ]
-    model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
-    converted = nsl_keras.convert.add_similarity(model)
-    expected = model.predict(IMAGES, verbose=0)
-    for each in (converted, nsl_keras.convert.fold(converted)):
-        received = each.predict(IMAGES, verbose=0)
-        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_copy_keeps_policies_flags_and_derived_state():
-    normalization = keras.layers.Normalization()
-    normalization.adapt(IMAGES)
-    inputs = keras.Input((8, 8, 2), dtype="float32")
-    x = normalization(inputs)
-    x = keras.layers.Conv2D(3, 3, dtype="mixed_bfloat16", name="half")(x)
-    x = keras.layers.Dense(2, trainable=False, name="frozen")(x)
-    scale = 3.0
-    x = keras.layers.Lambda(lambda t: scale * t)(x)
-    model = keras.Model(inputs, x)
-    model.compile(optimizer="adam", loss=lambda y, p: y - p)
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert difference(model, copy, IMAGES) == 0
-    assert copy.get_layer("half").dtype_policy.name == "mixed_bfloat16"
-    assert not copy.get_layer("frozen").trainable
-    assert copy.trainable and len(copy.trainable_variables) == 2
-    assert not copy.compiled
-
-
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="strings are TensorFlow's alone"
-)
-def test_a_copy_keeps_a_vocabulary():
-    lookup = keras.layers.StringLookup()
-    lookup.adapt(["a", "b", "b"])
-    words = keras.Input((2,), dtype="string")
-    model = keras.Model(words, lookup(words))
-    copy = rewiring.rebuild(model, lambda layer: None)
-    given = ops.convert_to_tensor([["a", "b"], ["b", "c"]], dtype="string")
-    np.testing.assert_array_equal(copy(given), model(given))
-
-
-def test_a_copy_keeps_the_flags_of_what_layers_hold():
-    inputs = keras.Input((6, 4))
-    attention = keras.layers.MultiHeadAttention(2, 2)
-    model = keras.Model(inputs, keras.layers.Dense(2)(attention(inputs, inputs)))
-    attention.query_dense.trainable = False
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert len(copy.trainable_variables) == len(model.trainable_variables) == 8
-    found = copy.get_layer(attention.name)
-    assert found.trainable and not found.query_dense.trainable
-    attention.trainable = False
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert len(copy.trainable_variables) == len(model.trainable_variables) == 2
-    attention.trainable = True
-    attention.output_dense.bias.trainable = False
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert len(copy.trainable_variables) == len(model.trainable_variables) == 9
-
-
-@pytest.mark.jax  # Setting a flag to its present value reaches layers on JAX alone.
-@pytest.mark.parametrize("wrap", [None, keras.layers.TimeDistributed])
-def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
-    base = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
-    part = wrap(base, name="part") if wrap else base
-    inputs = keras.Input((2, 8, 8, 2) if wrap else (8, 8, 2))
-    model = keras.Model(inputs, keras.layers.Dense(2)(part(inputs)))
-    part.trainable = False
-    copy = rewiring.rebuild(model, lambda layer: None)
-    assert len(copy.trainable_variables) == 2
-    copy.get_layer(part.name).trainable = True
-    assert len(copy.trainable_variables) == 4
-    # A new layer in a frozen model is trained, also after the model was saved.
-    similar = nsl_keras.convert.add_similarity(model, freeze_backbone=False)
-    again = keras.Model.from_config(similar.get_config())
-    assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
 
 
 @keras.saving.register_keras_serializable("test_rewiring")
@@ -293,21 +93,154 @@ class Activated(keras.layers.Layer):
         return cls(**config | {"function": function})
 
 
-def test_a_copy_is_made_by_the_layer():
-    model = keras.Sequential([keras.Input((8, 8, 2)), Activated(keras.activations.relu)])
-    copy = rewiring.rebuild(model, lambda layer: None)
+def copied_by_the_layer():
+    return keras.Sequential([keras.Input((8, 8, 2)), Activated(keras.activations.relu)])
+
+
+@pytest.mark.parametrize(
+    "make", [sequential_built_by_a_call, sequential_in_a_sequential, copied_by_the_layer]
+)
+def test_copies_of_other_models(make):
+    model = make()
+    copy = copy_of(model)
     assert difference(model, copy, IMAGES) == 0
+    assert type(copy) is keras.Sequential
+
+
+class Scaled:
+    def predict_step(self, data):
+        return self(data / 255)
+
+
+class ScaledModel(Scaled, keras.Model):
+    pass
+
+
+class ScaledStack(Scaled, keras.Sequential):
+    pass
+
+
+class ScaledTask(Scaled, keras.Model):
+    def __init__(self, classes):
+        inputs = keras.Input((8, 8, 2))
+        super().__init__(inputs, keras.layers.Conv2D(classes, 3)(inputs))
+
+
+CONVERSIONS = (
+    nsl_keras.convert.add_similarity,
+    nsl_keras.convert.fold,
+    nsl_keras.convert.convert_batch_norms,
+)
+
+
+def assert_predicts_as(converted, model):
+    expected, received = (each.predict(IMAGES, verbose=0) for each in (model, converted))
+    np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_the_class_is_kept_or_a_warning_names_it(convert):
+    inputs, layer = keras.Input((8, 8, 2)), keras.layers.Conv2D(2, 3)
+    for model in (ScaledModel(inputs, layer(inputs)), ScaledStack([inputs, layer])):
+        model.compile("adam", "mse")
+        converted = convert(model)
+        assert type(converted) is type(model) and not converted.compiled
+        assert_predicts_as(converted, model)
+    with pytest.warns(UserWarning, match="'ScaledTask' adds") as caught:
+        convert(ScaledTask(2))
+    (found,) = (each for each in caught if "'ScaledTask'" in str(each.message))
+    assert found.filename == __file__  # The line that converts.
+
+
+def twice(x):
+    return 2 * x
+
+
+def test_functions_that_are_not_registered_are_passed_on():
+    layers = [
+        keras.layers.Conv2D(2, 3, activation=twice),
+        keras.layers.SeparableConv2D(2, 3, activation=twice, bias_initializer=None),
+        keras.layers.Dense(2, activation=twice),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
+    converted = nsl_keras.convert.add_similarity(model)
+    for each in (converted, nsl_keras.convert.fold(converted)):
+        assert_predicts_as(each, model)
+
+
+def test_a_copy_keeps_policies_flags_and_derived_state():
+    normalization = keras.layers.Normalization()
+    normalization.adapt(IMAGES)
+    inputs = keras.Input((8, 8, 2), dtype="float32")
+    x = normalization(inputs)
+    x = keras.layers.Conv2D(3, 3, dtype="mixed_bfloat16", name="half")(x)
+    x = keras.layers.Dense(2, trainable=False, name="frozen")(x)
+    scale = 3.0
+    x = keras.layers.Lambda(lambda t: scale * t)(x)
+    model = keras.Model(inputs, x)
+    model.compile(optimizer="adam", loss=lambda y, p: y - p)
+    copy = copy_of(model)
+    assert difference(model, copy, IMAGES) == 0
+    assert copy.get_layer("half").dtype_policy.name == "mixed_bfloat16"
+    assert not copy.get_layer("frozen").trainable
+    assert copy.trainable and len(copy.trainable_variables) == 2
+    assert not copy.compiled
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="strings are TensorFlow's alone"
+)
+def test_a_copy_keeps_a_vocabulary():
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["a", "b", "b"])
+    words = keras.Input((2,), dtype="string")
+    model = keras.Model(words, lookup(words))
+    copy = copy_of(model)
+    given = ops.convert_to_tensor([["a", "b"], ["b", "c"]], dtype="string")
+    np.testing.assert_array_equal(copy(given), model(given))
+
+
+def test_a_copy_keeps_the_flags_of_what_layers_hold():
+    inputs = keras.Input((6, 4))
+    attention = keras.layers.MultiHeadAttention(2, 2)
+    model = keras.Model(inputs, keras.layers.Dense(2)(attention(inputs, inputs)))
+    parts = attention.query_dense, attention, attention.output_dense.bias
+    for part, count in zip(parts, (8, 2, 9), strict=True):
+        attention.trainable = True
+        part.trainable = False
+        copy = copy_of(model)
+        assert len(copy.trainable_variables) == len(model.trainable_variables) == count
+        flags = [variable.trainable for variable in model.variables]
+        assert [variable.trainable for variable in copy.variables] == flags
+
+
+@pytest.mark.jax  # Setting a flag to its present value reaches layers on JAX alone.
+@pytest.mark.parametrize("wrap", [None, keras.layers.TimeDistributed])
+def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
+    base = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.Conv2D(3, 3)])
+    part = wrap(base, name="part") if wrap else base
+    inputs = keras.Input((2, 8, 8, 2) if wrap else (8, 8, 2))
+    model = keras.Model(inputs, keras.layers.Dense(2)(part(inputs)))
+    part.trainable = False
+    copy = copy_of(model)
+    assert len(copy.trainable_variables) == 2
+    copy.get_layer(part.name).trainable = True
+    assert len(copy.trainable_variables) == 4
+    # A new layer in a frozen model is trained, also after the model was saved.
+    similar = nsl_keras.convert.add_similarity(model, freeze_backbone=False)
+    again = keras.Model.from_config(similar.get_config())
+    assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
 
 
 def test_a_copy_keeps_sparse_and_optional_inputs():
     image = keras.Input((8, 8, 2))
     given = keras.Input((4,), sparse=True, optional=True)
     model = keras.Model([image, given], [keras.layers.ReLU()(image), given])
-    copy = rewiring.rebuild(model, lambda layer: None)
+    copy = copy_of(model)
     assert [each.sparse for each in copy.inputs] == [False, True]
     assert copy([IMAGES, None])[1] is None
     stack = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(2)])
-    assert rewiring.rebuild(stack, lambda layer: None).inputs[0].sparse
+    assert copy_of(stack).inputs[0].sparse
 
 
 def test_changed_parts_of_layers_are_refused():
@@ -316,7 +249,7 @@ def test_changed_parts_of_layers_are_refused():
     model = keras.Model(inputs, attention(inputs, inputs))
     attention.query_dense.enable_lora(1)
     with pytest.raises(ValueError, match=r"LoRA or quantization.*layer 'multi_head_att"):
-        rewiring.rebuild(model, lambda layer: None)
+        copy_of(model)
 
 
 class Scale(keras.layers.Layer):

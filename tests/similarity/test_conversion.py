@@ -79,13 +79,6 @@ def test_published_networks(name, eligible, entries):
         assert count(add_similarity(source, "unconstrained")) == 3697
     expected = source(images)
     assert deviation(expected, model(images)) <= 1e-5
-    # The check sees a single perturbed M, in the middle of the network.
-    perturbed = model.trainable_variables[eligible // 2]
-    before = as_numpy(perturbed.value)
-    perturbed.assign(before + 0.3 * RNG.normal(size=before.shape))
-    assert deviation(expected, model(images)) > 1e-3
-    perturbed.assign(before)
-
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="mse", run_eagerly=True)
     model.fit(images, np.zeros(expected.shape), verbose=0)
     trained = model(images)
@@ -116,7 +109,7 @@ UNCONSTRAINED = {"similarity": "unconstrained"}
     ("names", "options"),
     [
         (ALL, {}),
-        (ALL, {"similarity": "unconstrained", "learn_shape": True}),
+        (ALL, {**UNCONSTRAINED, "learn_shape": True}),
         (["first", "second"], {"similarity": "full"}),
         (["pointwise", "second"], {"layers": ("second", "pointwise")}),
         (["depthwise"], {"layers": lambda layer: layer.name == "depthwise"}),
@@ -132,12 +125,15 @@ def test_a_network_of_several_kinds_of_layers(names, options, plain):
 
 
 PRELU = {"activation": keras.layers.PReLU(shared_axes=[1, 2])}
+DECODER = keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1)
 
 
 @pytest.mark.parametrize(
     ("layer", "options"),
     [
-        (keras.layers.Conv2D(6, 3, groups=3), {"similarity": "unconstrained"}),
+        (keras.layers.Conv2D(6, 3, groups=3), UNCONSTRAINED),
+        (DECODER, UNCONSTRAINED),
+        (DECODER, {**UNCONSTRAINED, "predictor": "sphere"}),
         (keras.layers.Conv2D(4, 3, **PRELU), {}),
         (keras.layers.SeparableConv2D(4, 3, **PRELU), {}),
         (keras.layers.SeparableConv2D(4, 3, 2, "same", None, 1, 2, "relu"), UNCONSTRAINED),
@@ -191,9 +187,8 @@ def nested():
 def test_nested_and_shared_layers(predictor, tmp_path):
     inputs = {"left": IMAGES, "right": 2 * IMAGES}
     names = ["frame", "inside", "shared"]
-    model = check_conversion(
-        nested(), inputs, names, similarity="unconstrained", predictor=predictor
-    )
+    options = {**UNCONSTRAINED, "predictor": predictor}
+    model = check_conversion(nested(), inputs, names, **options)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     assert difference(model, again, inputs) == 0

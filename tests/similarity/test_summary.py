@@ -35,6 +35,8 @@ BLOCKS = 16 * SPHERE + 56 * 9 * 4
 SHARED = predictors.SharedSimilarityPredictor(recipe(), 4)
 DEPTHWISE = layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW)
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose(6, 3, 2, **UNS, **NARROW)
+#: It knows no sizes of its own.
+NESTED = keras.Sequential([keras.Input((None, None, 4)), convolution()])
 LSTMS = keras.layers.Bidirectional(keras.layers.RNN(LSTM))
 GRU = keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, **NARROW))
 
@@ -55,6 +57,8 @@ GRU = keras.layers.RNN(layers.NeuralSimilarityGRUCell(6, **NARROW))
         (TRANSPOSED, IMAGE, PLAIN, 16 * OF_81 + 64 * 81 * 6),
         (dense(), (5, 12), 5 * 12 * 6, 0),
         (dense(**NARROW), (5, 12), 5 * 12 * 6, 5 * (12 * 5 + 5 * 16 + 3 * 16)),
+        (NESTED, IMAGE, PLAIN, 0),
+        (keras.layers.TimeDistributed(NESTED), (7, *IMAGE), 7 * PLAIN, 0),
         (LSTMS, (7, 4), 2 * 7 * (4 + 6) * 24, 2 * 7 * (4**2 + 6**2)),
         (GRU, (7, 4), 7 * (4 + 6) * 18, 7 * (4 * 5 + 5 * 4 + 4 + 6 * 5 + 5 * 6 + 6)),
     ],

@@ -5,7 +5,6 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from conversion_harness import RNG, check_conversion, stack
 from finite_differences import check_gradients
 from golden_files import DTYPES
 from helpers import IS_TENSORFLOW
@@ -140,15 +139,3 @@ def test_fold_of_other_similarities(similarity):
     folded = fold(model)
     assert [type(each) for each in folded.layers] == [keras.layers.Conv2DTranspose]
     assert_close(folded(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
-
-
-@pytest.mark.parametrize("predictor", [None, "sphere"])
-def test_conversion(predictor):
-    plain = stack(
-        keras.layers.Conv2D(4, 3, 2, name="encoder"),
-        keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1, name="decoder"),
-        keras.layers.Conv2DTranspose(4, 1, name="one_tap"),
-    )
-    images = RNG.normal(size=(2, 8, 9, 3)).astype("float32")
-    options = {"similarity": "unconstrained", "predictor": predictor}
-    check_conversion(plain, images, ["encoder", "decoder"], **options)
