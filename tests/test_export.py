@@ -1,7 +1,6 @@
 """SavedModels in serving layout."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import ROOT
 from keras import ops
 
 import nsl_keras
@@ -29,6 +29,31 @@ def vectors(count):
 
 def numbers(outputs):
     return {name: value.numpy() for name, value in outputs.items()}
+
+
+def model_of(layer, shape=(4,)):
+    return keras.Sequential([keras.Input(shape), layer])
+
+
+OF_ANY_SIZE = (None, None, 3)
+
+
+def convolution(**options):
+    return nsl_keras.layers.NeuralSimilarityConv2D(3, 3, padding="same", **options)
+
+
+def calling(function):
+    return model_of(keras.layers.Lambda(function))
+
+
+def noisy_model():
+    seeds = keras.random.SeedGenerator(0)
+    return calling(lambda x: x + keras.random.normal((4,), seed=seeds))
+
+
+def exported(model, folder, **options):
+    """The loaded SavedModel of a model."""
+    return tf.saved_model.load(str(export.save_model(model, folder, **options)))
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +92,8 @@ class Tagged(keras.Model):
 def test_a_plain_model_is_not_rebuilt(tmp_path):
     """That would warn of its class, and warnings are errors here."""
     model, x = Tagged("a"), vectors(3)
-    served = tf.saved_model.load(str(export.save_model(model, tmp_path)))
-    np.testing.assert_allclose(served.serve(tf.constant(x)), model(x), rtol=1e-4, atol=1e-5)
+    served = exported(model, tmp_path)
+    np.testing.assert_allclose(served.serve(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 class Unshaped(keras.Model):
@@ -152,7 +177,7 @@ def test_several_inputs_of_a_regression(tmp_path):
         keras.Model(tensors, features), keras.layers.Dense(2), 3, task="regression"
     )
     model.build({name: (None, 4) for name in tensors})
-    loaded = tf.saved_model.load(str(export.save_model(model, tmp_path)))
+    loaded = exported(model, tmp_path)
     given = {"first": vectors(5), "second": 2 * vectors(5)}
     served = loaded.signatures["serving_default"](**given)["output_0"]
     np.testing.assert_allclose(served, model(given), rtol=1e-4, atol=1e-6)
@@ -172,15 +197,10 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
     raw = keras.Sequential(
         [keras.Input((None, 2), dtype="uint8"), keras.layers.Rescaling(1 / 255)]
     )
-    model = keras.Sequential([keras.Input((2, 2)), keras.layers.Dense(3)])
-    path = export.save_model(
-        model,
-        tmp_path,
-        signatures={"serve": lambda x: ops.softmax(model(x))},
-        preprocessing=raw,
-        examples=np.ones((1, 2, 2)),
-    )
-    loaded = tf.saved_model.load(str(path))
+    model = model_of(keras.layers.Dense(3), (2, 2))
+    probabilities = {"serve": lambda x: ops.softmax(model(x))}
+    options = {"preprocessing": raw, "examples": np.ones((1, 2, 2))}
+    loaded = exported(model, tmp_path, signatures=probabilities, **options)
     x = np.random.default_rng(0).integers(256, size=(5, 2, 2)).astype("uint8")
     for name in ("serve", "serving_default"):
         (found,) = loaded.signatures[name](inputs=tf.constant(x)).values()
@@ -188,23 +208,21 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
 
 
 def test_predictions_of_names(tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model = model_of(keras.layers.Dense(3), (2,))
 
     def named(x):
         logits = model(x)
         names = tf.gather(["cat", "dog", "elk"], tf.argmax(logits, axis=-1))
         return {"label": names, "logits": logits}
 
-    path = export.save_model(model, tmp_path, signatures={"serve": named})
+    loaded = exported(model, tmp_path, signatures={"serve": named})
     x = np.eye(2, dtype="float32")
-    loaded = tf.saved_model.load(str(path))
     np.testing.assert_array_equal(loaded.serve(x)["label"], named(x)["label"])
 
 
 def test_inputs_like_the_examples(tmp_path):
     examples = [np.ones((1, 3)), np.ones((1, 3), "int32")]
-    path = export.save_model(Unshaped(), tmp_path, examples=examples)
-    loaded = tf.saved_model.load(str(path))
+    loaded = exported(Unshaped(), tmp_path, examples=examples)
     found = loaded.serve([np.ones((2, 3), "float32"), np.ones((2, 3), "int32")])
     np.testing.assert_array_equal(found, np.full((2, 3), 2.0))
 
@@ -220,7 +238,7 @@ def test_half_precision_inside_is_compared_as_such(tmp_path):
     for weight in model.trainable_variables:
         weight.assign(weight + rng.uniform(-0.5, 0.5, weight.shape))
     examples = rng.random((64, 64)).astype("float32")
-    loaded = tf.saved_model.load(str(export.save_model(model, tmp_path, examples=examples)))
+    loaded = exported(model, tmp_path, examples=examples)
     eager = ops.convert_to_numpy(model(examples))
     np.testing.assert_allclose(
         loaded.serve(examples), eager, atol=0.05 * np.abs(eager).max()
@@ -255,8 +273,8 @@ def test_keras_calls_exports_in_the_structure_of_the_model(structure, tmp_path):
     np.testing.assert_allclose(layer(given), model(given), rtol=1e-6)
 
 
-def lookup():
-    return keras.layers.StringLookup(vocabulary=["cat", "dog"])
+def lookup(**options):
+    return keras.layers.StringLookup(vocabulary=["cat", "dog"], **options)
 
 
 def words_inside():
@@ -274,8 +292,7 @@ def words_before_in_a_stack():
 
 
 def words_in_functions():
-    find = lookup()
-    names = keras.layers.StringLookup(vocabulary=["cat", "dog"], invert=True)
+    find, names = lookup(), lookup(invert=True)
     return {
         "model": model_of(keras.layers.Rescaling(1.0)),
         "preprocessing": lambda words: ops.cast(find(words), "float32"),
@@ -288,8 +305,7 @@ def words_in_functions():
 )
 def test_vocabularies_are_part_of_the_export(make, tmp_path):
     words = np.array([["cat", "dog", "owl", "cat"]])
-    path = export.save_model(**make(), folder=tmp_path, examples=words)
-    loaded = tf.saved_model.load(str(path))
+    loaded = exported(**make(), folder=tmp_path, examples=words)
     np.testing.assert_array_equal(loaded.serve(tf.constant(words)), [[1, 2, 0, 1]])
     if make is words_in_functions:
         found = loaded.names(tf.constant(words)).numpy().tolist()
@@ -297,80 +313,54 @@ def test_vocabularies_are_part_of_the_export(make, tmp_path):
 
 
 def test_random_models_are_exported(tmp_path):
-    loaded = tf.saved_model.load(str(export.save_model(noisy_model(), tmp_path)))
+    loaded = exported(noisy_model(), tmp_path)
     one, two = (loaded.serve(vectors(5)) - vectors(5) for _ in range(2))
     assert np.abs(one - two).max() > 0.1
     np.testing.assert_allclose(one, np.broadcast_to(one[0], (5, 4)), atol=1e-6)
 
 
-def _dynamic(**options):
-    return nsl_keras.layers.NeuralSimilarityConv2D(3, 3, padding="same", **options)
-
-
-def model_of(layer, shape=(4,)):
-    return keras.Sequential([keras.Input(shape), layer])
-
-
-def noisy_model():
-    seeds = keras.random.SeedGenerator(0)
-    return model_of(
-        keras.layers.Lambda(lambda x: x + keras.random.normal((4,), seed=seeds))
-    )
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: keras.Sequential([keras.layers.Dense(3)]),
+            *(ValueError, "`save_model` needs a built"),
+        ),
+        (object, ValueError, "`model` must be a Keras model; of a"),
+        (Unshaped, ValueError, "`examples` must be given where the shapes"),
+        (
+            lambda: model_of(keras.layers.Conv1D(3, 3), (None, 1)),
+            *(ValueError, "`examples` must be given for inputs of unknown sizes"),
+        ),
+        (lambda: calling(ops.log), RuntimeError, "`model` for `examples` must be finite"),
+        (
+            lambda: calling(lambda x: x + float(tf.executing_eagerly())),
+            *(RuntimeError, "must predict what the model.*that differ by 1, more than"),
+        ),
+        (
+            lambda: calling(lambda x: x[None] if tf.executing_eagerly() else x),
+            *(RuntimeError, r"must return the shapes .*, \(1, 3, 4\)\. Received: \(3, 4\)"),
+        ),
+    ],
+    ids=range(7),
+)
+def test_nothing_is_written_after_an_error(make, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        export.save_model(make(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "error", "message"),
+    ("options", "message"),
     [
-        (noisy_model, {"version": 0}, ValueError, "`version` must be a positive integer"),
-        (
-            lambda: keras.Sequential([keras.layers.Dense(3)]),
-            {},
-            ValueError,
-            "`save_model` needs a built",
-        ),
-        (object, {}, ValueError, "`model` must be a Keras model; of a"),
-        (Unshaped, {}, ValueError, "`examples` must be given where the shapes"),
-        (
-            lambda: model_of(keras.layers.Conv1D(3, 3), (None, 1)),
-            {},
-            ValueError,
-            "`examples` must be given for inputs of unknown sizes",
-        ),
-        (
-            lambda: model_of(keras.layers.Lambda(ops.log)),
-            {},
-            RuntimeError,
-            "`model` for `examples` must be finite",
-        ),
-        (
-            lambda: model_of(
-                keras.layers.Lambda(lambda x: x + float(tf.executing_eagerly()))
-            ),
-            {},
-            RuntimeError,
-            "must predict what the model predicts.*that differ by 1, more than",
-        ),
-        (
-            lambda: model_of(
-                keras.layers.Lambda(lambda x: x[None] if tf.executing_eagerly() else x)
-            ),
-            {},
-            RuntimeError,
-            r"must return the shapes .*, \(1, 3, 4\)\. Received: \(3, 4\)",
-        ),
-        (
-            noisy_model,
-            {"folder": "gs://bucket/model"},
-            ValueError,
-            "`folder` must be a fol",
-        ),
-        (noisy_model, {"folder": "model.keras"}, ValueError, "`folder` must be a folder"),
+        ({"version": 0}, "`version` must be a positive integer"),
+        ({"folder": "gs://bucket/model"}, "`folder` must be a fol"),
+        ({"folder": "model.keras"}, "`folder` must be a folder"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
-    with pytest.raises(error, match=message):
-        export.save_model(make(), **{"folder": tmp_path} | options)
+def test_errors_of_folders_and_versions(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export.save_model(noisy_model(), **{"folder": tmp_path} | options)
     assert not list(tmp_path.iterdir())
 
 
@@ -382,7 +372,7 @@ def test_models_of_jax(tmp_path):
         None, nsl_keras.layers.CosineDense(3), dictionary=20
     )
     model.build((None, 4))
-    served = tf.saved_model.load(str(export.save_model(model, tmp_path)))
+    served = exported(model, tmp_path)
     serve, neighbors = (served.signatures[n] for n in ("serving_default", "neighbors"))
     x = vectors(5)
     x[1] = np.nan
@@ -400,15 +390,10 @@ def test_models_of_jax(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no symbols")
 def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
-    options = {"kernel_size": 3, "padding": "same"}
-    for number, layer in enumerate(
-        [
-            nsl_keras.layers.SphereConv2D(4, **options),
-            nsl_keras.layers.NeuralSimilarityConv2D(4, **options),
-            nsl_keras.layers.NeuralSimilarityConv2D(4, **options, predictor="sphere"),
-        ]
-    ):
-        model = model_of(layer, (None, None, 3))
+    sphere = nsl_keras.layers.SphereConv2D(4, 3, padding="same")
+    convolutions = [sphere, convolution(), convolution(predictor="sphere")]
+    for number, layer in enumerate(convolutions):
+        model = model_of(layer, OF_ANY_SIZE)
         model.export(tmp_path / str(number), verbose=False)
         served = tf.saved_model.load(str(tmp_path / str(number)))
         x = np.random.default_rng(0).normal(size=(2, 9, 7, 3)).astype("float32")
@@ -421,8 +406,8 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("layer", "shape", "size"),
     [
-        (_dynamic(strides=2, predictor=Predictor(pooled=True)), (None, None, 3), (7, 9)),
-        (_dynamic(strides=3, predictor="sphere"), (None, None, 3), (7, 8)),
+        (convolution(strides=2, predictor=Predictor(pooled=True)), OF_ANY_SIZE, (7, 9)),
+        (convolution(strides=3, predictor="sphere"), OF_ANY_SIZE, (7, 8)),
         (nsl_keras.layers.NeuralSimilarityGRU(3), (6, 4), ()),
     ],
     ids=["pooled", "strided", "recurrent"],
@@ -456,7 +441,7 @@ for version in itertools.count(1):
 def test_a_killed_export_leaves_whole_versions(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", EXPORTER, str(tmp_path)],
-        cwd=pathlib.Path(__file__).parents[1],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
     ) as process:
         for _ in range(4):
@@ -468,5 +453,4 @@ def test_a_killed_export_leaves_whole_versions(tmp_path):
     for path in versions:
         loaded = tf.saved_model.load(str(path))
         assert loaded.serve(np.ones((1, 4), "float32")).shape == (1, 2)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    export.save_model(model, tmp_path, version=len(versions) + 1)
+    export.save_model(model_of(keras.layers.Dense(2)), tmp_path, len(versions) + 1)
