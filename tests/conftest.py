@@ -39,6 +39,7 @@ def fixed_seed():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+    keras.config.set_image_data_format("channels_last")
     # A garbage collection after every test would take longer than most tests.
     keras.utils.clear_session(free_memory=False)
 

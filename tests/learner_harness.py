@@ -33,11 +33,9 @@ def vectors():
 
 def with_nan(arrays, place):
     """The arrays, with a NaN in one of them, the only one or the one at a place."""
-    if not isinstance(arrays, tuple):
-        return with_nan((arrays,), 0)[0]
-    arrays = [np.array(each) for each in arrays]
-    arrays[place].reshape(-1)[3] = np.nan
-    return tuple(arrays)
+    arrays = keras.tree.map_structure(np.array, arrays)
+    keras.tree.flatten(arrays)[place].reshape(-1)[3] = np.nan
+    return arrays
 
 
 @dataclasses.dataclass(frozen=True)

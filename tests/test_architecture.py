@@ -57,9 +57,7 @@ def test_imports_run_down():
             if not name.startswith("nsl_keras."):
                 continue
             other = name.split(".")[1]
-            if other == folder:
-                continue
-            if LEVELS[other] >= LEVELS[folder]:
+            if other != folder and LEVELS[other] >= LEVELS[folder]:
                 offenders.append(f"{path} imports {name}")
     assert not offenders
 

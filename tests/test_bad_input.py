@@ -66,10 +66,7 @@ FLAGS = [
         (predictors.SimilarityPredictor, "pooled"),
         *((functools.partial(make, input_shape=(32, 32, 3)), name) for make, name in FLAGS),
         (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
-        (
-            lambda **given: few_shot.Finetuner(small_network(), 3, **given),
-            "new_classifier",
-        ),
+        (lambda **given: few_shot.Finetuner(small_network(), 3, **given), "new_classifier"),
     ],
 )
 def test_words_are_no_booleans(make, name):

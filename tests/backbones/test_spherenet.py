@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from golden_backbones import layers_of
 from golden_files import gradients
-from helpers import randomize
+from helpers import assert_equal, randomize
 from keras import ops
 
 from nsl_keras.backbones import self_attention_spherenet
@@ -64,9 +64,7 @@ def test_attention_starts_as_no_attention():
     with_attention, without = small(), small(attention=False)
     for layer in without.layers[1:]:
         layer.set_weights(with_attention.get_layer(layer.name).get_weights())
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(with_attention(IMAGES)), ops.convert_to_numpy(without(IMAGES))
-    )
+    assert_equal(with_attention(IMAGES), without(IMAGES))
 
 
 def penalties(model):

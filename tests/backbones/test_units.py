@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -130,13 +129,9 @@ def test_a_factory_may_have_its_own_regularizer():
 
 
 def test_kernels_start_apart():
-    model = CASES["cnn9"]()
-    kernels = {layer.kernel.shape: [] for layer in layers_of(model, keras.layers.Conv2D)}
-    for layer in layers_of(model, keras.layers.Conv2D):
-        kernels[layer.kernel.shape].append(ops.convert_to_numpy(layer.kernel))
-    for same in kernels.values():
-        for one, other in itertools.combinations(same, 2):
-            assert np.abs(one - other).max() > 0
+    convolutions = layers_of(CASES["cnn9"](), keras.layers.Conv2D)
+    kernels = {ops.convert_to_numpy(layer.kernel).tobytes() for layer in convolutions}
+    assert len(kernels) == len(convolutions)
 
 
 @each_network
@@ -146,12 +141,9 @@ def test_channels_first_computes_the_same(name):
     weights = [0.3 * np.abs(rng.normal(size=v.shape)) for v in last.weights]
     last.set_weights(weights)
     keras.config.set_image_data_format("channels_first")
-    try:
-        first = case(input_shape=(3, case.size, case.size))
-        first.set_weights(weights)
-        received = run(first, np.moveaxis(case.images(), -1, 1))
-    finally:
-        keras.config.set_image_data_format("channels_last")
+    first = case(input_shape=(3, case.size, case.size))
+    first.set_weights(weights)
+    received = run(first, np.moveaxis(case.images(), -1, 1))
     expected = run(last, case.images())
     error = np.max(np.abs(received - expected)) / np.max(np.abs(expected))
     assert error < 1e-4

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from conversion_harness import IMAGES, RNG, assert_independent, difference, graph_of, stack
 from helpers import as_numpy, randomize, run_python
+from similarity_layers import FAMILY
 
 from nsl_keras import layers, rewiring, similarities
 from nsl_keras.convert import add_similarity, fold
@@ -163,11 +164,6 @@ SHIFTS = [
     {"padding": "same"},
     {"padding": "same", "dilation_rate": 3},
 ]
-LAYERS = {
-    1: layers.NeuralSimilarityConv1D,
-    2: layers.NeuralSimilarityConv2D,
-    3: layers.NeuralSimilarityConv3D,
-}
 
 
 def shift_model(layer, tap, sizes):
@@ -203,7 +199,8 @@ PRELU = {**SPARSE, "activation": keras.layers.PReLU(shared_axes=[1, 2])}
 @pytest.mark.parametrize("options", SHIFTS, ids=str)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_shifts(rank, options):
-    layer = LAYERS[rank](4, (4, 2, 3)[:rank], **SPARSE, **options)
+    kind = FAMILY[f"conv{rank}d"].layer
+    layer = kind(4, (4, 2, 3)[:rank], **SPARSE, **options)
     check_shift(layer, (9, 8, 7)[:rank], unknown=rank == 2)
 
 
@@ -230,11 +227,8 @@ def test_strided_layers_with_same_padding_stay_convolutions():
 
 def test_a_shift_has_the_layer_s_format():
     keras.config.set_image_data_format("channels_first")
-    try:
-        options = {"padding": "same", "data_format": "channels_last", **SPARSE}
-        check_shift(layers.NeuralSimilarityConv1D(4, 3, **options), (9,))
-    finally:
-        keras.config.set_image_data_format("channels_last")
+    options = {"padding": "same", "data_format": "channels_last", **SPARSE}
+    check_shift(layers.NeuralSimilarityConv1D(4, 3, **options), (9,))
 
 
 def test_channels_first_sequences_stay_convolutions():

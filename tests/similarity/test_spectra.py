@@ -3,17 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, normal
-from similarity_layers import randomize
+from conversion_harness import stack
+from helpers import as_numpy, assert_close, normal, randomize
 
 from nsl_keras import callbacks, layers
 from nsl_keras.convert import spectra
 
-
-def sequential(*parts, shape=(6, 6, 4)):
-    model = keras.Sequential([keras.Input(shape), *parts])
-    randomize(model)
-    return model
+SHAPE = (6, 6, 4)
 
 
 def check(found, matrix):
@@ -32,9 +28,9 @@ def test_every_kernel_has_three_matrices():
         layers.NeuralSimilarityConv2D(5, 3, predictor="sphere", name="dynamic"),
         layers.NeuralSimilarityDepthwiseConv2D(**plain, name="depthwise"),
     ]
-    nested = sequential(*parts)
+    nested = stack(*parts, shape=SHAPE)
     dense = layers.NeuralSimilarityDense(3, block_size=5, name="dense")
-    model = sequential(nested, dense)
+    model = stack(nested, dense, shape=SHAPE)
     found = spectra(model)
     names = [each.layer.rpartition("/")[2] for each in found]
     assert names == [name for name in ("conv", "depthwise", "dense") for _ in range(3)]
@@ -62,14 +58,14 @@ def test_layers_of_the_same_name():
 
 def test_columns_are_filters():
     layer = layers.NeuralSimilarityConv2DTranspose(5, 3, similarity="unconstrained")
-    found = spectra(sequential(layer, shape=(6, 6, 2)))
+    found = spectra(stack(layer, shape=(6, 6, 2)))
     kernel = as_numpy(layer.equivalent_kernel)  # Its filters are the third axis.
     check(found[2], np.swapaxes(kernel, -1, -2).reshape(18, 5))
 
 
 def test_recurrent_cells():
     cell = layers.NeuralSimilarityGRUCell(5, name="cell", recurrent_similarity="symmetric")
-    model = sequential(keras.layers.RNN(cell, name="rnn"), shape=(7, 4))
+    model = stack(keras.layers.RNN(cell, name="rnn"), shape=(7, 4))
     found = spectra(model)
     names = ["rnn/cell/similarity", "rnn/cell/recurrent_similarity"]
     assert [each.layer for each in found[::3]] == names
@@ -80,7 +76,7 @@ def test_recurrent_cells():
 
 def test_zeros_and_numbers_that_are_not_finite():
     layer = layers.NeuralSimilarityDense(3)
-    model = sequential(layer, shape=(4,))
+    model = stack(layer, shape=(4,))
     layer.kernel.assign(np.zeros((4, 3)))
     assert [spectra(model)[0].effective_rank, spectra(model)[0].nuclear_norm] == [0, 0]
     layer.kernel.assign(np.full((4, 3), np.nan))
@@ -91,7 +87,7 @@ def test_zeros_and_numbers_that_are_not_finite():
 
 
 def test_logs():
-    model = sequential(layers.NeuralSimilarityDense(2, name="dense"), shape=(4,))
+    model = stack(layers.NeuralSimilarityDense(2, name="dense"), shape=(4,))
     model.compile("sgd", "mse")
     inputs = normal(8, 4)
     options = {"epochs": 2, "verbose": 0, "callbacks": [callbacks.SimilaritySpectra()]}
@@ -103,7 +99,7 @@ def test_logs():
 
 
 def test_errors(tmp_path):
-    model = sequential(keras.layers.Dense(2), shape=(4,))
+    model = stack(keras.layers.Dense(2), shape=(4,))
     with pytest.raises(ValueError, match=r"`model` must have static .*Received: model='"):
         spectra(model)
     with pytest.raises(ValueError, match="`spectra` needs a built layer"):

@@ -102,11 +102,7 @@ def test_images_frames_and_accuracy(described_by):
 def test_the_first_query_of_each_label_is_drawn_by_default():
     labels = np.array([2, 2, 0, 1, 0])
     figure = visualize.plot_subcategories(
-        plain_model(), IMAGES, LABELS, QUERIES[:5], labels, nearest=2, class_names="abcdef"
-    )
-    assert [axis.get_xlabel() for axis in figure.axes[::3]] == ["c", "a", "b"]
-    figure = visualize.plot_subcategories(
         *(plain_model(), IMAGES, LABELS, QUERIES[:5], labels, 2),
         class_names=np.array(list("abcdef")),
     )
-    assert figure.axes[0].get_xlabel() == "c"
+    assert [axis.get_xlabel() for axis in figure.axes[::3]] == ["c", "a", "b"]

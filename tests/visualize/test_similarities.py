@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from conversion_harness import stack
 from keras import ops
 from pictures import drawn, written
 
@@ -19,19 +20,12 @@ def convolution(similarity="diagonal", filters=4, kernel_size=(2, 3), **options)
     )
 
 
-def model_of(*layers, shape=(6, 5, 3)):
-    model = keras.Sequential([keras.Input(shape), *layers])
-    for variable in model.trainable_variables:
-        variable.assign(variable + RNG.normal(scale=0.2, size=variable.shape))
-    return model
-
-
 def panels_of(figure):
     return {axis.get_title(): axis for axis in figure.axes if axis.get_title()}
 
 
 def test_masks_and_matrices(tmp_path):
-    model = model_of(
+    model = stack(
         convolution("diagonal", name="masked"),
         convolution("unconstrained", name="mixed"),
         keras.layers.Conv2D(4, 3),
@@ -58,7 +52,7 @@ def test_masks_and_matrices(tmp_path):
 
 
 def test_spectra(tmp_path):
-    model = model_of(convolution(name="first"), convolution("unconstrained", name="second"))
+    model = stack(convolution(name="first"), convolution("unconstrained", name="second"))
     model.layers[0].kernel.assign(0 * model.layers[0].kernel)
     figure = visualize.plot_spectra(model)
     figure.savefig(tmp_path / "figure.png")
@@ -77,7 +71,7 @@ def test_spectra(tmp_path):
 
 
 def test_learned_kernel_shapes():
-    model = model_of(
+    model = stack(
         convolution(learn_shape=True, name="static"),
         convolution(learn_shape=True, predictor="cnn", name="dynamic"),
     )
@@ -110,7 +104,8 @@ def test_nested_models_and_backbones():
     inner = keras.Sequential(
         [keras.Input((6, 5, 4)), convolution(name="deep")], name="inner"
     )
-    backbone = model_of(convolution(name="top"), inner, keras.layers.Flatten())
+    parts = convolution(name="top"), inner, keras.layers.Flatten()
+    backbone = stack(*parts, shape=(6, 5, 3))
     model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
     for each in (backbone, model):
         titles = list(panels_of(visualize.plot_similarities(each)))
@@ -124,7 +119,7 @@ def test_nested_models_and_backbones():
 def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tmp_path):
     options = {"kernel_size": kernel_size, "strides": 2, "predictor": "sphere"}
     layer = convolution(similarity, name="seen", **options)
-    model = model_of(keras.layers.Conv2D(3, 3, padding="same"), layer, shape=IMAGE.shape)
+    model = stack(keras.layers.Conv2D(3, 3, padding="same"), layer, shape=IMAGE.shape)
     figure = visualize.plot_dynamic_similarity(model, IMAGE)
     figure.savefig(tmp_path / "figure.png")
     predicted = layer.predicted_matrices(model.layers[0](IMAGE[None]))
@@ -152,7 +147,7 @@ def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tm
 
 def test_a_layer_by_name_in_a_backbone():
     layers = [convolution(predictor="sphere", name=name) for name in ("first", "second")]
-    backbone = model_of(*layers, keras.layers.Flatten(), shape=IMAGE.shape)
+    backbone = stack(*layers, keras.layers.Flatten(), shape=IMAGE.shape)
     model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
     for name, asked in (("second", "second"), ("first", None)):
         figure = visualize.plot_dynamic_similarity(model, IMAGE, asked)
@@ -161,7 +156,7 @@ def test_a_layer_by_name_in_a_backbone():
 
 def test_one_matrix_for_the_whole_image():
     pooled = nsl_keras.predictors.SimilarityPredictor(pooled=True)
-    model = model_of(convolution(kernel_size=3, predictor=pooled), shape=IMAGE.shape)
+    model = stack(convolution(kernel_size=3, predictor=pooled), shape=IMAGE.shape)
     figure = visualize.plot_dynamic_similarity(model, IMAGE)
     shapes = [drawn(axis).shape for axis in figure.axes if axis.images]
     assert shapes == [(8, 9)] + [(1, 1)] * 10 + [(3, 3)]
