@@ -95,6 +95,9 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
 
 
+#: For an unconstrained similarity, not the default.
+EACH_POSITION = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
+
 PLAIN_METHOD = Method("plain", leave_plain)
 #: Plain networks: what anyone can do without a similarity or neighbours.
 ALTERNATIVES = {
@@ -109,6 +112,10 @@ OWN = {
     "static_uns": Method("static UNS", with_similarity("unconstrained")),
     "dynamic_dns": Method("dynamic DNS", with_similarity("diagonal", "sphere")),
     "dynamic_uns": Method("dynamic UNS", with_similarity("unconstrained", "sphere")),
+    "dynamic_uns_positions": Method(
+        "dynamic UNS, an M at each position",
+        with_similarity("unconstrained", EACH_POSITION),
+    ),
     "neighbors_dense": Method(
         "Meta-Neighborhoods, Dense", with_neighbors(keras.layers.Dense)
     ),
