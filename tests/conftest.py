@@ -44,6 +44,12 @@ def fixed_seed():
     keras.utils.clear_session(free_memory=False)
 
 
+@pytest.fixture
+def float64(fixed_seed):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def free_memory():
     yield

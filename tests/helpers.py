@@ -58,6 +58,12 @@ def assert_equal(received, expected):
     np.testing.assert_array_equal(as_numpy(received), as_numpy(expected))
 
 
+def assert_all_equal(received, expected):
+    """Compares lists of tensors or variables bit by bit."""
+    for one, other in zip(received, expected, strict=True):
+        assert_equal(one, other)
+
+
 # Weights.
 
 
@@ -102,7 +108,19 @@ def second_derivatives(function, inputs, variables):
     return gradients(squared_slope, inputs, variables)
 
 
-# Data.
+# Models and data.
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """A model without a graph, `build` and `compute_output_shape`."""
+
+    def __init__(self, body=None, unused=None, **kwargs):
+        super().__init__(**kwargs)
+        self.body, self.unused = body or keras.layers.Dense(5), unused
+
+    def call(self, inputs):
+        return self.body(inputs)
 
 
 class Batches(keras.utils.PyDataset):

@@ -75,6 +75,16 @@ def metric(learner, flat=True, **options):
     return lambda: learner(data.convolutional(flat), data.WAYS, **options)
 
 
+def centered(**options):
+    def make():
+        model = few_shot.NearestCentroid(data.convolutional(), data.WAYS, **options)
+        model(episodes()[0])
+        model.center_on(np.random.default_rng(1).normal(size=(9, *IMAGE)))
+        return model
+
+    return make
+
+
 def classifier():
     return keras.Sequential(
         [
@@ -112,7 +122,7 @@ CASES = [
             metric="euclidean",
         ),
     ),
-    LearnerCase("centroid", metric(few_shot.NearestCentroid), trains=False),
+    LearnerCase("centroid", centered(), trains=False),
     LearnerCase("neighbor", metric(few_shot.NearestNeighbor), trains=False),
     LearnerCase(
         "maml",
@@ -136,7 +146,7 @@ def adaptable():
     cases += [
         LearnerCase("proto_cosine", metric(few_shot.ProtoNet, metric="cosine")),
         LearnerCase(
-            "proto_inner_product", metric(few_shot.ProtoNet, metric=InnerProduct())
+            "proto_inner_product", metric(few_shot.ProtoNet, metric=ScaledProduct(0.5))
         ),
         LearnerCase("centroid_distance", centered(metric="euclidean")),
         LearnerCase("proto_distance", metric(few_shot.ProtoNet, metric=distance)),
@@ -151,18 +161,15 @@ def adaptable():
 
 
 @keras.saving.register_keras_serializable("tests")
-class InnerProduct(nsl_keras.key_metrics.KeyMetric):
+class ScaledProduct(nsl_keras.key_metrics.KeyMetric):
+    def __init__(self, scale):
+        self.scale = scale
+
     def __call__(self, queries, keys):
-        return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
+        return self.scale * keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
 
-
-def centered(**options):
-    def make():
-        model = few_shot.NearestCentroid(data.convolutional(), data.WAYS, **options)
-        model.center_on(np.random.default_rng(1).normal(size=(9, *IMAGE)))
-        return model
-
-    return make
+    def get_config(self):
+        return {"scale": self.scale}
 
 
 def check_learner(case, folder):

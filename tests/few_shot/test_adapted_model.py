@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import convolutional, episodes
-from helpers import Batches
+from helpers import Batches, Subclassed
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -35,28 +35,6 @@ def test_a_data_set_has_labels_and_names():
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
 
 
-def test_weights_are_not_shared():
-    made = learner(few_shot.ProtoNet)
-    model = made.adapt(SUPPORT, LABELS)
-    expected = model.predict(SUPPORT, verbose=0)
-    for variable in made.weights:
-        variable.assign(variable + 1)
-    np.testing.assert_array_equal(model.predict(SUPPORT, verbose=0), expected)
-
-
-@keras.saving.register_keras_serializable("tests")
-class Subclassed(keras.Model):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.network = convolutional()
-
-    def build(self, input_shape):
-        self.network.build(input_shape)
-
-    def call(self, images):
-        return self.network(images)
-
-
 def test_half_precision_rounds_no_inputs_and_features():
     keras.config.set_dtype_policy("bfloat16")
     layers = [keras.Input((4,), dtype="float32"), keras.layers.Dense(3, dtype="float32")]
@@ -85,16 +63,6 @@ def test_subclassed_backbones_are_copied():
     expected = made.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
     found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_mixed_precision():
-    keras.config.set_dtype_policy("mixed_float16")
-    for kind in (few_shot.NearestCentroid, few_shot.NearestNeighbor):
-        made = learner(kind, ways=3)
-        expected = made((SUPPORT[None], LABELS[None], SUPPORT[None]))[0]
-        found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
-        assert found.dtype == "float32"
-        np.testing.assert_allclose(found, keras.ops.convert_to_numpy(expected), atol=2e-3)
 
 
 def test_neighbors_of_an_adapted_model_are_support_images():

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import cross_entropy
+from helpers import as_numpy
 from keras import layers
-from layer_harness import as_numpy
 
 from nsl_keras import few_shot
 

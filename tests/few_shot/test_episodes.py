@@ -13,12 +13,19 @@ from nsl_keras import few_shot
 EACH = 12  # Images of a class.
 
 
-def numbered_images(classes=7, dtype="float32"):
+def numbered_images(classes=7):
     """Images whose every pixel is the image's own number, and classes in mixed order."""
     count = classes * EACH
     labels = np.random.default_rng(3).permutation(np.arange(count) % classes)
-    numbers = np.arange(count, dtype=dtype)[:, None, None, None]
+    numbers = np.arange(count, dtype="float32")[:, None, None, None]
     return np.broadcast_to(numbers, (count, 2, 2, 1)), labels
+
+
+IMAGES, LABELS = numbered_images()
+
+
+def make_sampler(images=IMAGES, labels=LABELS, ways=3, queries=2, **options):
+    return few_shot.EpisodeSampler(images, labels, ways, queries=queries, **options)
 
 
 def numbers_in(images):
@@ -30,8 +37,7 @@ def same(one, other):
 
 
 def test_shapes_and_dtypes():
-    images, labels = numbered_images()
-    sampler = few_shot.EpisodeSampler(images, labels, ways=3, shots=2, queries=4)
+    sampler = make_sampler(shots=2, queries=4)
     episode, shapes = sampler.episode(5), [(6, 2, 2, 1), (6,), (12, 2, 2, 1), (12,)]
     assert [each.shape for each in episode] == shapes
     assert [each.dtype.name for each in episode] == ["float32", "int32"] * 2
@@ -42,23 +48,21 @@ def test_shapes_and_dtypes():
 
 @pytest.mark.parametrize("names", [False, True])
 def test_images_stand_class_by_class_and_none_twice(names):
-    images, labels = numbered_images()
-    given = [f"class {label}" for label in labels] if names else labels[:, None]
-    sampler = few_shot.EpisodeSampler(images, given, ways=4, shots=3, queries=5)
+    given = [f"class {label}" for label in LABELS] if names else LABELS[:, None]
+    sampler = make_sampler(labels=given, ways=4, shots=3, queries=5)
     for index in range(20):
         episode = sampler.episode(index)
         support = numbers_in(episode.support_images).reshape(4, 3)
         query = numbers_in(episode.query_images).reshape(4, 5)
         drawn = np.concatenate([support, query], axis=1)
         assert len(np.unique(drawn)) == 4 * 8
-        assert (labels[drawn] == labels[drawn[:, :1]]).all()
-        assert len(np.unique(labels[drawn[:, 0]])) == 4
+        assert (LABELS[drawn] == LABELS[drawn[:, :1]]).all()
+        assert len(np.unique(LABELS[drawn[:, 0]])) == 4
 
 
 def test_all_classes_and_images_are_drawn_equally():
     images, labels = numbered_images(classes=4)
-    sampler = few_shot.EpisodeSampler(images, labels, ways=2, shots=1, queries=2)
-    batch = sampler.episodes(2000)
+    batch = make_sampler(images, labels, ways=2).episodes(2000)
     for part, per_episode in ((batch.support_images, 2), (batch.query_images, 4)):
         counts = np.bincount(numbers_in(part).ravel(), minlength=len(images))
         expected = 2000 * per_episode / len(images)
@@ -70,11 +74,7 @@ def test_all_classes_and_images_are_drawn_equally():
 
 
 def test_an_episode_depends_on_seed_and_index_alone():
-    images, labels = numbered_images()
-    one, twin, other = (
-        few_shot.EpisodeSampler(images, labels, ways=3, queries=4, seed=seed)
-        for seed in (8, 8, 9)
-    )
+    one, twin, other = (make_sampler(queries=4, seed=seed) for seed in (8, 8, 9))
     late = one.episode(11)
     assert same(twin.episode(11), late)
     assert same((array[2] for array in one.episodes(4, start=9)), late)
@@ -84,68 +84,20 @@ def test_an_episode_depends_on_seed_and_index_alone():
 
 
 def test_images_come_out_as_they_are_or_scaled():
-    images, labels = numbered_images(dtype="uint8")
-    sampler = few_shot.EpisodeSampler(images, labels, ways=3, queries=2)
+    images = IMAGES.astype("uint8")
+    sampler = make_sampler(images)
     assert sampler.images.dtype == np.uint8
     assert np.shares_memory(sampler.images, images)
     drawn = sampler.episode(0).query_images
     assert drawn.dtype == np.float32
     for given in (images, images.astype("int64"), images.astype("float64")):
-        scaled = few_shot.EpisodeSampler(given, labels, ways=3, queries=2, scale=1 / 255)
-        np.testing.assert_allclose(
-            255 * scaled.episode(0).query_images, drawn, rtol=1e-6, atol=0
-        )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ways": 8}, r"`ways` must be at most the number of classes, 7\. .*ways=8"),
-        ({"ways": 0}, r"`ways` must be a positive integer\. Received: ways=0"),
-        ({"shots": 0}, r"`shots` must be a positive integer\. Received: shots=0"),
-        ({"queries": 1.5}, r"`queries` must be a positive integer\. Received: queries=1.5"),
-        ({"scale": 0}, r"`scale` must be a finite number above zero\. Received: scale=0"),
-        ({"seed": -1}, r"`seed` must be an integer of at least 0\. Received: seed=-1"),
-        ({"shots": 5, "queries": 8}, r"= 5 \+ 8 examples\. Received: 0, 1, 2.*12 at the"),
-    ],
-)
-def test_bad_numbers(changes, message):
-    images, labels = numbered_images()
-    with pytest.raises(ValueError, match=message):
-        few_shot.EpisodeSampler(images, labels, **{"ways": 3, "queries": 2} | changes)
-
-
-def test_a_class_of_few_images_is_named():
-    images, labels = numbered_images()
-    names = np.array(["owl", "cat", "dog", "cow", "ant", "bee", "fox"])[labels]
-    rare = np.flatnonzero(names == "bee")[4:]
-    images, names = np.delete(images, rare, axis=0), np.delete(names, rare)
-    with pytest.raises(ValueError, match=r"= 1 \+ 4 examples\. Received: 'bee' with 4 at"):
-        few_shot.EpisodeSampler(images, names, queries=4)
-    few_shot.EpisodeSampler(images, names, queries=3)
-
-
-def test_bad_images():
-    images, labels = numbered_images()
-    bad = images.copy()
-    bad[3, 0, 1, 0] = np.nan
-    for given, message in (
-        (images[1:], "84 labels for 83 examples"),
-        (bad, r"`images` must be finite.*\(3, 0, 1, 0\)"),
-        (images[:, :0], r"`images` must have shape.*\(84, 0, 2, 1\)"),
-        (images.astype("bool"), r"`images` must hold numbers.*bool"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            few_shot.EpisodeSampler(given, labels)
-    for given in (np.zeros(84), np.zeros((2, 42), int)):
-        with pytest.raises(ValueError, match="`labels` must be class numbers or names"):
-            few_shot.EpisodeSampler(images, given)
+        scaled = make_sampler(given, scale=1 / 255).episode(0).query_images
+        np.testing.assert_allclose(255 * scaled, drawn, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("fresh", "steps"), [(True, 2), (False, 3)])
 def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
-    drawn = []
+    sampler, drawn = make_sampler(), []
 
     class Spy(type(sampler.batches(2, steps))):
         def __getitem__(self, index):
@@ -155,8 +107,7 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
             return batch
 
     batches = Spy(sampler, 2, steps, 10, fresh)
-    backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
-    model = few_shot.ProtoNet(backbone, 3, learn_temperature=True)
+    model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, learn_temperature=True)
     model.compile(loss=data.cross_entropy(), run_eagerly=True)
     for _ in range(2):  # The second time the model is built.
         model.fit(batches, epochs=2, verbose=0)
@@ -171,7 +122,7 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX must not fork")
 def test_workers_draw_the_same_episodes():
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
+    sampler = make_sampler()
 
     class Slow(type(sampler.batches(1, 1))):
         def on_epoch_begin(self):
@@ -180,13 +131,12 @@ def test_workers_draw_the_same_episodes():
 
     def losses(workers, processes):
         keras.utils.set_random_seed(0)
-        backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
-        model = few_shot.ProtoNet(backbone, 3, temperature=1e4, learn_temperature=True)
+        options = {"temperature": 1e4, "learn_temperature": True}
+        model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, **options)
         model.compile(keras.optimizers.SGD(0.0), data.cross_entropy())
         batches = Slow(sampler, 1, 3, 0, True)
         batches.workers, batches.use_multiprocessing = workers, processes
-        history = model.fit(batches, epochs=3, verbose=0, shuffle=False).history
-        return history["loss"]
+        return model.fit(batches, epochs=3, verbose=0, shuffle=False).history["loss"]
 
     expected = losses(1, False)
     assert len(set(expected)) == 3
@@ -194,49 +144,76 @@ def test_workers_draw_the_same_episodes():
         np.testing.assert_allclose(losses(workers, processes), expected, rtol=1e-6)
 
 
-def test_bad_batches():
-    sampler = few_shot.EpisodeSampler(*numbered_images(), ways=3, queries=2)
-    for name, value in {"batch_size": 0, "steps": 0, "start": -1}.items():
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
-            sampler.batches(**{"batch_size": 1, "steps": 1, name: value})
-
-
 def test_from_dataset():
-    images, labels = numbered_images(dtype="uint8")
-    pairs = list(zip(images, labels, strict=True))
+    pairs = list(zip(IMAGES, LABELS, strict=True))
     named = ({"image": image, "label": label, "id": "x"} for image, label in pairs)
-    expected = few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=6)
+    options = {"ways": 3, "shots": 2, "queries": 4, "seed": 6}
     for examples in (pairs, named):
-        sampler = few_shot.EpisodeSampler.from_dataset(
-            examples, ways=3, shots=2, queries=4, seed=6
-        )
-        assert same(sampler.episode(0), expected.episode(0))
-
-
-@pytest.mark.parametrize(
-    ("examples", "message"),
-    [
-        ([(np.zeros((8, 4, 2, 3)), np.zeros(8, int))] * 2, "`labels` must be class"),
-        ([(np.zeros((4, 2, 3)), np.eye(3, dtype=int)[0])] * 2, "`labels` must be class"),
-        ([(np.zeros((size, 2, 3)), 0) for size in (4, 5)], "must have the same shape"),
-        ([], r"an image and a label. Received: 0 examples"),
-        ([(np.zeros((4, 2, 3)), 0, 1.0)] * 2, r"Received: 2 examples, of \[3\] parts"),
-    ],
-)
-def test_from_a_dataset_of_other_examples(examples, message):
-    with pytest.raises(ValueError, match=message):
-        few_shot.EpisodeSampler.from_dataset(examples)
+        sampler = few_shot.EpisodeSampler.from_dataset(examples, **options)
+        assert same(sampler.episode(0), make_sampler(**options).episode(0))
 
 
 def test_equal_episodes_have_equal_fingerprints():
-    images, labels = numbered_images()
-    samplers = [
-        few_shot.EpisodeSampler(images, labels, 3, 2, 4),
-        few_shot.EpisodeSampler(images, labels, 3, 2, 4, seed=1),
-        few_shot.EpisodeSampler(images, labels, 2, 2, 4),
-        few_shot.EpisodeSampler(images, labels, 3, 2, 4, scale=2),
-        few_shot.EpisodeSampler(images + 1, labels, 3, 2, 4),
-    ]
-    assert len({each.fingerprint for each in samplers}) == 5
-    again = few_shot.EpisodeSampler(images.copy(order="F"), list(labels), 3, 2, 4)
-    assert samplers[0].fingerprint == again.fingerprint and len(again.fingerprint) == 16
+    changes = {}, {"seed": 1}, {"ways": 2}, {"scale": 2}, {"images": IMAGES + 1}
+    found = [make_sampler(**each).fingerprint for each in changes]
+    assert len(set(found)) == 5
+    again = make_sampler(IMAGES.copy(order="F"), list(LABELS))
+    assert found[0] == again.fingerprint and len(again.fingerprint) == 16
+
+
+def with_few_bees(**options):
+    """A sampler whose class "bee" has four images."""
+    names = np.array(["owl", "cat", "dog", "cow", "ant", "bee", "fox"])[LABELS]
+    rare = np.flatnonzero(names == "bee")[4:]
+    images, names = np.delete(IMAGES, rare, axis=0), np.delete(names, rare)
+    return make_sampler(images, names, **options)
+
+
+def test_images_that_are_just_enough():
+    with_few_bees(queries=3)
+
+
+def from_dataset(*examples):
+    return few_shot.EpisodeSampler.from_dataset(examples)
+
+
+PICTURE = np.zeros((4, 2, 3))
+WITH_NAN = np.where(np.arange(336).reshape(IMAGES.shape) == 14, np.nan, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: make_sampler(ways=8), r"`ways` must be at most .*, 7\. .*ways=8"),
+        (lambda: make_sampler(ways=0), "`ways` must be a positive integer.*ways=0"),
+        (lambda: make_sampler(shots=0), "`shots` must be a positive integer.*shots=0"),
+        (lambda: make_sampler(queries=1.5), "`queries` must be a positive .*queries=1.5"),
+        (lambda: make_sampler(scale=0), "`scale` must be a finite number above .*scale=0"),
+        (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
+        (
+            lambda: make_sampler(shots=5, queries=8),
+            r"= 5 \+ 8 examples\. Received: 0, 1, 2.*12 at the",
+        ),
+        (
+            lambda: with_few_bees(queries=4),
+            r"= 1 \+ 4 examples\. Received: 'bee' with 4 at",
+        ),
+        (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
+        (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
+        (lambda: make_sampler(IMAGES[:, :0]), r"`images` must have shape.*\(84, 0, 2, 1\)"),
+        (lambda: make_sampler(IMAGES.astype("bool")), "`images` must hold numbers.*bool"),
+        (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),
+        (lambda: make_sampler(labels=np.zeros((2, 42), int)), "`labels` must be class"),
+        (lambda: make_sampler().batches(0, 1), "`batch_size` must be"),
+        (lambda: make_sampler().batches(1, 0), "`steps` must be"),
+        (lambda: make_sampler().batches(1, 1, start=-1), "`start` must be"),
+        (lambda: from_dataset((np.zeros((8, 4, 2, 3)), np.zeros(8, int))), "`labels` must"),
+        (lambda: from_dataset(*[(PICTURE, np.eye(3, dtype=int)[0])] * 2), "`labels` must"),
+        (lambda: from_dataset((PICTURE, 0), (PICTURE[1:], 0)), "must have the same shape"),
+        (lambda: from_dataset(), "an image and a label. Received: 0 examples"),
+        (lambda: from_dataset((PICTURE, 0, 1.0)), r"Received: 1 examples, of \[3\] parts"),
+    ],
+)
+def test_errors(use, message):
+    with pytest.raises(ValueError, match=message):
+        use()

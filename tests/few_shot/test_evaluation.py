@@ -61,14 +61,17 @@ def test_each_episode_counts_once_however_they_are_batched(sampler, capsys):
     assert later.start == 3
 
 
-def test_keras_models(sampler):
-    backbone = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten()])
-    model, batch = ProtoNet(backbone, WAYS), sampler.episodes(6)
-    result = evaluate(model, sampler, episodes=6, batch_size=2)
-    assert result.batch_normalization is None
+def test_keras_models_and_the_policy_that_they_followed(sampler):
+    norm = nsl_keras.layers.BatchNormalization()
+    stack = [keras.Input((2, 2, 1)), norm, keras.layers.Flatten()]
+    model = ProtoNet(keras.Sequential(stack), WAYS, batch_normalization="support")
+    result, batch = evaluate(model, sampler, 6, batch_size=2), sampler.episodes(6)
     nearest = ops.convert_to_numpy(ops.argmax(model(batch[:3]), axis=-1))
     expected = np.mean(nearest == batch.query_labels, axis=1)
     np.testing.assert_allclose(result.accuracies, expected)
+    assert result.batch_normalization == "support"
+    norm.trainable = False
+    assert evaluate(model, sampler, 2).batch_normalization == "moving"
 
 
 def test_interval():
@@ -112,15 +115,6 @@ def test_only_equal_samplers_are_compared(sampler):
     for change in (*of_data, {"shots": 3}, {"seed": 1}):
         with pytest.raises(ValueError, match="equal images, labels, ways"):
             compare(first, second(**change))
-
-
-def test_the_policy_is_the_one_that_was_followed(sampler):
-    norm = nsl_keras.layers.BatchNormalization()
-    stack = [keras.Input((2, 2, 1)), norm, keras.layers.Flatten()]
-    learner = ProtoNet(keras.Sequential(stack), WAYS, batch_normalization="support")
-    assert evaluate(learner, sampler, 2).batch_normalization == "support"
-    norm.trainable = False
-    assert evaluate(learner, sampler, 2).batch_normalization == "moving"
 
 
 def test_bad_arguments(sampler):

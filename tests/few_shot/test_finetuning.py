@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, randomize
+from helpers import IS_TENSORFLOW, assert_all_equal, randomize, values
 from keras import ops
 
 import nsl_keras
@@ -51,11 +51,11 @@ def network(classes, classifier=keras.layers.Dense, dtype=DTYPE, residual=False)
     return keras.Model(inputs, classifier(classes, dtype=dtype, name="classifier")(outputs))
 
 
-def make_episodes(count=EPISODES, dtype=DTYPE, seed=1):
-    rng = np.random.default_rng(seed)
+def make_episodes(count=EPISODES, dtype=DTYPE, shape=(6, 6, 2)):
+    rng = np.random.default_rng(1)
     arrays = []
     for each in (SHOTS, QUERIES):
-        arrays.append(rng.normal(size=(count, WAYS * each, 6, 6, 2)).astype(dtype))
+        arrays.append(rng.normal(size=(count, WAYS * each, *shape)).astype(dtype))
         labels = np.repeat(np.arange(WAYS, dtype="int32"), each)
         arrays.append(np.tile(labels, (count, 1)))
     return Episode(*arrays)
@@ -126,21 +126,17 @@ def test_classifier_alone_is_a_loop_over_fit(classifier):
 @eager
 def test_a_convolution_of_a_1x1_map_is_a_classifier():
     """As in `keras.applications.MobileNet`."""
-    found = []
-    for is_dense in (True, False):
-        options = {"activation": "tanh", "name": "classifier"}
-        end = [keras.layers.Flatten(), keras.layers.Dense(7, **options)]
-        if not is_dense:
-            end = [keras.layers.Conv2D(7, 1, **options), keras.layers.Reshape((7,))]
-        layers = [
-            keras.Input((6, 6, 2)),
-            keras.layers.Conv2D(4, 3, kernel_initializer=keras.initializers.HeNormal(1)),
-            keras.layers.GlobalAveragePooling2D(keepdims=True),
-        ]
-        model = keras.Sequential([*layers, *end])
-        episodes = make_episodes(dtype="float32")
-        options = {"steps": 5, "rule": DampenedMomentum(1.0)}
-        found.append(Finetuner(model, WAYS, "classifier", **options)(episodes))
+    layers, options = keras.layers, {"activation": "tanh"}
+    start, found = keras.initializers.HeNormal(1), []
+    for end in (
+        [layers.Flatten(), layers.Dense(7, **options)],
+        [layers.Conv2D(7, 1, **options), layers.Reshape((7,))],
+    ):
+        convolution = layers.Conv2D(4, 3, kernel_initializer=start)
+        before = [convolution, layers.GlobalAveragePooling2D(keepdims=True)]
+        model = keras.Sequential([keras.Input((6, 6, 2)), *before, *end])
+        finetuner = Finetuner(model, WAYS, "classifier", 5, DampenedMomentum(1.0))
+        found.append(finetuner(make_episodes(dtype="float32")))
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
     assert np.ptp(found[0]) > 0.5  # So that the activation counts.
 
@@ -174,26 +170,15 @@ def test_all_episodes_at_once_is_one_after_the_other(batch_size):
 @eager
 def test_the_model_stays_as_it_is_and_its_weights_are_followed():
     model, episodes = randomize(network(7)), make_episodes(1)
-    values = [ops.convert_to_numpy(each) for each in model.variables]
+    expected = values(model.variables)
     finetuner = Finetuner(model, WAYS, steps=2)
     before = finetuner(episodes)
-    for variable, value in zip(model.variables, values, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
+    assert_all_equal(model.variables, expected)
     randomize(model, seed=5)
     after = finetuner(episodes)
     assert np.max(np.abs(after - before)) > 1e-2
     again = Finetuner(model, WAYS, steps=2)(episodes)
     np.testing.assert_allclose(after, again, rtol=0, atol=1e-6)
-
-
-def test_many_episodes_are_finetuned_in_parts():
-    """The same as alone, and without the queries' labels."""
-    model, episodes = randomize(network(7)), make_episodes(9)
-    finetuner = Finetuner(model, WAYS, "classifier", steps=2)
-    found = finetuner(episodes)
-    for place in (0, 8):
-        alone = finetuner([array[[place]] for array in episodes[:3]])
-        np.testing.assert_allclose(found[[place]], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -244,24 +229,10 @@ def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
         Finetuner(model, 7, "classifier", new_classifier=False)
 
 
-def feature_network(features, classes=7, dtype=DTYPE):
+def feature_network(features=64):
     """A classifier of vectors, so that the features are the images."""
-    inputs = keras.Input((features,), dtype=dtype)
-    outputs = keras.layers.Dense(classes, dtype=dtype, name="classifier")(inputs)
-    return keras.Model(inputs, outputs)
-
-
-def clustered(count=40, ways=5, shots=5, queries=15, features=64, dtype=DTYPE, noise=2.0):
-    """Episodes of vectors around a centre of each class."""
-    rng = np.random.default_rng(3)
-    centres = rng.normal(size=(count, ways, features))
-    arrays = []
-    for each in (shots, queries):
-        images = np.repeat(centres, each, axis=1)
-        images = np.maximum(images + noise * rng.normal(size=images.shape), 0)
-        labels = np.tile(np.repeat(np.arange(ways, dtype="int32"), each), (count, 1))
-        arrays += [images.astype(dtype), labels]
-    return Episode(*arrays)
+    inputs = keras.Input((features,), dtype=DTYPE)
+    return keras.Model(inputs, keras.layers.Dense(7, dtype=DTYPE)(inputs))
 
 
 def descended(features, labels, kernel, bias, batches, rate=0.01):
@@ -284,16 +255,16 @@ def descended(features, labels, kernel, bias, batches, rate=0.01):
 
 
 def test_closer_look_is_a_plain_loop_in_numpy():
-    episodes = clustered(2, ways=3, shots=3, queries=2, features=8)
+    episodes = make_episodes(shape=(8,))
     recipe = few_shot.finetuning_recipe("closer_look")
-    finetuner = Finetuner(feature_network(8), 3, **recipe)
+    finetuner = Finetuner(feature_network(8), WAYS, **recipe)
     kernels, biases, batches = finetuner._draws(episodes.support_images)
-    # 100 passes over 9 images, in batches of 4, 4 and 1.
-    assert batches.shape == (2, 300, 4)
+    # 100 passes over 6 images, in batches of 4 and 2.
+    assert batches.shape == (2, 200, 4)
     sizes = np.sum(batches >= 0, axis=2)
-    np.testing.assert_array_equal(sizes, np.tile([4, 4, 1], (2, 100)))
-    orders = batches[batches >= 0].reshape(-1, 9)
-    assert np.all(np.sort(orders) == np.arange(9)) and np.any(orders != orders[0])
+    np.testing.assert_array_equal(sizes, np.tile([4, 2], (2, 100)))
+    orders = batches[batches >= 0].reshape(-1, 6)
+    assert np.all(np.sort(orders) == np.arange(6)) and np.any(orders != orders[0])
     for limit in (np.abs(kernels).max(), np.abs(biases).max()):
         assert 0.5 / np.sqrt(8) < limit <= 1 / np.sqrt(8)
     atol = 1e-6 if IS_TENSORFLOW else 1e-4
@@ -305,31 +276,32 @@ def test_closer_look_is_a_plain_loop_in_numpy():
 
 
 def test_draws_are_an_episodes_own_wherever_it_stands():
-    episodes = clustered(3, ways=5, shots=2)
+    """Also among more episodes than are finetuned at once, and without queries' labels."""
+    model, episodes = feature_network(), make_episodes(9, shape=(64,))
     recipe = {**few_shot.finetuning_recipe("closer_look"), "epochs": 2}
-    model = feature_network(64)
-    finetuner = Finetuner(model, 5, **recipe)
+    finetuner = Finetuner(model, WAYS, **recipe)
     received = finetuner(episodes)
     np.testing.assert_array_equal(finetuner(episodes), received)
-    alone = finetuner([array[1:2] for array in episodes])
-    np.testing.assert_allclose(alone[0], received[1], rtol=0, atol=1e-6)
-    other = Finetuner(model, 5, **recipe, seed=1)(episodes)
+    for place in (1, 8):
+        alone = finetuner([array[[place]] for array in episodes[:3]])
+        np.testing.assert_allclose(alone[0], received[place], rtol=0, atol=1e-6)
+    other = Finetuner(model, WAYS, **recipe, seed=1)(episodes)
     assert np.max(np.abs(other - received)) > 1e-2
     kernels, _, _ = finetuner._draws(episodes.support_images)
-    assert len({kernel.tobytes() for kernel in kernels}) == 3
+    assert len({kernel.tobytes() for kernel in kernels}) == 9
 
 
 def test_keras_initializers_are_drawn_anew_whatever_their_seed():
-    episodes, model = clustered(2, ways=5, shots=2), feature_network(64)
+    model, episodes = feature_network(), make_episodes(shape=(64,))
 
     def kernels(initializer, seed=0):
         options = {"classifier_initializer": initializer, "seed": seed}
-        finetuner = Finetuner(model, 5, "classifier", **options)
+        finetuner = Finetuner(model, WAYS, "classifier", **options)
         drawn, bias, _ = finetuner._draws(episodes.support_images)
         assert not bias.any()
         return drawn
 
-    drawn, limit = kernels("glorot_uniform"), np.sqrt(6 / (64 + 5))
+    drawn, limit = kernels("glorot_uniform"), np.sqrt(6 / (64 + WAYS))
     assert 0.9 * limit < np.abs(drawn).max() <= limit
     assert np.any(drawn[0] != drawn[1])
     same = kernels(keras.initializers.GlorotUniform(seed=7))
@@ -339,9 +311,9 @@ def test_keras_initializers_are_drawn_anew_whatever_their_seed():
 
 @eager
 def test_the_variables_of_the_paper_are_the_default():
-    episodes, plain = clustered(2), feature_network(64)
-    expected = Finetuner(plain, 5, "classifier", steps=2)(episodes)
-    np.testing.assert_array_equal(Finetuner(plain, 5, steps=2)(episodes), expected)
+    plain, episodes = feature_network(), make_episodes(shape=(64,))
+    expected = Finetuner(plain, WAYS, "classifier", steps=2)(episodes)
+    np.testing.assert_array_equal(Finetuner(plain, WAYS, steps=2)(episodes), expected)
     static, episodes = randomize(network(WAYS)), make_episodes(1)
     # Without a new classifier a model that is frozen as a whole may adapt in all of it.
     for trainable, new_classifier, variables in (
@@ -432,16 +404,16 @@ def ends_in_a_convolution():
         (cosine_network, {"variables": "classifier"}, "must not be zero for a CosineDense"),
         (keras.Model, {}, "`model` must be a functional or Sequential"),
         (ends_in_a_convolution, {}, r"must end in a layer with `units`.*conv2d"),
+        (
+            lambda: few_shot.finetuning_recipe("baseline++"),
+            {},
+            "`name` must be one of 'zero_start', 'closer_l",
+        ),
     ],
 )
 def test_wrong_arguments(make, arguments, message, plain):
     with pytest.raises(ValueError, match=message):
         Finetuner(make() if make else plain, **{"ways": WAYS} | arguments)
-
-
-def test_other_recipes():
-    with pytest.raises(ValueError, match="`name` must be one of 'zero_start', 'closer_l"):
-        few_shot.finetuning_recipe("baseline++")
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,7 @@ def with_two_outputs():
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "of two or more ways"),
         (with_two_outputs, {}, r"`model` must return logits .*Received"),
+        (with_two_outputs, {"inner_loss": "mse"}, "one output of known sizes"),
     ],
 )
 def test_errors(make, options, message):
@@ -359,15 +360,26 @@ def test_errors(make, options, message):
         built(make(), **options)
 
 
+def is_called(name, variable):
+    return variable.name == name
+
+
 @pytest.mark.parametrize(
-    "selection", [lambda model: [each.path for each in model.layers[-1].variables], None]
+    "selection",
+    [
+        lambda model: [each.path for each in model.layers[-1].variables],
+        lambda model: "all",
+        lambda model: {"kernel"},
+        lambda model: functools.partial(is_called, "kernel"),
+    ],
+    ids=["paths", "all", "set", "partial"],
 )
 def test_a_file_keeps_what_adapts(selection, tmp_path):
-    """Loaded variables have other paths, and here the loaded classifier is frozen."""
+    """By the places of the variables, whose paths change, and though some are frozen."""
     inputs, _ = episodes()
     network = of_layers(layers.Flatten(), layers.Dense(5), layers.Dense(WAYS))
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
-    model = MAML(network, selection(network) if selection else "all", **learned)
+    model = MAML(network, selection(network), **learned)
     expected = as_numpy(model(inputs))
     network.layers[-1].trainable = False
     model.save(tmp_path / "model.keras")
@@ -382,16 +394,3 @@ def test_a_missing_second_gradient_names_the_layer():
     with pytest.raises(ValueError, match=r"or pass first_order=True.*layer 'enlarged'"):
         built(model)
     built(model, first_order=True)
-
-
-def is_called(name, variable):
-    return variable.name == name
-
-
-@pytest.mark.parametrize("selection", [{"kernel"}, functools.partial(is_called, "kernel")])
-def test_any_selection_is_saved(selection):
-    """By the places of the variables: a set and a partial have no config."""
-    model = MAML(of_layers(layers.Flatten(), layers.Dense(2)), selection)
-    config = model.get_config()
-    assert config["inner_variables"] == [0]
-    assert MAML.from_config(config).get_config()["inner_variables"] == [0]

@@ -4,9 +4,8 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import Batches
+from helpers import Batches, as_numpy
 from keras import ops
-from layer_harness import as_numpy
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -39,11 +38,11 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
 @pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_policies(policy, training):
-    layer = nsl_keras.layers.BatchNormalization(momentum=0.75, momentum_warmup=False)
+    layer = nsl_keras.layers.BatchNormalization()
     backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
     rng = np.random.default_rng(3)
     stored = [rng.uniform(0.5, 2, size=data.SIZE).astype("float32") for _ in range(4)]
-    layer.set_weights(stored)
+    layer.set_weights([*stored, np.zeros(())])
     model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
     (support, labels, queries), _ = data.episodes()
     support += 1
@@ -73,18 +72,12 @@ def test_batch_normalization_policies(policy, training):
     means = np.eye(data.WAYS)[labels].swapaxes(1, 2) @ support / data.SHOTS
     expected = -((queries[:, :, None] - means[:, None]) ** 2).sum(-1)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    for new, old, batch in zip(layer.get_weights()[2:], stored[2:], update, strict=True):
-        expected = 0.75 * old + 0.25 * batch.reshape(-1) if training else old
+    *moved, seen = layer.get_weights()[2:]
+    assert seen == training * (12 if policy == "support" else 20)
+    # The first images replace the statistics.
+    for new, old, batch in zip(moved, stored[2:], update, strict=True):
+        expected = batch.reshape(-1) if training else old
         np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_moving_statistics_count_the_images_they_are_of():
-    for policy, images in (("moving", 20), ("support", 12)):
-        layer = nsl_keras.layers.BatchNormalization()
-        backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
-        model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
-        model(data.episodes()[0], training=True)
-        assert float(layer.seen_examples) == images
 
 
 def test_frozen_batch_norms_keep_to_their_statistics():
@@ -103,21 +96,17 @@ def test_frozen_batch_norms_keep_to_their_statistics():
     assert proto(**options).effective_batch_normalization is None
 
 
-def test_batch_norms_of_keras_follow_moving_statistics_alone():
-    plain = keras.Sequential(
-        [keras.Input((data.SIZE,)), keras.layers.BatchNormalization(name="norm")]
-    )
+def test_dropout_and_noise_are_off_by_episode():
     inputs, _ = data.episodes()
-    few_shot.ProtoNet(plain, data.WAYS)(inputs, training=True)
-    with pytest.raises(ValueError, match=r"convert_batch_norms\(model\)`.*'norm' of Keras"):
-        few_shot.ProtoNet(plain, data.WAYS, batch_normalization="support")(inputs)
-
-
-def test_dropout_is_off_by_episode():
-    inputs, _ = data.episodes()
-    backbone = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dropout(0.5)])
-    model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization="support")
-    np.testing.assert_array_equal(model(inputs, training=True), model(inputs))
+    noise = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)]
+    for norms in ([], [nsl_keras.layers.BatchNormalization()]):
+        found = []
+        for layers in (norms, [*norms, *noise]):
+            stack = [keras.Input((data.SIZE,)), *layers, keras.layers.Flatten()]
+            options = {"batch_normalization": "support"}
+            model = few_shot.ProtoNet(keras.Sequential(stack), data.WAYS, **options)
+            found.append(model(inputs, training=True))
+        np.testing.assert_array_equal(*found)
 
 
 def test_numbers_of_shots_may_change():
@@ -164,13 +153,15 @@ def test_arrays_are_checked_before_the_first_step(inputs, message):
             run(inputs(*data.episodes()[0]))
 
 
-def test_query_labels_that_are_no_classes():
-    model = proto()
+def test_query_labels_that_are_no_classes_and_class_weights():
+    (inputs, labels), model = data.episodes(), proto()
     model.compile("sgd", few_shot.RelationLoss())
-    shape = (2, data.QUERIES)
-    for labels in (np.full((*shape, 1), 9), np.full((*shape, 3), 0.5), np.zeros(2)):
+    shape = labels.shape
+    for wrong in (np.full((*shape, 1), 9), np.full((*shape, 3), 0.5), np.zeros(2)):
         with pytest.raises(ValueError, match=r"`y` must .*Received"):
-            model.fit(data.episodes()[0], labels, verbose=0)
+            model.fit(inputs, wrong, verbose=0)
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.fit(inputs, labels, class_weight={0: 2.0, 1: 1.0}, verbose=0)
 
 
 def test_shapes_that_do_not_fit():
@@ -205,14 +196,6 @@ def test_weights_of_episodes_and_of_queries():
         np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
         expected = np.average(right.mean(axis=1), weights=weights)
         np.testing.assert_allclose(found["accuracy"], expected, rtol=1e-5)
-
-
-def test_class_weights_are_refused():
-    inputs, labels = data.episodes()
-    model = proto()
-    model.compile("sgd", LOSS)
-    with pytest.raises(ValueError, match="`class_weight` must be None"):
-        model.fit(inputs, labels, class_weight={0: 2.0, 1: 1.0}, verbose=0)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="SavedModels are TensorFlow's")

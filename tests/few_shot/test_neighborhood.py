@@ -10,15 +10,6 @@ from nsl_keras import few_shot
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 
-def attention(support, queries, metric, temperature):
-    if metric == "cosine":
-        scores = data.unit(queries) @ data.unit(support).T
-    else:
-        scores = -((queries[:, None] - support) ** 2).sum(-1)
-    weights = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
 @pytest.mark.parametrize(
     ("head", "steps", "inner_loop", "form"),
     [
@@ -74,32 +65,33 @@ def test_rate_zero_is_the_nearest_centroid():
     assert np.abs(adapted - expected).max() > 0.01
 
 
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_a_head_of_a_bias_alone_is_a_weighted_vote(metric):
+@pytest.mark.parametrize(
+    ("metric", "form", "of_kernel", "of_bias"),
+    [
+        ("cosine", "diagonal", 0.0, 2.0),
+        ("euclidean", "diagonal", 0.0, 2.0),
+        ("cosine", "fixed", 0.4, 0.4),
+    ],
+)
+def test_one_step_of_a_dense_head_is_attention(metric, form, of_kernel, of_bias):
+    """The formula of the docstring; with a bias alone that adapts, a weighted vote."""
     inputs, _ = data.episodes()
-    options = {"metric": metric, "temperature": 0.7, "learning_rate_form": "diagonal"}
+    options = {"metric": metric, "temperature": 0.7, "learning_rate_form": form}
+    if form == "fixed":  # Then the rate is no weight.
+        options["inner_learning_rate"] = of_bias
     model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
     model(inputs)
-    of_kernel, of_bias = model.rate.raw_rates
-    of_kernel.assign(np.zeros(of_kernel.shape))
-    of_bias.assign(2.0)
+    assert len(model.weights) == len(model.rate.raw_rates) == (0 if form == "fixed" else 2)
+    for raw, rate in zip(model.rate.raw_rates, (of_kernel, of_bias), strict=False):
+        raw.assign(np.full(raw.shape, rate))
     found = as_numpy(model(inputs))
     for support, labels, queries, own in zip(*inputs, found, strict=True):
-        weights = attention(support, queries, metric, 0.7)
-        votes = weights @ np.eye(data.WAYS)[labels]
-        np.testing.assert_allclose(own, 2 * (votes - 1 / data.WAYS), rtol=1e-4, atol=1e-5)
-
-
-def test_one_step_of_a_dense_head_is_attention():
-    """The formula of the docstring, at a fixed rate, which is no weight."""
-    inputs, _ = data.episodes()
-    options = {"learning_rate_form": "fixed", "inner_learning_rate": 0.4}
-    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, "dense", **options)
-    found = as_numpy(model(inputs))
-    assert not model.weights
-    for support, labels, queries, own in zip(*inputs, found, strict=True):
-        weights = attention(support, queries, "cosine", 0.2)
-        factors = weights * 0.4 * (queries @ support.T + 1)
+        if metric == "cosine":
+            scores = data.unit(queries) @ data.unit(support).T
+        else:
+            scores = -((queries[:, None] - support) ** 2).sum(-1)
+        weights = np.exp(scores / 0.7) / np.exp(scores / 0.7).sum(axis=1, keepdims=True)
+        factors = weights * (of_kernel * queries @ support.T + of_bias)
         expected = factors @ (np.eye(data.WAYS)[labels] - 1 / data.WAYS)
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
 
