@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_equal, normal
+from helpers import as_numpy, assert_all_equal, assert_equal, normal
 
 import nsl_keras
 from nsl_keras.callbacks import DictionaryInitializer, EntryStatistics
@@ -12,6 +12,7 @@ ENTRIES, FEATURES = 6, 4
 X = normal(300, FEATURES)
 Y = np.random.default_rng(0).integers(0, 3, size=300)
 FEW = X[:24], Y[:24]
+NAMES = "attention_entropy", "usage_entropy", "dead_entries"
 
 
 def make_model(task="classification", **options):
@@ -69,8 +70,7 @@ def test_entries_stay_where_training_is_resumed(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             make_model().fit(*FEW, verbose=0, epochs=3, callbacks=[backup, start, Killed()])
     assert len(ends) == 1
-    for one, other in zip(starts[-1], ends[0], strict=True):
-        assert_equal(one, other)
+    assert_all_equal(starts[-1], ends[0])
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -108,18 +108,16 @@ def test_statistics_against_their_definitions():
     entropies = -(weights * np.log(weights)).sum(axis=1)
     dead = np.mean(usage < 0.9 / ENTRIES)
     expected = [entropies.mean(), -(usage * np.log(usage)).sum(), dead]
-    names = ["attention_entropy", "usage_entropy", "dead_entries"]
-    np.testing.assert_allclose([found[name] for name in names], expected, rtol=1e-4)
+    np.testing.assert_allclose([found[name] for name in NAMES], expected, rtol=1e-4)
     assert 0 < dead < 1
 
 
 def test_fit_logs_the_statistics_of_each_epoch():
     callback = EntryStatistics(FEW[0])
     history = make_model().fit(*FEW, epochs=2, verbose=0, callbacks=[callback]).history
-    names = ("attention_entropy", "usage_entropy", "dead_entries")
-    assert all(len(history[name]) == 2 for name in names)
+    assert all(len(history[name]) == 2 for name in NAMES)
     assert len(set(history["attention_entropy"])) == 2
-    assert [history[name][-1] for name in names] == list(callback.measure().values())
+    assert [history[name][-1] for name in NAMES] == list(callback.measure().values())
 
 
 def test_callbacks_read_data_sets():

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_equal, normal
+from helpers import as_numpy, assert_all_equal, assert_equal, normal
 
 import nsl_keras
 from nsl_keras.layers import (
@@ -238,8 +238,7 @@ def test_the_seed_counts_when_a_layer_is_made(kind):
         keras.utils.set_random_seed(seed)
         layer.build((None, 5))
         found.append(layer.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(*found)
 
 
 def in_a_head(dictionary):
@@ -257,8 +256,7 @@ def assign(keys=X[:4], fixed_values=False, **values):
     try:
         dictionary.assign(keys, **values)
     finally:
-        for new, old in zip(dictionary.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(new, old)
+        assert_all_equal(dictionary.get_weights(), before)
 
 
 @pytest.mark.parametrize(

@@ -127,14 +127,12 @@ def test_rankings(kinds):
     np.testing.assert_array_equal(found, np.argsort(-attention)[:, :3])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_errors():
+    layer = heads.build("linear")
+    for options, message in (
         ({"k": ENTRIES + 1}, "`k` must be at most the number of"),
         ({"k": 0}, "`k` must be a positive"),
         ({"by": "weight"}, "`by` must be one of"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        heads.build("linear").neighbors(heads.features(), **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.neighbors(heads.features(), **options)

@@ -10,16 +10,11 @@ from keras import ops
 
 import nsl_keras
 
-pytestmark = pytest.mark.skipif(
-    not IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
-)
+pytestmark = [
+    pytest.mark.skipif(not IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"),
+    pytest.mark.usefixtures("float64"),
+]
 LOSS = keras.losses.SparseCategoricalCrossentropy
-
-
-@pytest.fixture(autouse=True)
-def float64(fixed_seed):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
 
 
 def build(backbone, shape, classes, weights, inner_loop):

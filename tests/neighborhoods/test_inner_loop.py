@@ -10,10 +10,6 @@ from keras import ops
 
 from nsl_keras.layers import MetaNeighborhoodHead
 
-needs_float64 = pytest.mark.skipif(
-    not heads.IS_TENSORFLOW, reason="float64 needs the TensorFlow backend"
-)
-
 
 @pytest.mark.parametrize(
     ("kinds", "options"),
@@ -49,7 +45,7 @@ def test_dual_form_and_tape_agree(kinds, options):
     heads.assert_close(*found, 1e-9)
 
 
-@needs_float64
+@pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="finite differences need float64")
 @pytest.mark.parametrize(
     ("kind", "task", "inner_loop"),
     [

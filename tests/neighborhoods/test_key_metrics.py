@@ -1,14 +1,12 @@
-"""Metrics against float64, far from zero too, and a custom one."""
+"""Metrics against float64, far from zero too."""
 
 import keras
 import numpy as np
 import pytest
 from helpers import as_numpy, assert_close, normal
-from keras import ops
 
-import nsl_keras
 from nsl_keras import key_metrics
-from nsl_keras.layers import CosineDense, NeighborDictionary
+from nsl_keras.layers import NeighborDictionary
 
 
 def exact_distances(queries, keys):
@@ -42,25 +40,3 @@ def test_distances_far_from_zero():
     queries, keys = 50 + normal(8, 256), 50 + normal(20, 256, seed=1)
     found = key_metrics.Euclidean()(queries, keys)
     np.testing.assert_allclose(found, exact_distances(queries, keys), rtol=1e-4)
-
-
-@keras.saving.register_keras_serializable("tests")
-class ScaledProduct(key_metrics.KeyMetric):
-    def __init__(self, scale):
-        self.scale = scale
-
-    def __call__(self, queries, keys):
-        return self.scale * ops.matmul(queries, ops.swapaxes(keys, -1, -2))
-
-    def get_config(self):
-        return {"scale": self.scale}
-
-
-def test_a_custom_metric(tmp_path):
-    dictionary = NeighborDictionary(8, metric=ScaledProduct(0.5), temperature=2.0)
-    model = nsl_keras.MetaNeighborhoodModel(None, CosineDense(3), dictionary)
-    expected = model(normal(32, 4))
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert again.dictionary.metric.scale == 0.5
-    assert_close(again(normal(32, 4)), expected)
