@@ -5,17 +5,13 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW
-from keras import ops
+from helpers import IS_TENSORFLOW, assert_all_equal, normal
 
 import nsl_keras
 from nsl_keras.callbacks import TrainingBackup
 from nsl_keras.training import backup
 
-rng = np.random.default_rng(0)
-X = rng.normal(size=(24, 6)).astype("float32")
-Y = (np.arange(24) % 3).astype("int32")
-IMAGES, LABELS = rng.random((24, 4, 4, 1)).astype("float32"), np.arange(24) % 4
+X, Y = normal(24, 6), (np.arange(24) % 3).astype("int32")
 
 
 class Batches(keras.utils.PyDataset):
@@ -42,10 +38,11 @@ class Killed(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def dense_model():
+def dense_model(last=nsl_keras.layers.CosineDense, **options):
+    """By default one of the weights is a number."""
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4, seed=1)])
-    model.add(nsl_keras.layers.CosineDense(3))  # One of its weights is a number.
+    dropout = keras.layers.Dropout(0.4, seed=1)
+    model = keras.Sequential([keras.Input((6,)), dropout, last(3, **options)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=IS_TENSORFLOW
@@ -66,16 +63,8 @@ def fit(model, folder, killed_at=None, epochs=5, **options):
     ), stopping
 
 
-def numbers_of(model):
-    return [
-        ops.convert_to_numpy(each)
-        for each in [*model.variables, *model.optimizer.variables]
-    ]
-
-
-def assert_same(model, other):
-    for one, two in zip(numbers_of(model), numbers_of(other), strict=True):
-        np.testing.assert_array_equal(one, two)
+def assert_same(*models):
+    assert_all_equal(*([*each.variables, *each.optimizer.variables] for each in models))
 
 
 def states(folder):
@@ -97,8 +86,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
     assert resumed.epoch == history.epoch == list(range(5))
     for name in ("wait", "best", "best_epoch", "stopped_epoch", "min_delta"):
         assert getattr(restored, name) == getattr(stopping, name), name
-    for one, two in zip(restored.best_weights, stopping.best_weights, strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_all_equal(restored.best_weights, stopping.best_weights)
     # What is finished is not trained again.
     again = dense_model()
     finished, _ = fit(again, tmp_path / "killed")
@@ -125,8 +113,7 @@ def test_a_training_that_stopped_stays_stopped(tmp_path):
         found.append((history.epoch, history.history, model.get_weights()))
     assert found[0][:2] == found[1][:2]
     assert found[1][0] == [0, 1]
-    for one, two in zip(found[0][2], found[1][2], strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_all_equal(found[0][2], found[1][2])
     backup.delete()
     assert not (tmp_path / "states").exists()
 
@@ -236,6 +223,8 @@ class TwoOptimizers(keras.Sequential):
 
 
 def test_a_second_optimizer(tmp_path):
+    """Is restored, and must be built."""
+
     def made():
         model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -247,48 +236,9 @@ def test_a_second_optimizer(tmp_path):
         callbacks = [TrainingBackup(tmp_path, delete_at_end=False)]
         model.fit(X, X[:, :1], epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False)
     assert int(second.other_optimizer.iterations) == 7
-
-
-def test_an_optimizer_that_is_not_built(tmp_path):
-    model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.other_optimizer = keras.optimizers.Adam()
+    second.other_optimizer = keras.optimizers.Adam()
     with pytest.raises(ValueError, match="Every optimizer of the model must be built"):
-        model.fit(X, X[:, :1], callbacks=[TrainingBackup(tmp_path)], verbose=0)
-
-
-def test_private_progress_of_callbacks(tmp_path):
-    """Keras's callback swaps averages in at the end of an epoch, and back at the next."""
-    models = []
-    for kills in ([None], [2, None]):
-        for killed_at in kills:
-            model = dense_model()
-            model.compile(keras.optimizers.SGD(0.5, use_ema=True), model.loss)
-            swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-            backup = TrainingBackup(tmp_path / str(len(kills)), callbacks=[swap])
-            callbacks = [Killed(killed_at), swap, backup]
-            options = {"epochs": 4, "shuffle": False, "verbose": 0}
-            try:
-                model.fit(X, Y, callbacks=callbacks, **options)
-            except KeyboardInterrupt:
-                assert killed_at == 2
-        models.append(model)
-    assert_same(*models)
-
-
-@pytest.mark.jax
-def test_other_dtypes(tmp_path):
-    """Seeds of 32 bits, weights in bfloat16."""
-    models = []
-    for _ in range(2):
-        keras.utils.set_random_seed(len(models))
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.4)])
-        model.add(keras.layers.Dense(3, dtype="bfloat16"))
-        model.compile("adam", "mse", run_eagerly=IS_TENSORFLOW)
-        backup = TrainingBackup(tmp_path, delete_at_end=False)
-        model.fit(X, X[:, :3], epochs=1, callbacks=[backup], verbose=0)
-        models.append(model)
-    assert_same(*models)
+        second.fit(X, X[:, :1], callbacks=callbacks, verbose=0)
 
 
 class Started(keras.callbacks.Callback):
@@ -334,24 +284,45 @@ def test_bad_arguments(arguments, message):
         TrainingBackup(**{"folder": "states", **arguments})
 
 
-def killed_and_whole(make, folder, epochs=3, data=None, **options):
-    """Trains without and with a kill; returns both models and histories."""
+def check_killed(make, folder, inputs=None, data=lambda: None, callbacks=list):
+    """Trains without and with a kill, with the same weights and history in the end."""
     found = []
-    for killed_at in (None, 1):
-        for kill in dict.fromkeys((killed_at, None)):
-            model = make()
-            given = data() if data else None
-            backup = TrainingBackup(folder / str(killed_at), given)
+    for kills in ((None,), (2, None)):
+        for killed_at in kills:
+            model, others = make(), callbacks()
+            backup = TrainingBackup(folder / str(len(kills)), data(), others)
+            given = inputs(backup) if inputs else {"x": X, "y": Y}
+            options = {"epochs": 4, "shuffle": False, "verbose": 0}
+            options["callbacks"] = [Killed(killed_at), *others, backup]
             try:
-                history = model.fit(
-                    **({"x": given} if data else {"x": X, "y": Y}),
-                    **{"epochs": epochs, "shuffle": False, "verbose": 0, **options},
-                    callbacks=[Killed(kill), backup],
-                )
+                history = model.fit(**given, **options)
             except KeyboardInterrupt:
                 continue
         found.append((model, history.history))
-    return found
+    (whole, expected), (model, resumed) = found
+    assert_same(model, whole)
+    assert resumed == expected
+    assert states(folder) == []
+
+
+@pytest.mark.jax
+def test_other_dtypes(tmp_path):
+    """Seeds of 32 bits, weights in bfloat16."""
+    check_killed(lambda: dense_model(keras.layers.Dense, dtype="bfloat16"), tmp_path)
+
+
+def test_private_progress_of_callbacks(tmp_path):
+    """Keras's callback swaps averages in at the end of an epoch, and back at the next."""
+
+    def averaged():
+        model = dense_model()
+        model.compile(keras.optimizers.SGD(0.5, use_ema=True), model.loss)
+        return model
+
+    def swaps():
+        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
+
+    check_killed(averaged, tmp_path, callbacks=swaps)
 
 
 def neighborhoods():
@@ -369,10 +340,7 @@ def neighborhoods():
 @pytest.mark.jax
 @pytest.mark.long
 def test_meta_neighborhoods(tmp_path):
-    (whole, history), (model, resumed) = killed_and_whole(neighborhoods, tmp_path)
-    assert_same(model, whole)
-    assert resumed == history
-    assert states(tmp_path) == []
+    check_killed(neighborhoods, tmp_path)
 
 
 @pytest.mark.long
@@ -380,9 +348,8 @@ def test_meta_neighborhoods(tmp_path):
 def test_few_shot_learners(tmp_path, name):
     def make():
         keras.utils.set_random_seed(3)
-        layers = [keras.layers.Flatten(), keras.layers.Dropout(0.3, seed=0)]
-        network = keras.Sequential([keras.Input(IMAGES.shape[1:]), *layers])
-        network.add(keras.layers.Dense(3))
+        layers = [keras.layers.Dropout(0.3, seed=0), keras.layers.Dense(3)]
+        network = keras.Sequential([keras.Input((6,)), *layers])
         ways = {"ways": 3} if name == "ProtoNet" else {}
         learner = getattr(nsl_keras.few_shot, name)(network, **ways)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -390,12 +357,10 @@ def test_few_shot_learners(tmp_path, name):
         return learner
 
     def episodes():
-        sampler = nsl_keras.few_shot.EpisodeSampler(IMAGES, LABELS, 3, 2, 2, seed=0)
+        sampler = nsl_keras.few_shot.EpisodeSampler(X, np.arange(24) % 4, 3, 2, 2, seed=0)
         return sampler.batches(2, steps=2)
 
-    (whole, history), (model, resumed) = killed_and_whole(make, tmp_path, data=episodes)
-    assert_same(model, whole)
-    assert resumed == history
+    check_killed(make, tmp_path, lambda backup: {"x": backup.data}, episodes)
 
 
 @pytest.mark.long
@@ -404,20 +369,12 @@ def test_shuffled_data_sets(tmp_path):
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices((X, Y))
-    models = []
-    for kills in ([None], [2, None]):
-        for killed_at in kills:
-            model = dense_model()
-            backup = TrainingBackup(tmp_path / str(len(kills)))
-            order = tf.data.Dataset.range(backup.epoch, 4).flat_map(
-                lambda epoch: data.shuffle(
-                    24, seed=epoch, reshuffle_each_iteration=False
-                ).batch(8)
-            )
-            options = {"callbacks": [Killed(killed_at), backup], "verbose": 0}
-            try:
-                model.fit(order, epochs=4, steps_per_epoch=3, shuffle=False, **options)
-            except KeyboardInterrupt:
-                assert killed_at == 2
-        models.append(model)
-    assert_same(*models)
+
+    def of_epoch(epoch):
+        return data.shuffle(24, seed=epoch, reshuffle_each_iteration=False).batch(8)
+
+    def inputs(backup):
+        order = tf.data.Dataset.range(backup.epoch, 4).flat_map(of_epoch)
+        return {"x": order, "steps_per_epoch": 3}
+
+    check_killed(dense_model, tmp_path, inputs)
