@@ -78,7 +78,6 @@ def metric(learner, flat=True, **options):
 def centered(**options):
     def make():
         model = few_shot.NearestCentroid(data.convolutional(), data.WAYS, **options)
-        model(episodes()[0])
         model.center_on(np.random.default_rng(1).normal(size=(9, *IMAGE)))
         return model
 

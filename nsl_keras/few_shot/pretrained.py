@@ -63,7 +63,7 @@ class PretrainedLearner(MetricLearner):
             self._build_for(images.shape[1:])
             return at_least_float32(self.backbone(images, training=False))
 
-        found = predict(features, self.backbone, images, batch_size=batch_size)
+        found = predict(features, self, images, batch_size=batch_size)
         center = np.mean(found, axis=0, dtype="float64").reshape(-1)
         validation.finite(center, "features")
         self.center.assign(center)
