@@ -48,6 +48,8 @@ MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
 #: Words for what the benchmarks abbreviate.
 WORDS = {
     "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
+    "UNS, in blocks of 2x2 (the default)": "unconstrained similarity",
+    "NSN, UNS": "NSN, UNS with `downsampling=1`",
     "UNS, layer, in blocks": "UNS",
     "UNS, layer": "UNS with `downsampling=1`",
     "DNS, layer, in blocks": "DNS with `downsampling=2`",
