@@ -139,7 +139,11 @@ def _where() -> str:
         for row in each["rows"]
         if row["case"].startswith("few-shot")
     }
-    ratio = predictors.step_times(RESULTS)["UNS blocks", "narrow_cnn"]["median"]
+    (timed,) = (
+        run
+        for run in predictors.costs(RESULTS)
+        if (run["method"], run["network"]) == ("UNS blocks", "narrow_cnn")
+    )
     slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
 
     def made(found: list[dict]) -> str:
@@ -157,9 +161,12 @@ def _where() -> str:
         made_by = made(chosen)
         return [situation, plain, title, "", difference, times, made_by]
 
-    def after_five_epochs(situation: str, title: str, name: str, times: str) -> list[str]:
+    def after_five_epochs(
+        situation: str, title: str, name: str, times: str, *others: dict
+    ) -> list[str]:
         found = [each for each in matrix if each.method == name]
-        made_by = made([run for each in found for run in each.found + each.baseline])
+        compared = [run for each in found for run in each.found + each.baseline]
+        made_by = made([*compared, *others])
         difference = _cells(naive, METHODS[name].title)[1]
         return [situation, "", title, "", difference, times, made_by]
 
@@ -191,11 +198,10 @@ def _where() -> str:
             of_pretrained("", "nearest centroid", "nearest centroid", "none"),
             after_five_epochs(
                 "five epochs, small data: five sets, three networks",
-                *(
-                    "dynamic unconstrained similarity",
-                    "dynamic_uns",
-                    f"{ratio:.2f}x per step",
-                ),
+                "dynamic unconstrained similarity",
+                "dynamic_uns",
+                f"{timed['step_time']['median']:.2f}x per step",
+                timed,
             ),
             after_five_epochs("", "plain, three times the rate", "plain_rate", "1x"),
             ["weak features: one linear layer, digits", linear[0]]

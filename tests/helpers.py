@@ -113,7 +113,7 @@ def second_derivatives(function, inputs, variables):
 
 @keras.saving.register_keras_serializable("tests")
 class Subclassed(keras.Model):
-    """A model without a graph, `build` and `compute_output_shape`."""
+    """A model without a graph, `build` or `compute_output_shape`."""
 
     def __init__(self, body=None, unused=None, **kwargs):
         super().__init__(**kwargs)

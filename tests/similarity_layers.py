@@ -36,7 +36,7 @@ GEOMETRIES = [
     {"kernel_size": (2, 3, 2), "padding": "same", "strides": 2, "groups": 2},
     {"kernel_size": (12, 1, 1), "padding": "same", "strides": 2},  # Above the image.
     {"kernel_size": 4, "padding": "causal", "dilation_rate": 2},
-    {"kernel_size": 3, "padding": "causal", "strides": 2},
+    {"kernel_size": 4, "padding": "causal", "strides": 2},
 ]
 
 # Every row of the table of similarities, the sparse one with several counts.

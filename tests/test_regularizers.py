@@ -99,7 +99,7 @@ def dynamic_layer(options, regularizer, dtype="float32"):
 @each_of_matrices
 @pytest.mark.parametrize("options", DYNAMIC.values(), ids=DYNAMIC)
 def test_penalty_of_predicted_matrices(name, options):
-    """The mean over batch and positions, once a call."""
+    """The mean over all predicted matrices, once a call."""
     regularizer, expected = OF_MATRICES[name]
     layer = dynamic_layer(options, regularizer)
     images = normal(4, 5, 6, 2)

@@ -59,11 +59,14 @@ class PretrainedLearner(MetricLearner):
                 f"Received: batch_normalization={self.batch_normalization!r}"
             )
 
+        shapes = []
+
         def features(images: Tensor) -> Tensor:
-            self._build_for(images.shape[1:])
+            shapes.append(images.shape[1:])
             return at_least_float32(self.backbone(images, training=False))
 
         found = predict(features, self, images, batch_size=batch_size)
+        self._build_for(shapes[0])
         center = np.mean(found, axis=0, dtype="float64").reshape(-1)
         validation.finite(center, "features")
         self.center.assign(center)

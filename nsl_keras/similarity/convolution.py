@@ -1,9 +1,9 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
 A static `M` is a weight and folds into the kernel. A dynamic `M` is predicted from the
-input, one matrix per output position or one per example. Position `p` and tap `u` of a
-strided, dilated convolution read the input at `p * stride + u * dilation - padding`, with
-the padding as TensorFlow's "same" splits it.
+input, one matrix per output position, block of positions or example. Position `p` and tap
+`u` of a strided, dilated convolution read the input at
+`p * stride + u * dilation - padding`, with the padding as TensorFlow's "same" splits it.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 
     *Dynamic* (with a predictor): the parameters of `M(x)` at `p` are those of the identity
     plus the output of a small network that sees the input around `p`; if `M` is not
-    diagonal, one for each block of 2x2 positions (`downsampling` of the predictor). The
-    layer cannot be folded, and costs more than a convolution.
+    diagonal, each block of 2x2 positions shares one output (`downsampling` of the
+    predictor). The layer cannot be folded, and costs more than a convolution.
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
@@ -134,9 +134,8 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             the Cholesky factor, ...).
         similarity_regularizer: Regularizer of the matrix `M` itself. Keras's regularizers
             pull it toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the
-            identity. With a predictor the penalty is the mean over the batch and the
-            positions: the regularizer must return the sum over the matrices `(n, T, T)`,
-            as these do.
+            identity. With a predictor the penalty is the mean over all predicted `M`: the
+            regularizer must return the sum over the matrices `(n, T, T)`, as these do.
         similarity_constraint: Constraint on the static similarity's parameters.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms or

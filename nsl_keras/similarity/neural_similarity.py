@@ -98,7 +98,7 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
         return self.compute_output_shape(input_shape)
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
-        """Returns the `M(x)` that a dynamic layer predicts at each position.
+        """Returns the `M(x)` that a dynamic layer uses at each position.
 
         The positions are those of the output, or of a transposed convolution's input.
 

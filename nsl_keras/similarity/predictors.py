@@ -123,8 +123,9 @@ class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
     The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input `x` and returns, at every output position, the difference
-    between the parameters of `M(x)` and of the identity. By `kind`, if `M` is diagonal:
+    It reads the layer's input `x` and returns, for every output position or block of them,
+    the difference between the parameters of `M(x)` and of the identity. By `kind`, if `M`
+    is diagonal:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
@@ -145,18 +146,19 @@ class SimilarityPredictor:
     Args:
         kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
             `LayerContext` that returns a list of layers. The recipe's methods `hidden`
-            and `output` make the layers above; anything may stand between them. To save
+            and `output` make the layers above; anything may stand between them. A recipe
+            that the function makes needs the recipe's `block_side(context)`. To save
             models with it, register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
             and 128 for others; with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
-        downsampling: int, the side of the blocks of positions that share one `M`: with 2,
-            the network has twice the strides, and each block of 2x2 positions of an image
-            takes one prediction. Blocks begin at the first position; those at the end may
-            be smaller. Not in dilated convolutions, unless the predictor is shared. `None`
-            is 2 where `M` is not diagonal, and 1 for diagonal ones, dilated convolutions,
-            `kind` as a function and `start="published"`.
+        downsampling: int or `None`, the side of the blocks of positions that share one
+            `M`: with 2, the network has twice the strides, and each block of 2x2 positions
+            of an image takes one prediction. Blocks begin at the first position; those at
+            the end may be smaller. Must be 1 for vectors and, unless the predictor is
+            shared, in dilated convolutions. `None` is 1 there, for a diagonal `M`, a
+            function as `kind` and `start="published"`; else it is 2.
         pooled: bool, whether to predict one `M` per example, the mean of all predictions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set

@@ -27,8 +27,9 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     *Static*: `M` is a weight, and `fold()` returns the plain `Conv2DTranspose` with the
     kernel `M^T W`.
 
-    *Dynamic*: `M(x)` is predicted at every input position. The predictor's layers have
-    the kernel size and dilation of the layer, and padding `"same"`.
+    *Dynamic*: `M(x)` is predicted at every input position, or for blocks of them. The
+    predictor's layers have the kernel size and dilation of the layer, and padding
+    `"same"`.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.

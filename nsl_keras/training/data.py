@@ -15,7 +15,7 @@ class _Function(keras.Model):
     """Private: a function of batches as a model, whose `predict` takes any data."""
 
     def __init__(self, function: Callable[[Any], Any], model: keras.layers.Layer) -> None:
-        # Inputs reach the model as they are; weights that it builds begin with its name.
+        # Inputs reach the model as they are; paths of weights begin with its name.
         super().__init__(autocast=False, name=model.name)
         self.function = function
         self.model = model

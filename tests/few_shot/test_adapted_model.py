@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import convolutional, episodes
-from helpers import Batches, Subclassed
+from helpers import Batches, Subclassed, as_numpy
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -33,6 +33,16 @@ def test_a_data_set_has_labels_and_names():
     assert model.class_names == NAMES
     found = model.predict(SUPPORT, verbose=0)
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NearestNeighbor])
+def test_mixed_precision(kind):
+    keras.config.set_dtype_policy("mixed_float16")
+    made = learner(kind, ways=3)
+    expected = as_numpy(made((SUPPORT[None], LABELS[None], SUPPORT[None])))[0]
+    found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_half_precision_rounds_no_inputs_and_features():

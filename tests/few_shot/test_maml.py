@@ -375,7 +375,7 @@ def is_called(name, variable):
     ids=["paths", "all", "set", "partial"],
 )
 def test_a_file_keeps_what_adapts(selection, tmp_path):
-    """By the places of the variables, whose paths change, and though some are frozen."""
+    """Variables are stored by their places: loaded ones have other paths, some frozen."""
     inputs, _ = episodes()
     network = of_layers(layers.Flatten(), layers.Dense(5), layers.Dense(WAYS))
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}

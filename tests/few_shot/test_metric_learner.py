@@ -42,7 +42,8 @@ def test_batch_normalization_policies(policy, training):
     backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
     rng = np.random.default_rng(3)
     stored = [rng.uniform(0.5, 2, size=data.SIZE).astype("float32") for _ in range(4)]
-    layer.set_weights([*stored, np.zeros(())])
+    before = 512 * 100  # The last 100 examples weigh as much as a batch of 100.
+    layer.set_weights([*stored, np.array(before)])
     model = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization=policy)
     (support, labels, queries), _ = data.episodes()
     support += 1
@@ -73,10 +74,11 @@ def test_batch_normalization_policies(policy, training):
     expected = -((queries[:, :, None] - means[:, None]) ** 2).sum(-1)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     *moved, seen = layer.get_weights()[2:]
-    assert seen == training * (12 if policy == "support" else 20)
-    # The first images replace the statistics.
+    count = training * (12 if policy == "support" else 20)
+    assert seen == before + count
+    rate = count / (count + 100)
     for new, old, batch in zip(moved, stored[2:], update, strict=True):
-        expected = batch.reshape(-1) if training else old
+        expected = (1 - rate) * old + rate * batch.reshape(-1)
         np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -118,8 +118,8 @@ def test_places(where, after):
 def test_channels_first():
     model, images = residual(channels_first=True), np.moveaxis(IMAGES, -1, 1)
     new_model = convert.add_film(model)
-    found = [(film.axis, film.dictionary_size) for film in films_of(new_model)]
-    assert found == [(1, 10), (1, 10), (-1, 10)]
+    found = [(film.axis, film.keys.shape[-1]) for film in films_of(new_model)]
+    assert found == [(1, 4), (1, 4), (-1, 5)]
     check_start(model, new_model, images)
     # Some layers have no data format of their own.
     keras.config.set_image_data_format("channels_first")

@@ -178,7 +178,9 @@ def nested():
         [keras.Input((6, 7, 4)), keras.layers.Conv2D(2, 2, name="frame")], name="encoder"
     )
     frames = keras.layers.TimeDistributed(encoder, name="frames")(frames)
-    model = keras.Model({"left": left, "right": right}, [one + two, frames])
+    model = keras.Model(
+        {"left": left, "right": right}, {"sum": one + two, "frames": frames}
+    )
     randomize(model.weights)
     return model
 

@@ -396,6 +396,7 @@ def test_matrices_are_predicted_for_blocks_by_default(options, blocks):
     layer.build((2, 7, 8, 3))
     shape = layer.bilinear_form.network.compute_output_shape((2, 7, 8, 3))
     assert shape[1:3] == ((4, 4) if blocks else (7, 8))
+    assert layer.predicted_matrices(images_after_relu(7, 8, 3)).shape[1:3] == (7, 8)
 
 
 def test_a_custom_layer_may_have_attributes_of_recipes():

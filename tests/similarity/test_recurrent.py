@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
-from helpers import randomize
+from helpers import assert_all_equal, randomize
 from keras import ops
 from similarity_layers import (
     TOLERANCES,
@@ -13,6 +13,7 @@ from similarity_layers import (
     assert_equal,
     identity_parameters,
     to_matrix,
+    values,
 )
 
 from nsl_keras import layers, rewiring
@@ -94,6 +95,18 @@ def test_starts_as_the_plain_cell(name):
         go_backwards=True,
         zero_output_for_mask=True,
     )
+
+
+def test_bidirectional():
+    both = keras.layers.Bidirectional(layers.NeuralSimilarityLSTM(UNITS, predictor="cnn"))
+    both.build(SEQUENCES.shape)
+    randomize(both.trainable_variables, 0.1)
+    cells = both.forward_layer.cell, both.backward_layer.cell
+    assert cells[0].input_form.network is not cells[1].input_form.network
+    directions = sequences(), ops.flip(sequences(), axis=1)
+    pairs = zip(cells, directions, strict=True)
+    each = [keras.layers.RNN(cell)(direction) for cell, direction in pairs]
+    assert_close(both(sequences()), ops.concatenate(each, axis=-1), 1e-6)
 
 
 def test_a_cell_takes_its_state_alone_or_in_a_list():
@@ -335,6 +348,9 @@ def test_keras_does_not_load_the_kernels_without_their_similarity(name, tmp_path
     pair = network(layers, "NeuralSimilarity"), network(keras.layers)
     for source, other in (pair, pair[::-1]):
         source.save_weights(tmp_path / "model.weights.h5")
+        expected = values(source.weights)
+        randomize(source.weights)
         source.load_weights(tmp_path / "model.weights.h5")
+        assert_all_equal(source.weights, expected)
         with pytest.raises(ValueError, match="could not be loaded"):
             other.load_weights(tmp_path / "model.weights.h5")
