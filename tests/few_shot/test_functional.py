@@ -37,6 +37,9 @@ def test_selections():
     assert names(["net/head/bias", "gamma"]) == ["net/norm/gamma", "net/head/bias"]
     assert names(lambda each: "head" in each.path) == names("classifier")
     assert names([2, 0]) == [model.variables[place].path for place in (2, 0)]
+    model.get_layer("convolution").trainable = False
+    with pytest.raises(ValueError, match="`inner_variables` must match trainable"):
+        names("similarity")
 
 
 @pytest.mark.parametrize("shared", [False, True])
