@@ -81,7 +81,7 @@ def save_model(
         examples: Batch of inputs on which the written model is compared with `model`;
             `None` draws random numbers. Needed for subclassed models, and with a
             `preprocessing` that is not a functional model.
-        k: int, the number of `neighbors`, at most the size of the dictionary.
+        k: int, the number of `neighbors`; of a smaller dictionary, all entries.
 
     Returns:
         The path written, `folder/version`.

@@ -172,12 +172,12 @@ class TrainingBackup(keras.callbacks.Callback):
         if found:
             self._restore(*found)
             stopped = self.model.stop_training = found[0]["stopped"]
-            begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         # Even if nothing is new: this shows now whether states can be written.
         self._keep(self.epoch, stopped)
         if self._writes:
             size = self._path(self.epoch).stat().st_size
             files.require_room(self.folder, _KEPT * size)
+        begin_fit_at(self.model, self.params["epochs"] if stopped else self.epoch)
         self.params[_BEGUN] = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -153,8 +153,15 @@ def loss_of_logits(loss: Any) -> None:
             )
 
 
+#: Losses of probabilities that have no `from_logits`, as classes and as functions.
+_OF_PROBABILITIES = (
+    *("KLDivergence", "kl_divergence", "Dice", "dice", "Tversky", "tversky"),
+    *("CategoricalGeneralizedCrossEntropy", "categorical_generalized_cross_entropy"),
+)
+
+
 def _expects_probabilities(loss: Any) -> bool:
-    if isinstance(loss, keras.losses.KLDivergence) or loss is keras.losses.kl_divergence:
+    if getattr(loss, "__name__", type(loss).__name__) in _OF_PROBABILITIES:
         return True
     argument = inspect.signature(loss).parameters.get("from_logits")
     return getattr(loss, "from_logits", argument and argument.default) is False

@@ -90,6 +90,8 @@ def test_losses_of_probabilities():
         keras.losses.sparse_categorical_crossentropy,
         keras.losses.KLDivergence(),
         [logits, "kl_divergence"],
+        keras.losses.Dice(),
+        "categorical_generalized_cross_entropy",
     ):
         with pytest.raises(ValueError, match="`loss` must take logits"):
             checks.loss_of_logits(loss)
