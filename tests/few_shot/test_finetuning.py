@@ -340,9 +340,12 @@ def test_similarities_have_their_own_rule():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variables", ["classifier", "similarity+classifier"])
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_size": 4, "batch_normalization": "moving"}]
+    ("variables", "options"),
+    [
+        ("classifier", {}),
+        ("similarity+classifier", {"batch_size": 4, "batch_normalization": "moving"}),
+    ],
 )
 def test_xla(variables, options):
     model, episodes = randomize(network(7)), make_episodes(2)
