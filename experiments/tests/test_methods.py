@@ -225,5 +225,5 @@ def test_the_generator_of_maxl_learns_through_a_step():
             kernel.assign(moved)
             values.append(float(model.generator_loss(images, labels)))
         numeric[place] = (values[0] - values[1]) / 2e-5
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-7, atol=1e-10)
     assert np.abs(numeric).max() > 1e-4
