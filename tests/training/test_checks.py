@@ -91,7 +91,8 @@ def test_losses_of_probabilities():
         keras.losses.KLDivergence(),
         [logits, "kl_divergence"],
         keras.losses.Dice(),
-        "categorical_generalized_cross_entropy",
+        keras.losses.CategoricalGeneralizedCrossEntropy(),
+        keras.losses.categorical_generalized_cross_entropy,
     ):
         with pytest.raises(ValueError, match="`loss` must take logits"):
             checks.loss_of_logits(loss)
