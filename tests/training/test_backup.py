@@ -251,6 +251,7 @@ def test_no_room(tmp_path, monkeypatch):
         callbacks = [TrainingBackup(folder), Started()]
         dense_model().fit(X, Y, callbacks=callbacks, verbose=0)
 
+    fit(model := dense_model(), tmp_path / "kept", epochs=2)
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         begin(tmp_path / "file" / "states")
@@ -258,6 +259,10 @@ def test_no_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match=r"must have room for .* 1,000 bytes free"):
         begin(tmp_path / "states")
+    with pytest.raises(OSError, match="must have room"):
+        fit(model, tmp_path / "kept", epochs=4)
+    # Without a backup, the next training begins at its own first epoch.
+    assert model.fit(X, Y, epochs=3, verbose=0).epoch == [0, 1, 2]
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras builds it in `fit`")
