@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from absl import flags
 
@@ -33,26 +32,14 @@ FLAGS = flags.FLAGS
 GRACE = 120
 
 
-class Row(NamedTuple):
-    """A command in `experiments` with its flags, and those of the trials of its rate."""
-
-    line: str
-    tuning: str
-
-    def commands(self, seeds: Sequence[str]) -> list[list[str]]:
-        """What to call: the trials, then a run a seed."""
-        flags = self.line.split()
-        if flags[0] == "regression":
-            return [flags]
-        trials = [[*flags, *self.tuning.split(), "--tune"]] if self.tuning else []
-        tuned = ["--tuned"] if self.tuning else []
-        return trials + [[*flags, *tuned, f"--seeds={seed}"] for seed in seeds]
+#: A command in `experiments` with its flags, and those of the trials of its rate.
+Row = tuple[str, str]
 
 
 def rows(line: str, names: str, tuning: str = "") -> list[Row]:
     """A row for each name of a method; `a+b` are rows of one command."""
     methods = (" --method=".join(["", *name.split("+")]) for name in names.split())
-    return [Row(line + each, tuning) for each in methods]
+    return [(line + each, tuning) for each in methods]
 
 
 _NARROW = (
@@ -192,7 +179,7 @@ PLANS: dict[str, list[Row]] = {
     "mini_imagenet_published": _few_shot("--published"),
     # The UCI files of Table 2 of Meta-Neighborhoods, in --data_dir.
     "regression": [
-        Row(f"regression --dataset={name}", "")
+        (f"regression --dataset={name}", "")
         for name in ("gom", "super", "cte", "toms", "music")
     ],
 }
@@ -200,11 +187,12 @@ PLANS: dict[str, list[Row]] = {
 
 def commands(plan: str, seeds: Sequence[str]) -> Iterator[list[str]]:
     """Commands and their flags: each row with the first seed, then with the others."""
-    for row in PLANS[plan]:
-        yield from row.commands(seeds[:1])
-    if plan != "regression":
-        for seed in seeds[1:]:
-            yield from (row.commands([seed])[-1] for row in PLANS[plan])
+    for seed in seeds if plan != "regression" else [""]:
+        for line, tuning in PLANS[plan]:
+            if tuning and seed == seeds[0]:
+                yield [*line.split(), *tuning.split(), "--tune"]
+            own = [*(["--tuned"] if tuning else []), *([f"--seeds={seed}"] if seed else [])]
+            yield [*line.split(), *own]
 
 
 def call(called: list[str], deadline: float) -> bool:

@@ -31,8 +31,8 @@ import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
-from experiments.common.data import Split
-from experiments.few_shot import data
+from experiments.common.data import Split, save_file
+from experiments.few_shot.data import FewShotData
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).parents[1]
@@ -144,15 +144,15 @@ def left_in(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def finish(
-    example: str, folder: pathlib.Path, whole: dict[str, Any], max_kills: int | None = 0
+    example: str, folder: pathlib.Path, whole: dict[str, Any], at_files: bool = False
 ) -> tuple[int, list[str]]:
-    """Resumes a run until it ends, killed at each new file or at `max_kills` of them.
+    """Resumes a run until it ends, or kills it at each new file on the way.
 
     Returns how often it was killed, and in a list what is wrong in the end, if anything.
     """
     kills, status = 0, -signal.SIGKILL
     while status == -signal.SIGKILL:
-        stage = "never" if kills == max_kills else ("before", "after")[kills % 2]
+        stage = ("before", "after")[kills % 2] if at_files else "never"
         status = start(example, folder, stage).wait()
         kills += status == -signal.SIGKILL
     if status:
@@ -182,7 +182,7 @@ def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
             process.wait()
         if left_in(own) != whole:  # A finished demo would begin anew.
             failures += finish(example, own, whole)[1]
-    writes, wrong = finish(example, folder / "writes", whole, FLAGS.kills_in_writes)
+    writes, wrong = finish(example, folder / "writes", whole, at_files=True)
     failures += wrong
     return {"kills": kills, "kills_in_writes": writes, "failures": failures}
 
@@ -228,7 +228,7 @@ def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
     return {**counts, "versions_read": len(loaded), "failures": failures}
 
 
-def tiny_images() -> data.FewShotData:
+def tiny_images() -> FewShotData:
     """Six, three and three classes of 20 images, each with another brightness."""
     rng, parts = np.random.default_rng(0), []
     for first, count in ((0, 6), (6, 3), (9, 3)):
@@ -236,7 +236,7 @@ def tiny_images() -> data.FewShotData:
         noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
         images = 20 * labels[:, None, None, None] + noise
         parts.append(Split(images.astype("uint8"), labels))
-    return data.FewShotData(*parts)
+    return FewShotData(*parts)
 
 
 def section(results: pathlib.Path, names: Sequence[str]) -> str:
@@ -262,7 +262,7 @@ def main(_arguments: list[str]) -> None:
             if example == "exports":
                 found = kill_exports(folder)
             else:
-                data.save(tiny_images(), f"{folder}/images.npz")
+                save_file(tiny_images(), f"{folder}/images.npz")
                 found = kill(example, folder)
         runs.RunRecords(path).add((example,), {**about, **found})
         print(f"{example}: {found}", flush=True)
@@ -277,7 +277,4 @@ if __name__ == "__main__":
     examples = [*EXAMPLES, "exports"]
     flags.DEFINE_multi_enum("example", examples, examples, "What is killed.")
     flags.DEFINE_integer("kills", 10, "Kills at random moments, each example.", 0)
-    flags.DEFINE_integer(
-        "kills_in_writes", None, "Kills at new files; all if not given.", 0
-    )
     command.run(main)

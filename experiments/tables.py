@@ -22,6 +22,7 @@ import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
 from experiments.demo import spirals
+from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import sine_waves
 from experiments.neural_similarity import implicit_regularization, predictors
 from experiments.no_harm import report
@@ -121,94 +122,78 @@ def with_tables(text: str) -> str:
 
 def _where() -> str:
     """One row a kind of problem: plain network, the same with a method, and the price."""
-    demo, few_shot = _records("demo.jsonl", "digits"), _records(*FEW_SHOT)
-    matrix = compare(report.load(RESULTS, "unbiased"))
-    digits = experiments.demo.table.table(demo.runs)
+    rows: list[list[str]] = []
+
+    def add(situation: str, *cells: str, runs: list[dict]) -> None:
+        shown = "" if any(situation in row for row in rows) else situation
+        rows.append([shown, *cells, re.sub("^commits? ", "", tables.commits(runs))])
+
+    def of(found: list[dict], *methods: str) -> list[dict]:
+        return [run for run in found if run["method"] in methods]
+
+    few_shot = _records(*FEW_SHOT)
     episodes = experiments.few_shot.table.section(few_shot)
-    linear = _cells(digits, "linear features")
-    neighbors = _cells(digits, "linear features + Meta-Neighborhoods")
-    plain = _cells(episodes, "finetuning of the classifier, from zero")
-    dynamic = _cells(episodes, "dynamic NSN")
-    wide = _cells(episodes, "plain network with the dynamic one's parameters")
-    longer = _cells(episodes, "plain network, trained 3.3 times as long")
-    naive = report.summary_table(matrix)
-    five = [run for run in _records(pretrained.PLACE).runs if run["shots"] == 5]
+    (plain, *_) = _cells(episodes, "finetuning of the classifier, from zero")
     steps = {
         row["candidate"]: f"{row['median']:.2f}x per step"
         for each in experiments.speed.table.measured(RESULTS, "network")
         for row in each["rows"]
-        if row["case"].startswith("few-shot")
     }
+    situation = "few labels: 5 images a class, new classes of CIFAR-100"
+    for name, title in (
+        ("dynamic_nsn", "dynamic diagonal similarity"),
+        ("same_parameters", "wider plain network, as many parameters"),
+        ("longer", "plain network, trained longer"),
+    ):
+        row = few_shot_methods.METHODS[name].title
+        cells = *_cells(episodes, row)[:2], steps.get(row, "3.3x")
+        add(situation, plain, title, *cells, runs=of(few_shot.runs, "finetuning", name))
+
+    found = [run for run in _records(pretrained.PLACE).runs if run["shots"] == 5]
+    table = pretrained.table(found)
+    (plain, *_) = _cells(table, pretrained.BASELINE)
+    situation = "a pretrained network, 5 labels a class: three kinds of images"
+    for name, title, times in (
+        (
+            *("M unconstrained + head", "static similarity, and classifier"),
+            "30 epochs; inference, folded: 1x",
+        ),
+        ("everything", "all weights", "30 epochs"),
+        ("nearest centroid", "nearest centroid", "none"),
+    ):
+        cells = plain, title, "", _cells(table, name)[0], times
+        add(situation, *cells, runs=of(found, name, pretrained.BASELINE))
+
+    matrix = compare(report.load(RESULTS, "unbiased"))
+    table = report.summary_table(matrix)
     (timed,) = (
         run
         for run in predictors.costs(RESULTS)
         if (run["method"], run["network"]) == ("UNS blocks", "narrow_cnn")
     )
-    slower = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+    slower = f"{timed['step_time']['median']:.2f}x per step"
+    situation = "five epochs, small data: five sets, three networks"
+    for name, title, times, others in (
+        ("dynamic_uns", "dynamic unconstrained similarity", slower, [timed]),
+        ("plain_rate", "plain, three times the rate", "1x", []),
+    ):
+        pairs = [each for each in matrix if each.method == name]
+        made = [run for each in pairs for run in each.found + each.baseline]
+        cells = "", title, "", _cells(table, METHODS[name].title)[1], times
+        add(situation, *cells, runs=[*made, *others])
 
-    def made(found: list[dict]) -> str:
-        return re.sub("^commits? ", "", tables.commits(found))
-
-    def of(records: runs.RunRecords, *methods: str) -> list[dict]:
-        return [run for run in records.runs if run["method"] in methods]
-
-    def of_pretrained(situation: str, title: str, name: str, times: str) -> list[str]:
-        chosen = [run for run in five if run["method"] in (name, pretrained.BASELINE)]
-        made_table = pretrained.table(chosen)
-        plain, difference = (
-            _cells(made_table, each)[0] for each in (pretrained.BASELINE, name)
-        )
-        made_by = made(chosen)
-        return [situation, plain, title, "", difference, times, made_by]
-
-    def after_five_epochs(
-        situation: str, title: str, name: str, times: str, *others: dict
-    ) -> list[str]:
-        found = [each for each in matrix if each.method == name]
-        compared = [run for each in found for run in each.found + each.baseline]
-        made_by = made([*compared, *others])
-        difference = _cells(naive, METHODS[name].title)[1]
-        return [situation, "", title, "", difference, times, made_by]
-
-    return tables.markdown(
-        [
-            "situation",
-            "plain, %",
-            "method",
-            "%",
-            "difference, points",
-            "training time",
-            "commit",
-        ],
-        [
-            ["few labels: 5 images a class, new classes of CIFAR-100", plain[0]]
-            + ["dynamic diagonal similarity", *dynamic[:2], steps["dynamic NSN"]]
-            + [made(of(few_shot, "finetuning", "dynamic_nsn"))],
-            ["", plain[0], "wider plain network, as many parameters", *wide[:2]]
-            + [steps["plain network with the dynamic one's parameters"]]
-            + [made(of(few_shot, "finetuning", "same_parameters"))],
-            ["", plain[0], "plain network, trained longer", *longer[:2], "3.3x"]
-            + [made(of(few_shot, "finetuning", "longer"))],
-            of_pretrained(
-                "a pretrained network, 5 labels a class: three kinds of images",
-                *("static similarity, and classifier", "M unconstrained + head"),
-                "30 epochs; inference, folded: 1x",
-            ),
-            of_pretrained("", "all weights", "everything", "30 epochs"),
-            of_pretrained("", "nearest centroid", "nearest centroid", "none"),
-            after_five_epochs(
-                "five epochs, small data: five sets, three networks",
-                "dynamic unconstrained similarity",
-                "dynamic_uns",
-                f"{timed['step_time']['median']:.2f}x per step",
-                timed,
-            ),
-            after_five_epochs("", "plain, three times the rate", "plain_rate", "1x"),
-            ["weak features: one linear layer, digits", linear[0]]
-            + ["learned neighbours", *neighbors[:2], f"{slower:.1f}x"]
-            + [made(of(demo, "linear", "linear_neighborhoods"))],
-        ],
+    found = _records("demo.jsonl", "digits").runs
+    table = experiments.demo.table.table(found)
+    linear = _cells(table, "linear features")
+    neighbors = _cells(table, "linear features + Meta-Neighborhoods")
+    ratio = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+    add(
+        *("weak features: one linear layer, digits", linear[0], "learned neighbours"),
+        *(*neighbors[:2], f"{ratio:.1f}x"),
+        runs=of(found, "linear", "linear_neighborhoods"),
     )
+    columns = ["situation", "plain, %", "method", "%", "difference, points"]
+    return tables.markdown([*columns, "training time", "commit"], rows)
 
 
 def _cells(table: str, title: str) -> list[str]:
@@ -227,19 +212,15 @@ def _image_classification(name: str, columns: int, how: str | None = None) -> st
     return _shown(made, records.path.name, columns, how)
 
 
-def _neural_similarity(name: str, table: str, columns: int, how: str | None = None) -> str:
-    records = _records("neural_similarity.jsonl", name)
-    made = experiments.neural_similarity.table.section(records, [table])
-    return _shown(made, records.path.name, columns, how)
-
-
 def _converged() -> str:
     """Both parts of the campaign of narrow networks."""
     narrow = "cifar10_10000_2340_tuned"
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _neural_similarity(f"cnn9_default_16-32-64_{narrow}", "cost", 9, how)
+    records = _records("neural_similarity.jsonl", f"cnn9_default_16-32-64_{narrow}")
+    made = experiments.neural_similarity.table.section(records, ["cost"])
+    similar = _shown(made, records.path.name, 9, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 

@@ -18,26 +18,26 @@ def run(main: Callable[[list[str]], None]) -> None:
     Errors that name a flag in their first words, and files that are missing, end the
     process with one line; all other errors show where they come from.
     """
-    app.run(lambda arguments: _guarded(main, arguments))
 
+    def guarded(arguments: list[str]) -> None:
+        if len(arguments) > 1:
+            unknown = " ".join(arguments[1:])
+            raise SystemExit(
+                f"Unknown arguments: {unknown}. Flags begin with --; --help lists them."
+            )
+        logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
+        try:
+            main(arguments)
+        except ValueError as error:
+            named = re.match(r"`(\w+)`", str(error))
+            if not (named and named.group(1) in FLAGS):
+                raise
+            # Flags as they are written on the command line.
+            message = re.sub(
+                r"`(\w+)`", lambda m: f"--{m[1]}" if m[1] in FLAGS else m[0], str(error)
+            )
+            raise SystemExit(" ".join(message.split())) from None
+        except FileNotFoundError as error:
+            raise SystemExit(f"{error.strerror}: {error.filename}") from None
 
-def _guarded(main: Callable[[list[str]], None], arguments: list[str]) -> None:
-    if len(arguments) > 1:
-        raise SystemExit(
-            f"Unknown arguments: {' '.join(arguments[1:])}. Flags begin with --; --help "
-            "lists them."
-        )
-    logging.set_verbosity(logging.ERROR)  # Else TensorFlow's notes drown the progress.
-    try:
-        main(arguments)
-    except ValueError as error:
-        named = re.match(r"`(\w+)`", str(error))
-        if not (named and named.group(1) in FLAGS):
-            raise
-        # Flags as they are written on the command line.
-        message = re.sub(
-            r"`(\w+)`", lambda m: f"--{m[1]}" if m[1] in FLAGS else m[0], str(error)
-        )
-        raise SystemExit(" ".join(message.split())) from None
-    except FileNotFoundError as error:
-        raise SystemExit(f"{error.strerror}: {error.filename}") from None
+    app.run(guarded)

@@ -11,6 +11,9 @@ import keras
 
 import nsl_keras
 
+#: By their names in the paper.
+SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
+
 
 def convolutions(
     similarity: str | None = None,

@@ -25,7 +25,6 @@ class Split:
     labels: np.ndarray
 
     def take(self, count: int | None) -> Split:
-        """The first `count` examples; all of them for `None`."""
         return Split(self.images[:count], self.labels[:count])
 
 
@@ -44,17 +43,16 @@ class ImageData:
     def image_shape(self) -> tuple[int, ...]:
         return self.train.images.shape[1:]
 
-    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Self:
-        splits = {part: getattr(self, part) for part in PARTS}
-        parts = {part: Split(change(s.images), s.labels) for part, s in splits.items()}
-        return dataclasses.replace(self, **parts)
+    def changed(self, change: Callable[[Split], Split], **others: Any) -> Self:
+        parts = {part: change(getattr(self, part)) for part in PARTS}
+        return dataclasses.replace(self, **parts, **others)
 
     @property
     def standardized(self) -> Self:
         """The same data with channels of mean 0 and deviation 1 in the training images."""
         mean = self.train.images.mean((0, 1, 2))
         deviation = self.train.images.std((0, 1, 2))
-        return self.changed(lambda images: (images - mean) / deviation)
+        return self.changed(lambda s: Split((s.images - mean) / deviation, s.labels))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -75,15 +73,16 @@ def load(
     """
     if dataset in image_folders.READERS:
         *parts, names = image_folders.read(dataset, data_dir, image_size)
-        train, validation, test = (_scaled(*part) for part in parts)
+        train, validation, test = (_scaled(Split(*part)) for part in parts)
         return ImageData(train.take(train_examples), validation, test, names)
     if dataset == "digits":
         return _digits(train_examples)
     return _prepared(dataset, data_dir, train_examples)
 
 
-def _scaled(images: np.ndarray, labels: np.ndarray) -> Split:
-    return Split(np.divide(images, 255, dtype="float32"), labels.astype("int64"))
+def _scaled(split: Split) -> Split:
+    images = np.divide(split.images, 255, dtype="float32")
+    return Split(images, split.labels.astype("int64"))
 
 
 def _digits(train_examples: int | None) -> ImageData:
@@ -122,15 +121,13 @@ def prepared_builder(dataset: str, data_dir: str | None) -> Any:
     return tfds.builder_from_directory(str(versions[-1].parent))
 
 
-def read_prepared(
-    builder: Any, split: str, channels: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def read_prepared(builder: Any, split: str, channels: int | None = None) -> Split:
     """The first channels of the images, as they are prepared, and the labels of a split."""
     import tensorflow_datasets as tfds
 
     examples = list(tfds.as_numpy(builder.as_dataset(split=split)))
     images = np.stack([example["image"][..., :channels] for example in examples])
-    return images, np.array([example["label"] for example in examples], "int64")
+    return Split(images, np.array([example["label"] for example in examples], "int64"))
 
 
 def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) -> ImageData:
@@ -140,16 +137,16 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
     rest = total - total // 10
     count = rest if train_examples is None else min(train_examples, rest)
     parts = (f"train[:{count}]", f"train[{rest}:]", "test")
-    train, validation, test = (_scaled(*read_prepared(builder, part)) for part in parts)
+    train, validation, test = (_scaled(read_prepared(builder, part)) for part in parts)
     names = list(builder.info.features["label"].names)
     return ImageData(train, validation, test, names)
 
 
-def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """Reads images and labels of all parts from an .npz file; needs NumPy alone.
+def read_file(path: str) -> ImageData:
+    """Reads images, as they are, and labels from an .npz file; needs NumPy alone.
 
     It holds `train_images`, `train_labels`, `validation_images`, and so on; images are
-    uint8, of shape `(n, height, width, channels)`.
+    uint8, of shape `(n, height, width, channels)`. It may have `class_names` too.
     """
     with np.load(pathlib.Path(path).expanduser()) as archive:
         arrays = dict(archive)
@@ -160,15 +157,17 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             f"`data_file` must hold {', '.join(wanted)}. Received: {path} without "
             f"{', '.join(missing)}"
         )
-    for part in PARTS:
-        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
+    for part, split in zip(PARTS, parts, strict=True):
+        images, labels = split.images, split.labels
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
             raise ValueError(
                 "`data_file` must hold uint8 images of shape (n, height, width, channels), "
                 f"and as many labels. Received: {path} with {part} images of dtype "
                 f"{images.dtype} and shape {images.shape}, and {len(labels)} labels"
             )
-    return arrays
+    names = [str(name) for name in arrays.get("class_names", ())]
+    return ImageData(*parts, names, fingerprint(arrays))
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
@@ -180,10 +179,11 @@ def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()[:12]
 
 
-def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> None:
+def save_file(data: ImageData, path: str) -> None:
     """Writes such a file; images that are not uint8 yet are in [0, 1]."""
-    arrays = dict(others)
-    for part, split in parts.items():
+    arrays = {"class_names": np.array(data.class_names)} if data.class_names else {}
+    for part in PARTS:
+        split = getattr(data, part)
         images = split.images
         if images.dtype != np.uint8:
             # What resized images are beyond it by rounding is cut off.
@@ -195,21 +195,12 @@ def write_arrays(path: str, parts: dict[str, Split], **others: np.ndarray) -> No
 
 
 def load_file(path: str, train_examples: int | None = None) -> ImageData:
-    """Loads a file as of `read_arrays`; it may have `class_names` too."""
-    arrays = read_arrays(path)
-    train, validation, test = (
-        _scaled(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS
-    )
-    classes = 1 + max(int(split.labels.max()) for split in (train, test))
-    names = arrays.get("class_names", np.arange(classes)).tolist()
-    names = [str(name) for name in names]
-    train = train.take(train_examples)
-    return ImageData(train, validation, test, names, fingerprint(arrays))
-
-
-def save_file(data: ImageData, path: str) -> None:
-    parts = {part: getattr(data, part) for part in PARTS}
-    write_arrays(path, parts, class_names=np.array(data.class_names))
+    """Loads a file as of `read_file`; without names, its classes have numbers."""
+    found = read_file(path).changed(_scaled)
+    classes = 1 + max(int(split.labels.max()) for split in (found.train, found.test))
+    names = found.class_names or list(map(str, range(classes)))
+    train = found.train.take(train_examples)
+    return dataclasses.replace(found, train=train, class_names=names)
 
 
 def resized_images(images: np.ndarray, size: int) -> np.ndarray:

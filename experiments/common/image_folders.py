@@ -100,8 +100,7 @@ def read(dataset: str, data_dir: str | None, image_size: int = 32) -> Parts:
 
 def _cinic10(folder: pathlib.Path, image_size: int) -> Parts:
     parts, names = _class_folders(folder, ("train", "valid", "test"), image_size)
-    train, validation, test = parts
-    return train, validation, test, names
+    return *parts, names
 
 
 def _tiny_imagenet(folder: pathlib.Path, image_size: int) -> Parts:

@@ -16,7 +16,7 @@ import keras
 from absl import flags
 
 import nsl_keras
-from experiments.common import data, options, recipe, runs
+from experiments.common import data, options, recipe, runs, tables
 from experiments.common.stream import ImageStream, StreamedBatches
 from experiments.speed import timing
 
@@ -61,9 +61,9 @@ Images = data.ImageData | ImageStream
 class Rows:
     """What a command trains: rows by name, with their titles.
 
-    `make` is a function of name, seed and recipe, which returns the network whose
-    multiply-adds count, and the compiled model of images; `finish` gets a trained model and
-    its record. Times are ratios to the `baseline`. `command` names the file of results.
+    `make` is a function of name, seed and recipe, which returns the compiled model of
+    images; `finish` gets it trained, with its record. Times are ratios to the `baseline`.
+    `command` names the file of results, of which `table` makes a table.
     With `curves`, records hold the accuracies on validation images along the way.
     """
 
@@ -71,9 +71,10 @@ class Rows:
     titles: Mapping[str, str]
     baseline: str
     recipe: Callable[[str], recipe.Recipe]
-    make: Callable[[str, int, recipe.Recipe], tuple[keras.Model, keras.Model]]
+    make: Callable[[str, int, recipe.Recipe], keras.Model]
     finish: Callable[[keras.Model, dict], None]
     multiply_adds: Callable[[keras.Model], int | None]
+    table: Callable[[runs.RunRecords], str]
     curves: bool = False
 
 
@@ -121,7 +122,9 @@ def load_arrays(image_size: int | None = None) -> data.ImageData | None:
         size = image_size or 32
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
-        found = found.changed(lambda images: data.resized_images(images, image_size))
+        found = found.changed(
+            lambda s: data.Split(data.resized_images(s.images, image_size), s.labels)
+        )
     # Trials are judged on the validation images.
     if FLAGS.tune and not len(found.validation.images):
         raise ValueError(
@@ -190,17 +193,17 @@ def train(
     if FLAGS.tune:
         trained = trained.scaled(max(1, round(trained.steps * FLAGS.tuning_share)))
 
-    network, model = rows.make(name, seed, trained)
+    model = rows.make(name, seed, trained)
     record = recipe.first_record(rows.command, name, seed, model)
     record["steps"] = trained.steps
-    record["multiply_adds"] = rows.multiply_adds(network)
+    record["multiply_adds"] = rows.multiply_adds(model)
     if rate is not None:
         record["learning_rate"] = rate
     chunk = recipe.chunk_steps(trained.steps, FLAGS.save_every)
-    batches: keras.utils.PyDataset
+    batches: recipe.Batches
     validation = None
     if isinstance(found, ImageStream):
-        batches = StreamedBatches(found, trained.batch_size, chunk, seed)
+        batches = StreamedBatches(found, trained, seed, chunk)
         evaluated = {"test": {"x": found.batches("validation", 100)}}
     else:
         batches = recipe.Batches(found.train, trained, seed, chunk)
@@ -216,13 +219,13 @@ def train(
     if not FLAGS.tune:
         rows.finish(model, record)
     if FLAGS.step_times and not FLAGS.tune:
-        _, plain = rows.make(rows.baseline, seed, trained)
+        plain = rows.make(rows.baseline, seed, trained)
         record["step_time"] = timing.step_time_ratio(model, plain, batches[0])
     return record
 
 
 def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRecords:
-    """Makes the runs that the flags ask for, or the trials of their rates.
+    """Makes the runs that the flags ask for, or the trials of their rates, and prints them.
 
     The setting of trials differs: they hold out the validation images.
     """
@@ -251,6 +254,8 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
         return train(rows, found, name, seed, rate, records.state(key))
 
     runs.run_all(records, titles, run)
+    shown = tables.trials(records.runs) if FLAGS.tune else rows.table(records)
+    print(f"\n{shown}\n\nWrote {records.path}")
     return records
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import keras
 import numpy as np
 
 from experiments.common.data import ImageData, Split
 from nsl_keras import MetaNeighborhoodModel, visualize
+from nsl_keras.training.data import predict
+from nsl_keras.visualize.reading import attention_of
 
 #: Examples that a map or a picture shows; more hide each other.
 SHOWN = 2000
@@ -68,7 +69,8 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
 
     If it puts none right, that with the largest change.
     """
-    before, after = (_predicted(model, test.images, adapt=adapt) for adapt in (False, True))
+    before = predict(lambda batch: model(batch, adapt=False), model, test.images)
+    after = model.predict(test.images, verbose=0)
     true = np.arange(len(test.labels)), test.labels
     wrong = before.argmax(axis=1) != test.labels
     right = after.argmax(axis=1) == test.labels
@@ -90,12 +92,6 @@ def induction_accuracy(model: keras.Model, data: ImageData, neighbors: int = 5) 
 
 
 def _descriptions(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    if not isinstance(model, MetaNeighborhoodModel):
-        return _predicted(model.layers[0], images)
-    return _predicted(model.dictionary, _predicted(model.features, images))
-
-
-def _predicted(function: Callable, images: np.ndarray, **options: Any) -> np.ndarray:
-    batches = np.array_split(images, -(-len(images) // 128))
-    found = (function(batch, training=False, **options) for batch in batches)
-    return np.concatenate([keras.ops.convert_to_numpy(each) for each in found])
+    if isinstance(model, MetaNeighborhoodModel):
+        return attention_of(model, images)
+    return model.layers[0].predict(images, verbose=0)

@@ -7,6 +7,7 @@ sees what an uninterrupted one would have, on either backend.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import statistics
 import time
@@ -197,7 +198,6 @@ class Batches(keras.utils.PyDataset):
         super().__init__()
         self.split, self.recipe, self.seed, self.chunk = split, recipe, seed, chunk
         self.epoch = 0
-        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self.chunk
@@ -206,7 +206,7 @@ class Batches(keras.utils.PyDataset):
         step = self.epoch * self.chunk + index
         total = len(self.split.images)
         wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
-        chosen = np.array([self._order(at // total)[at % total] for at in wanted])
+        chosen = [_order(self.seed, at // total, total)[at % total] for at in wanted]
         images = augmented(
             self.split.images[chosen],
             self.recipe.augmentation,
@@ -215,14 +215,11 @@ class Batches(keras.utils.PyDataset):
         white = np.float32(255 if images.dtype == np.uint8 else 1)
         return images.astype("float32") / white, self.split.labels[chosen]
 
-    def _order(self, number: int) -> np.ndarray:
-        if number not in self._orders:
-            generator = np.random.default_rng([self.seed, 0, number])
-            order = generator.permutation(len(self.split.images))
-            # Batches are asked for in order: passes before the last one are over.
-            kept = {old: self._orders[old] for old in self._orders if old == number - 1}
-            self._orders = {**kept, number: order}
-        return self._orders[number]
+
+# Batches are asked for in order: passes before the last one are over.
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, number: int, examples: int) -> np.ndarray:
+    return np.random.default_rng([seed, 0, number]).permutation(examples)
 
 
 def chunk_steps(steps: int, longest: int) -> int:
@@ -255,12 +252,8 @@ def fit(
     backup = nsl_keras.callbacks.TrainingBackup(
         folder / f"chunks_of_{len(batches)}", batches, delete_at_end=False
     )
-    running = [
-        Seconds(),
-        keras.callbacks.TerminateOnNaN(),
-        StopInTime(backup, len(batches)),
-        backup,
-    ]
+    timed = StopInTime(backup, len(batches))
+    running = [timed, keras.callbacks.TerminateOnNaN(), backup]
     options: dict[str, Any] = {"shuffle": False, "verbose": verbose}
     if validation is not None:
         options["validation_data"] = validation.images, validation.labels
@@ -283,16 +276,6 @@ def fit(
     return found
 
 
-class Seconds(keras.callbacks.Callback):
-    """Adds the time of each chunk to its logs, for callbacks later in the list."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.start = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["seconds"] = time.perf_counter() - self.start
-
-
 class OutOfTime(SystemExit):
     """Ends a process before its runs are finished; the same command goes on."""
 
@@ -308,7 +291,8 @@ class StopInTime(keras.callbacks.Callback):
     """Stops before a chunk that may end too late: it is taken to last as the last.
 
     The first chunk of a call begins if the deadline is still to come, or calls shorter than
-    a chunk would never get on. `backup` knows the times of chunks of `steps`.
+    a chunk would never get on. `backup`, later in the list, keeps the times of chunks of
+    `steps`, which are added to their logs.
     """
 
     def __init__(self, backup: nsl_keras.callbacks.TrainingBackup, steps: int) -> None:
@@ -317,6 +301,7 @@ class StopInTime(keras.callbacks.Callback):
         self.first: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self.start = time.perf_counter()
         minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
         if minutes is None:
             return
@@ -325,6 +310,9 @@ class StopInTime(keras.callbacks.Callback):
         expected = 0.0 if epoch == self.first else self.backup.history["seconds"][-1]
         if time.monotonic() + expected > STARTED + 60 * minutes:
             raise OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["seconds"] = time.perf_counter() - self.start
 
 
 def first_record(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import keras
 import numpy as np
+
+from experiments.common.recipe import Batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,26 +84,17 @@ class ImageStream:
         return tf.clip_by_value(image, 0.0, 1.0), example["label"]
 
 
-class StreamedBatches(keras.utils.PyDataset):
-    """Random batches of a stream, for `recipe.fit`.
+class StreamedBatches(Batches):
+    """Random batches of a stream, which is the `split`.
 
     The seed and the number of a chunk determine its order: a resumed
     run sees the images of an uninterrupted one.
     """
 
-    def __init__(self, stream: ImageStream, batch_size: int, chunk: int, seed: int) -> None:
-        super().__init__()
-        self.stream, self.batch_size = stream, batch_size
-        self.chunk, self.seed = chunk, seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return self.chunk
-
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0:
             generator = np.random.default_rng([self.seed, self.epoch * self.chunk])
             seed = int(generator.integers(2**31))
-            batches = self.stream.batches("train", self.batch_size, seed)
+            batches = self.split.batches("train", self.recipe.batch_size, seed)
             self._batches = batches.as_numpy_iterator()
         return next(self._batches)

@@ -50,7 +50,7 @@ def outcome(runs: list[dict], values: Iterable[float]) -> str:
 
 
 def seeds(runs: list[dict]) -> str:
-    return ", ".join(map(str, sorted(run["seed"] for run in runs)))
+    return ", ".join(map(str, sorted({run["seed"] for run in runs})))
 
 
 def commands(runs: list[dict]) -> str:
@@ -90,18 +90,10 @@ def trials(runs: list[dict]) -> str:
     found: dict[tuple, list[dict]] = {}
     for run in runs:
         found.setdefault((run["method"], run["learning_rate"]), []).append(run)
-    lines = [
-        [
-            method,
-            f"{rate:g}",
-            outcome(
-                each,
-                (100 * r["validation_accuracy"] for r in each if "diverged" not in r),
-            ),
-            seeds(each),
-        ]
-        for (method, rate), each in found.items()
-    ]
+    lines = []
+    for (method, rate), each in found.items():
+        accuracies = percent(each, method, "validation_accuracy").values()
+        lines.append([method, f"{rate:g}", outcome(each, accuracies), seeds(each)])
     return markdown(["method", "rate", "validation accuracy, %", "seeds"], lines)
 
 

@@ -52,12 +52,11 @@ def section(results: pathlib.Path, dataset: str) -> str:
     if not found:
         return f"{title}\n\nNot run."
     served = next(run["served"] for run in found if "served" in run)
-    seeds = sorted({run["seed"] for run in found})
     parts = [
         title,
         f"{tables.commands(found)}: {setting['train_examples']:,} training images, "
         f"{setting['epochs']} epochs, {setting['test_examples']:,} test images, "
-        f"seeds {', '.join(map(str, seeds))}; mean ± standard deviation, differences "
+        f"seeds {tables.seeds(found)}; mean ± standard deviation, differences "
         "paired by seed.",
         table(found),
         f"Served without nsl_keras: {served['agreeing_predictions']} of "

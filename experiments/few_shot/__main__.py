@@ -22,12 +22,12 @@ import dataclasses
 from absl import flags
 
 from experiments.common import command, runs
+from experiments.common.data import save_file
 from experiments.few_shot import data, methods, table
 from experiments.few_shot.training import Setting, Training, run_methods
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
-flags.DEFINE_integer("image_size", 84, "Pixels of images from folders.", lower_bound=16)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
 flags.DEFINE_multi_enum("method", [], list(methods.METHODS), "Rows; all by default.")
 flags.DEFINE_integer("ways", 5, "Classes of an episode.", lower_bound=2)
@@ -52,9 +52,9 @@ flags.DEFINE_bool(
 
 
 def main(_arguments: list[str]) -> None:
-    images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file, FLAGS.image_size)
+    images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
     if FLAGS.write_data_file:
-        data.save(images, FLAGS.write_data_file)
+        save_file(images, FLAGS.write_data_file)
         print(f"Wrote {FLAGS.write_data_file}")
         return
     names = [field.name for field in dataclasses.fields(Setting)]

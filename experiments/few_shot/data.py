@@ -7,23 +7,14 @@ import pathlib
 
 import numpy as np
 
+from experiments.common import data as common
 from experiments.common import image_folders
-from experiments.common.data import (
-    PARTS,
-    ImageData,
-    Split,
-    fingerprint,
-    prepared_builder,
-    read_arrays,
-    read_prepared,
-    resized_images,
-    write_arrays,
-)
+from experiments.common.data import PARTS, ImageData, Split
 from nsl_keras import few_shot
 
-#: Omniglot's training classes that are kept for validation, and the usual image size.
+#: Omniglot's training classes that are kept for validation, and the usual image sizes.
 OMNIGLOT_VALIDATION_CLASSES = 100
-OMNIGLOT_SIZE = 28
+OMNIGLOT_SIZE, FOLDER_SIZE = 28, 84
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +37,16 @@ class FewShotData(ImageData):
 
 
 def load(
-    dataset: str,
-    data_dir: str | None = None,
-    data_file: str | None = None,
-    image_size: int = 84,
+    dataset: str, data_dir: str | None = None, data_file: str | None = None
 ) -> FewShotData:
-    """Loads `"omniglot"`, an .npz file as of `read_arrays`, or a folder of images.
+    """Loads `"omniglot"`, an .npz file as of `read_file`, or a folder of images.
 
     A folder holds `train`, `validation` (or `val`) and `test`, each with one sub-folder a
-    class, as Mini-ImageNet comes; its images are resized. Omniglot is read from the folder
-    of tensorflow-datasets' prepared copies.
+    class, as Mini-ImageNet comes; its images get the usual size of that. Omniglot is read
+    from the folder of tensorflow-datasets' prepared copies.
     """
     if data_file is not None:
-        arrays = read_arrays(data_file)
-        parts = [
-            Split(arrays[f"{name}_images"], arrays[f"{name}_labels"]) for name in PARTS
-        ]
-        return FewShotData(*parts, fingerprint=fingerprint(arrays))
+        return FewShotData(**vars(common.read_file(data_file)))
     if dataset == "omniglot":
         return _omniglot(data_dir)
     if data_dir is None:
@@ -71,33 +55,30 @@ def load(
             "with one sub-folder of images a class, or `data_file` an .npz file of them. "
             f"Received: dataset={dataset!r} without either"
         )
-    return _from_folder(pathlib.Path(data_dir).expanduser(), image_size)
+    return _from_folder(pathlib.Path(data_dir).expanduser())
 
 
-def save(images: FewShotData, path: str) -> None:
-    """Writes the images to an .npz file, which needs NumPy alone to be read."""
-    write_arrays(path, {part: getattr(images, part) for part in PARTS})
-
-
-def _from_folder(folder: pathlib.Path, image_size: int) -> FewShotData:
+def _from_folder(folder: pathlib.Path) -> FewShotData:
     validation = "validation" if (folder / "validation").exists() else "val"
     parts = []
     for name in ("train", validation, "test"):
-        images, labels, classes = image_folders.load_image_folder(folder / name, image_size)
+        images, labels, classes = image_folders.load_image_folder(
+            folder / name, FOLDER_SIZE
+        )
         parts.append(Split(images, np.array(classes)[labels]))
     return FewShotData(*parts)
 
 
 def _omniglot(data_dir: str | None) -> FewShotData:
     """Letters as bright strokes on black; turned ones are classes too, in training."""
-    builder = prepared_builder("omniglot", data_dir)
+    builder = common.prepared_builder("omniglot", data_dir)
 
     def read(split: str) -> Split:
-        images, labels = read_prepared(builder, split, channels=1)
-        order = np.argsort(labels, kind="stable")
-        strokes = resized_images(255 - images[order], OMNIGLOT_SIZE)
+        found = common.read_prepared(builder, split, channels=1)
+        order = np.argsort(found.labels, kind="stable")
+        strokes = common.resized_images(255 - found.images[order], OMNIGLOT_SIZE)
         strokes = np.clip(np.round(strokes), 0, 255).astype("uint8")
-        return Split(strokes, labels[order])
+        return Split(strokes, found.labels[order])
 
     train, test = read("train"), read("test")
     kept = np.unique(train.labels)

@@ -20,7 +20,6 @@ PLACE = "sine_waves.jsonl"
 
 
 def table(found: list[dict]) -> str:
-    """One line a network: means over seeds."""
     rows = [
         [name, *map(tables.mean, zip(*(run["errors"][name] for run in found), strict=True))]
         for name in found[0]["errors"]

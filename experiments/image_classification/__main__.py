@@ -24,17 +24,10 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import (
-    command,
-    data,
-    image_training,
-    options,
-    pictures,
-    recipe,
-    runs,
-    tables,
-)
-from experiments.image_classification import methods, table
+from experiments.common import command, image_training, options, pictures, runs
+from experiments.common.data import ImageData, Split
+from experiments.common.recipe import Recipe
+from experiments.image_classification import curves, methods, table
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
@@ -46,7 +39,7 @@ flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed."
 flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
 
 
-def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
+def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     """The recipe for each optimizer: the same share of the published steps."""
     published = {
         optimizer: methods.published(FLAGS.dataset, optimizer)
@@ -68,24 +61,21 @@ def recipes_from_flags(train_examples: int) -> dict[str, recipe.Recipe]:
     return recipes
 
 
-def with_coarse_labels(found: data.ImageData) -> data.ImageData:
-    groups = methods.COARSE_CLASSES.get(FLAGS.dataset)
-    if groups is None:
+def with_coarse_labels(found: ImageData) -> ImageData:
+    listed = methods.COARSE_CLASSES.get(FLAGS.dataset)
+    if listed is None:
         raise ValueError(
             "`dataset` must be one with coarse classes for A.9: "
             f"{', '.join(methods.COARSE_CLASSES)}. "
             f"Received: dataset={FLAGS.dataset!r}"
         )
-    coarse = np.zeros(len(found.class_names), "int64")
-    for number, group in enumerate(groups):
-        coarse[list(group)] = number
-    splits = {part: getattr(found, part) for part in data.PARTS}
-    parts = {part: data.Split(s.images, coarse[s.labels]) for part, s in splits.items()}
-    names = ["/".join(found.class_names[fine] for fine in group) for group in groups]
-    return dataclasses.replace(found, **parts, class_names=names)
+    coarse = np.array(listed.split(), "int64")
+    fine = np.array(found.class_names)
+    names = ["/".join(fine[coarse == number]) for number in range(coarse.max() + 1)]
+    return found.changed(lambda s: Split(s.images, coarse[s.labels]), class_names=names)
 
 
-def draw(names: list[str], found: data.ImageData, models: pathlib.Path) -> None:
+def draw(names: list[str], found: ImageData, models: pathlib.Path) -> None:
     """Draws the models of the first seed that are in the folder."""
     seed = FLAGS.seeds[0]
     trained = {
@@ -132,9 +122,7 @@ def main(_arguments: list[str]) -> None:
     if not FLAGS.tune:
         files.require_room(models)
 
-    def make(
-        name: str, seed: int, trained: recipe.Recipe
-    ) -> tuple[keras.Model, keras.Model]:
+    def make(name: str, seed: int, trained: Recipe) -> keras.Model:
         model = methods.build(
             methods.METHODS[name],
             FLAGS.backbone,
@@ -144,7 +132,7 @@ def main(_arguments: list[str]) -> None:
             seed,
             setting["filters"],
         )
-        return model, methods.compile_model(model, trained, options.jit_compile())
+        return methods.compile_model(model, trained, options.jit_compile())
 
     def finish(model: keras.Model, record: dict) -> None:
         if isinstance(model, nsl_keras.MetaNeighborhoodModel):
@@ -165,13 +153,10 @@ def main(_arguments: list[str]) -> None:
         make,
         finish,
         methods.multiply_adds,
-        curves=experiment.curves,
+        lambda records: table.section(records, [FLAGS.experiment]),
+        curves=experiment.figure is curves.in_training,
     )
     made = image_training.make_runs(rows, place, setting, found)
-    shown = (
-        tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.experiment])
-    )
-    print(f"\n{shown}\n\nWrote {made.path}")
     if experiment.figure and not FLAGS.tune:
         folder = runs.results_folder(FLAGS.output_dir) / "figures"
         titles = {name: each.title for name, each in experiment.methods.items()}

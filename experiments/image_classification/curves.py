@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common import tables
+
 
 def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> Any:
     """Figure 7: accuracies on validation images in training; `None` if no run has them."""
@@ -13,7 +15,7 @@ def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> An
 
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     for number, (method, title) in enumerate(titles.items()):
-        own = [run for run in found if run["method"] == method]
+        own = tables.of_method(found, method)
         label: str | None = title
         for curve in (run["validation_curve"] for run in own if "validation_curve" in run):
             steps, accuracies = np.transpose(curve)
@@ -32,10 +34,7 @@ def by_dictionary(setting: dict, found: list[dict], titles: dict[str, str]) -> A
     """Figure 8: accuracies by numbers of entries and by inverse temperatures, if any."""
     import matplotlib.pyplot as plt
 
-    accuracies: dict[str, dict[int, float]] = {name: {} for name in titles}
-    for run in found:
-        if run["method"] in titles and "test_accuracy" in run:
-            accuracies[run["method"]][run["seed"]] = 100 * run["test_accuracy"]
+    accuracies = {name: tables.percent(found, name, "test_accuracy") for name in titles}
     # Seeds that one method lacks would shift its point.
     ran = {name: each for name, each in accuracies.items() if each}
     shared = set.intersection(*map(set, ran.values())) if ran else set()

@@ -52,7 +52,7 @@ def not_run(found: list[runs.RunRecords]) -> str:
         for where, figures in EXPERIMENTS["table_1"].published.items()
         if where not in seen
     }
-    names = ("plain", "maxl", "plain_film", "neighborhoods", "neighborhoods_film")
+    names = EXPERIMENTS["table_1"].names
     parts = [_published_table("Table 1. Accuracies, %", published, names)]
     rest = [name for name in ("A.5", "A.6") if name not in ran]
     if rest:

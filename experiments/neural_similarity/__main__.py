@@ -20,8 +20,7 @@ import dataclasses
 import keras
 from absl import flags
 
-import nsl_keras
-from experiments.common import command, data, image_training, options, recipe, tables
+from experiments.common import command, data, image_training, options, recipe
 from experiments.common.convolutions import size_of
 from experiments.common.stream import ImageStream
 from experiments.neural_similarity import methods, table
@@ -84,9 +83,7 @@ def main(_arguments: list[str]) -> None:
     )
     given = {"variant": variant, "filters": setting["filters"]}
 
-    def make(
-        name: str, _seed: int, trained: recipe.Recipe
-    ) -> tuple[keras.Model, keras.Model]:
+    def make(name: str, _seed: int, trained: recipe.Recipe) -> keras.Model:
         backbone = methods.build(
             chosen.network,
             chosen.methods[name],
@@ -96,11 +93,13 @@ def main(_arguments: list[str]) -> None:
             chosen.predictors == "published",
             **{key: value for key, value in given.items() if value is not None},
         )
-        return backbone, methods.trainable(backbone, trained, options.jit_compile())
+        return methods.trainable(backbone, trained, options.jit_compile())
+
+    def served_size(model: keras.Model) -> dict[str, int]:
+        return size_of(methods.served(model.layers[-1]))
 
     def finish(model: keras.Model, record: dict) -> None:
-        network = methods.served(model.layers[-1])
-        record["served_parameters"] = size_of(network)["parameters"]
+        record["served_parameters"] = served_size(model)["parameters"]
 
     rows = image_training.Rows(
         "neural_similarity",
@@ -109,14 +108,13 @@ def main(_arguments: list[str]) -> None:
         lambda name: trained,
         make,
         finish,
-        lambda network: nsl_keras.convert.summary(methods.served(network)).multiply_adds,
+        lambda model: served_size(model)["multiply_adds"],
+        lambda records: table.section(records, [FLAGS.table]),
     )
     network = chosen.network + ("_paper" if FLAGS.variant == "paper" else "")
     network += "" if chosen.predictors == "published" else "_default"
     place = image_training.setting_name(network, FLAGS.dataset, trained)
-    made = image_training.make_runs(rows, place, setting, found)
-    shown = tables.trials(made.runs) if FLAGS.tune else table.section(made, [FLAGS.table])
-    print(f"\n{shown}\n\nWrote {made.path}")
+    image_training.make_runs(rows, place, setting, found)
 
 
 if __name__ == "__main__":

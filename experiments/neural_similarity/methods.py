@@ -11,7 +11,12 @@ import keras
 
 import nsl_keras
 from experiments.common import rivals
-from experiments.common.convolutions import convolutions, nearest_width, size_of
+from experiments.common.convolutions import (
+    SIMILARITIES,
+    convolutions,
+    nearest_width,
+    size_of,
+)
 from experiments.common.recipe import Recipe, compile_classifier
 
 MakeLayer = Callable[..., keras.layers.Layer]
@@ -31,10 +36,16 @@ class Method:
     alike: tuple[str, str] | None = None
 
 
+def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
+    return Method(title, lambda **_: functools.partial(layer, **options))
+
+
 def _pointwise(filters: int, _size: Any, **options: Any) -> keras.layers.Layer:
     return keras.layers.Conv2D(filters, 1, **options)
 
 
+_CONVOLUTION = nsl_keras.layers.NeuralSimilarityConv2D
+_DEPTHWISE = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D
 #: A shift and a 1x1 convolution, once it is folded.
 _ONE_TAP: dict[str, Any] = {
     "similarity": nsl_keras.similarities.Sparse(1),
@@ -42,39 +53,33 @@ _ONE_TAP: dict[str, Any] = {
 }
 
 
-def _nsn(title: str, similarity: str, **options: Any) -> Method:
-    return Method(title, functools.partial(convolutions, similarity, **options))
+def _nsn(
+    similarity: str, predictor: str | None = None, what: str = "", **options: Any
+) -> Method:
+    kind = "dynamic" if predictor else "static"
+    return Method(
+        ", ".join([f"{kind} NSN", similarity, *([what] if what else [])]),
+        functools.partial(
+            convolutions, SIMILARITIES[similarity], predictor=predictor, **options
+        ),
+    )
 
+
+_LEARNED_SHAPE: dict[str, Any] = {"what": "learned kernel shape", "learn_shape": True}
 
 METHODS = {
     "cnn": Method("CNN"),
     "cnn_plus": Method("CNN++", options={"plus": True}),
-    "static_dns": _nsn("static NSN, DNS", "diagonal"),
-    "static_uns": _nsn("static NSN, UNS", "unconstrained"),
-    "dynamic_dns": _nsn("dynamic NSN, DNS", "diagonal", predictor="sphere"),
-    "dynamic_uns": _nsn(
-        "dynamic NSN, UNS", "unconstrained", predictor="sphere", downsampling=1
-    ),
-    "dynamic_dns_cnn": _nsn(
-        "dynamic NSN, DNS, predictor of plain convolutions", "diagonal", predictor="cnn"
-    ),
-    "static_dns_joint": _nsn(
-        "static NSN, DNS, learned kernel shape", "diagonal", learn_shape=True
-    ),
-    "dynamic_dns_joint": _nsn(
-        "dynamic NSN, DNS, learned kernel shape",
-        "diagonal",
-        predictor="sphere",
-        learn_shape=True,
-    ),
-    "dynamic_dns_shared": _nsn(
-        "dynamic NSN, DNS, one shared predictor", "diagonal", predictor="shared"
-    ),
+    "static_dns": _nsn("DNS"),
+    "static_uns": _nsn("UNS"),
+    "dynamic_dns": _nsn("DNS", "sphere"),
+    "dynamic_uns": _nsn("UNS", "sphere", downsampling=1),
+    "dynamic_dns_cnn": _nsn("DNS", "cnn", "predictor of plain convolutions"),
+    "static_dns_joint": _nsn("DNS", **_LEARNED_SHAPE),
+    "dynamic_dns_joint": _nsn("DNS", "sphere", **_LEARNED_SHAPE),
+    "dynamic_dns_shared": _nsn("DNS", "shared", "one shared predictor"),
     "dynamic_uns_blocks": _nsn(
-        "dynamic NSN, UNS, in blocks of 2x2 (the default)",
-        "unconstrained",
-        predictor="sphere",
-        downsampling=2,
+        "UNS", "sphere", "in blocks of 2x2 (the default)", downsampling=2
     ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
@@ -82,37 +87,22 @@ METHODS = {
     "cnn_cost": Method(
         "CNN with the multiply-adds of dynamic DNS", alike=("dynamic_dns", "multiply_adds")
     ),
-    "squeeze_excite": Method("CNN, squeeze-excite", lambda **_: rivals.SqueezeExciteConv2D),
-    "condconv": Method(
-        "CNN, CondConv of four kernels", lambda **_: rivals.ConditionalConv2D
-    ),
-    "eca": Method("CNN, ECA", lambda **_: rivals.ChannelAttentionConv2D),
+    "squeeze_excite": _of("CNN, squeeze-excite", rivals.SqueezeExciteConv2D),
+    "condconv": _of("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
+    "eca": _of("CNN, ECA", rivals.ChannelAttentionConv2D),
     "pointwise": Method("1x1 convolutions alone", lambda **_: _pointwise),
-    "one_tap": Method(
-        "static NSN, M of one entry, L1",
-        lambda **_: functools.partial(nsl_keras.layers.NeuralSimilarityConv2D, **_ONE_TAP),
-    ),
+    "one_tap": _of("static NSN, M of one entry, L1", _CONVOLUTION, **_ONE_TAP),
 }
 
 MOBILE_METHODS = {
-    "cnn": Method("depthwise 3x3", lambda **_: keras.layers.DepthwiseConv2D),
+    "cnn": _of("depthwise 3x3", keras.layers.DepthwiseConv2D),
     "pointwise": Method(
         "depthwise 1x1",
         lambda **_: lambda _size, **options: keras.layers.DepthwiseConv2D(1, **options),
     ),
-    "one_tap": Method(
-        "depthwise static NSN, M of one entry, L1",
-        lambda **_: functools.partial(
-            nsl_keras.layers.NeuralSimilarityDepthwiseConv2D, **_ONE_TAP
-        ),
-    ),
-    "one_tap_each": Method(
-        "the same with an M of each channel",
-        lambda **_: functools.partial(
-            nsl_keras.layers.NeuralSimilarityDepthwiseConv2D,
-            shared_by="filter",
-            **_ONE_TAP,
-        ),
+    "one_tap": _of("depthwise static NSN, M of one entry, L1", _DEPTHWISE, **_ONE_TAP),
+    "one_tap_each": _of(
+        "the same with an M of each channel", _DEPTHWISE, shared_by="filter", **_ONE_TAP
     ),
 }
 
@@ -152,8 +142,11 @@ class Table:
         return {name: known[name] for name in self.errors}
 
 
-def _cifar10(**errors: float) -> dict[str, dict[str, float]]:
-    return {name: {"cifar10": error} for name, error in errors.items()}
+def _errors(dataset: str, **errors: float) -> dict[str, dict[str, float]]:
+    return {name: {dataset: error} for name, error in errors.items()}
+
+
+_cifar10 = functools.partial(_errors, "cifar10")
 
 
 TABLES = {
@@ -188,11 +181,7 @@ TABLES = {
     ),
     "5": Table(
         "ImageNet",
-        {
-            "cnn": {"imagenet2012": 42.72},
-            "cnn_plus": {"imagenet2012": 42.11},
-            "dynamic_dns": {"imagenet2012": 40.61},
-        },
+        _errors("imagenet2012", cnn=42.72, cnn_plus=42.11, dynamic_dns=40.61),
         network="cnn10",
         recipe="imagenet",
         top_5_errors={"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
@@ -206,17 +195,15 @@ TABLES = {
     **{
         f"resnet{depth}": Table(
             f"ResNet-{depth} (the authors' response to the reviews, Table 2)",
-            {
-                name: {"imagenet2012": error}
-                for name, error in zip(
-                    ("cnn", "static_dns", "dynamic_dns"), errors, strict=True
-                )
-            },
+            _errors("imagenet2012", cnn=cnn, static_dns=static, dynamic_dns=dynamic),
             network=f"resnet{depth}",
             recipe="imagenet",
             predictors="default",
         )
-        for depth, errors in ((18, (31.69, 30.12, 29.68)), (50, (24.77, 23.91, 23.45)))
+        for depth, cnn, static, dynamic in (
+            (18, 31.69, 30.12, 29.68),
+            (50, 24.77, 23.91, 23.45),
+        )
     },
     "efficient": Table(
         "Efficient networks: convolutions of one tap",
@@ -292,14 +279,9 @@ def build(
     )
     if network != "spherenet":
         options["convolution"] = method.convolution(momentum=momentum, published=published)
-    function = {
-        "cnn9": nsl_keras.backbones.cnn9,
-        "cnn10": nsl_keras.backbones.cnn10,
-        "spherenet": nsl_keras.backbones.self_attention_spherenet,
-        "resnet18": nsl_keras.backbones.resnet18,
-        "resnet50": nsl_keras.backbones.resnet50,
-        "mobile": mobile_net,
-    }[network]
+    backbones = nsl_keras.backbones
+    others = {"spherenet": backbones.self_attention_spherenet, "mobile": mobile_net}
+    function = others.get(network) or getattr(backbones, network)
     return function(input_shape, classes, **options)
 
 

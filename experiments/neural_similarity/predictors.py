@@ -27,7 +27,7 @@ from absl import flags
 from scipy import stats
 
 from experiments.common import command, data, runs, tables
-from experiments.common.convolutions import depthwise
+from experiments.common.convolutions import SIMILARITIES, depthwise
 from experiments.no_harm import comparison
 from experiments.no_harm.comparison import LAST_EPOCHS, Comparison
 from experiments.no_harm.data import Images, draw
@@ -65,9 +65,6 @@ PREDICTORS: dict[str, Any] = {
     "blocks by size": _by_size,
     "depthwise": SimilarityPredictor(depthwise),
 }
-SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
-
-
 OWN = {
     f"{name} {kind}": Method(f"{name} {kind}", with_similarity(similarity, predictor))
     for name, similarity in SIMILARITIES.items()
@@ -171,9 +168,7 @@ def _shown(gain: float, width: float) -> str:
     return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
 
 
-def write_picture(
-    comparisons: dict[str, list[Comparison]], times: dict, path: pathlib.Path
-) -> None:
+def picture(comparisons: dict[str, list[Comparison]], times: dict) -> Any:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
@@ -194,7 +189,7 @@ def write_picture(
     axis.set_xlabel("time of a training step / plain")
     axis.set_ylabel("validation accuracy - plain (points)")
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
-    runs.write_figures(path.parent, {path.stem: figure})
+    return figure
 
 
 def section(results: pathlib.Path) -> str:
@@ -258,7 +253,7 @@ def main(_arguments: list[str]) -> None:
         runs.run_all(records, titles, run)
     comparisons, times = compare(records.runs), step_times(results)
     print(f"\n{table(comparisons, times)}")
-    write_picture(comparisons, times, results / "figures" / "predictors.png")
+    runs.write_figures(results / "figures", {"predictors": picture(comparisons, times)})
 
 
 if __name__ == "__main__":

@@ -61,13 +61,9 @@ def draw(split: Split, count: int | None, seed: int) -> Split:
     chosen = generator.permutation(len(split.labels))
     if count is not None:
         classes = np.unique(split.labels)
-        chosen = np.concatenate(
-            [
-                chosen[split.labels[chosen] == each][: count // len(classes)]
-                for each in classes
-            ]
-        )
-        chosen = generator.permutation(chosen)
+        share = count // len(classes)
+        parts = [chosen[split.labels[chosen] == each][:share] for each in classes]
+        chosen = generator.permutation(np.concatenate(parts))
     return Split(split.images[chosen], split.labels[chosen])
 
 
@@ -87,12 +83,15 @@ def _read(source: str, data_dir: str | None) -> Images:
 def _omniglot(data_dir: str | None) -> Images:
     """Classes of the part `small1`, bright strokes on black."""
     builder = data.prepared_builder("omniglot", data_dir)
-    found, labels = data.read_prepared(builder, "small1", channels=1)
-    classes = np.random.default_rng(0).permutation(np.unique(labels))[:OMNIGLOT_CLASSES]
-    members = np.stack([np.flatnonzero(labels == each) for each in classes])
+    found = data.read_prepared(builder, "small1", channels=1)
+    classes = np.random.default_rng(0).permutation(np.unique(found.labels))
+    classes = classes[:OMNIGLOT_CLASSES]
+    members = np.stack([np.flatnonzero(found.labels == each) for each in classes])
 
     def part(indices: np.ndarray) -> Split:
-        images = data.resized_images(255 - found[indices.ravel()], OMNIGLOT_SIZE) / 255
+        images = (
+            data.resized_images(255 - found.images[indices.ravel()], OMNIGLOT_SIZE) / 255
+        )
         return Split(
             np.clip(images, 0, 1), np.repeat(np.arange(len(indices)), len(indices.T))
         )

@@ -52,13 +52,9 @@ def backbone(network: keras.Model) -> keras.Model:
 
 def copy_weights(network: keras.Model, other: keras.Model) -> None:
     """Copies a plain network's weights to one with other convolutions."""
-    for layer in network.layers:
-        if isinstance(layer, layers.Conv2D):
-            convolution = other.get_layer(layer.name)
-            convolution.kernel.assign(layer.kernel)
-            convolution.bias.assign(layer.bias)
-        elif layer.weights:
-            other.get_layer(layer.name).set_weights(layer.get_weights())
+    own = {variable.path: variable for variable in other.variables}
+    for variable in network.variables:
+        own[variable.path].assign(variable)
 
 
 def narrow_cnn(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:

@@ -6,15 +6,8 @@ import pathlib
 import statistics
 
 from experiments.common import runs, tables
-from experiments.no_harm.comparison import (
-    GAP_ABOVE_PLAIN,
-    LARGEST_GAP,
-    LAST_EPOCHS,
-    Comparison,
-    compare,
-    mean_gap,
-    test_accuracy,
-)
+from experiments.no_harm import comparison
+from experiments.no_harm.comparison import LAST_EPOCHS, Comparison, compare
 from experiments.no_harm.data import DATASETS, TEST_IMAGES
 from experiments.no_harm.methods import COMPARED, OWN, PLAIN
 from experiments.no_harm.networks import MOMENTUM, NETWORKS
@@ -36,6 +29,7 @@ def load(results: pathlib.Path, batch_norm: str) -> list[dict]:
 
 def page(results: pathlib.Path) -> str:
     setting = Setting()
+    large, above = comparison.LARGEST_GAP, comparison.GAP_ABOVE_PLAIN
     sections = [_section(owner, load(results, name)) for name, owner in OWNERS.items()]
     text = f"""# Do no harm
 
@@ -55,8 +49,8 @@ and so is the plain network that it is compared with. The first rows are plain n
 what you can do without a similarity or neighbours. "An M at each position" is no default.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
-same training images. It is too large above {LARGEST_GAP:g} points, and above the baseline's
-by more than {GAP_ABOVE_PLAIN:g}. Step times are ratios to the plain network's, the median
+same training images. It is too large above {large:g} points, and above the baseline's
+by more than {above:g}. Step times are ratios to the plain network's, the median
 over the seeds whose two runs one command made, "unknown" where there is none."""
     return "\n\n".join([text, *sections]) + "\n"
 
@@ -105,7 +99,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
             continue
         worst, *_, best = sorted([*cells, cells[0]], key=Comparison.difference)
         gaps = [
-            statistics.mean(mean_gap(getattr(each, of), epoch) for each in cells)
+            statistics.mean(comparison.mean_gap(getattr(c, of), epoch) for c in cells)
             for epoch in ("first_epoch", "last_epoch")
             for of in ("found", "baseline")
         ]
@@ -145,7 +139,8 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
             if cells:
                 title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"
                 shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
-                rows.append([title, tables.mean(map(test_accuracy, plain)), *shown])
+                accuracies = map(comparison.test_accuracy, plain)
+                rows.append([title, tables.mean(accuracies), *shown])
     columns = ["cell", "plain", *(method.title for method in COMPARED.values())]
     return tables.markdown(columns, rows)
 

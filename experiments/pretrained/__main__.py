@@ -115,9 +115,10 @@ def fit(
     return {"trained": sum(int(np.prod(each.shape)) for each in model.trainable_variables)}
 
 
-def accuracy(model: keras.Model, x: np.ndarray, labels: np.ndarray) -> float:
+def accuracy(few: Few, model: keras.Model, x: np.ndarray) -> dict[str, float]:
+    """Of a model that gets the images of a draw that it is judged on, or their features."""
     scores = model.predict(x, batch_size=BATCH, verbose=0)
-    return float(np.mean(scores.argmax(-1) == labels))
+    return {"accuracy": float(np.mean(scores.argmax(-1) == few.judged_labels))}
 
 
 Run = Callable[[Few, float], dict]
@@ -131,8 +132,7 @@ def on_features(make: Callable[[int], keras.Model], initialize: bool = False) ->
         if initialize:
             model.initialize_from(found, few.labels, seed=0)
         record = fit(model, found, few.labels, rate, FEATURES_EPOCHS)
-        judged = accuracy(model, features(few.judged), few.judged_labels)
-        return record | {"accuracy": judged}
+        return record | accuracy(few, model, features(few.judged))
 
     return run
 
@@ -141,7 +141,7 @@ def without_training(make: Callable[[Few], keras.Model]) -> Run:
     def run(few: Few, _rate: float) -> dict:
         model = make(few)
         x = few.judged if len(model.input_shape) == 4 else features(few.judged)
-        return {"accuracy": accuracy(model, x, few.judged_labels)}
+        return accuracy(few, model, x)
 
     return run
 
@@ -184,8 +184,7 @@ def adapted(
             folded = convert.fold(model)
             both = [each.predict(few.images, verbose=0) for each in (model, folded)]
             record["folded_difference"] = float(np.abs(both[0] - both[1]).max())
-        judged = accuracy(model, few.judged, few.judged_labels)
-        return record | {"accuracy": judged}
+        return record | accuracy(few, model, few.judged)
 
     return run
 

@@ -32,7 +32,7 @@ def table(found: list[dict]) -> str:
                 *(_cell(part, name) for part in parts.values()),
                 f"{trained:,}" if trained else "",
                 f"{own[0]['rate']:g}" if own[0]["rate"] else "",
-                ", ".join(map(str, sorted({run["seed"] for run in own}))),
+                tables.seeds(own),
             ]
         )
     columns = ["method", *parts, "trained numbers", "rate", "draws"]

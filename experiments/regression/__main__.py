@@ -34,7 +34,6 @@ flags.DEFINE_enum("dataset", "diabetes", data.DATASETS, "Data set.")
 flags.DEFINE_string("data_dir", None, "Folder of the UCI files.")
 flags.DEFINE_string("data_file", None, "An .npz file of x and y, instead.")
 flags.DEFINE_integer("folds", 5, "Number of folds.", lower_bound=2)
-flags.DEFINE_float("validation_share", 0.2, "Share of a fold's training data.")
 flags.DEFINE_list("layers", ["2", "3", "4", "5"], "Dense layers to choose from.")
 flags.DEFINE_list("units", ["32", "64", "128", "256"], "Their units to choose from.")
 flags.DEFINE_list("decays", ["0", "1", "10"], "Weight decays to choose from, as in Keras.")
@@ -44,8 +43,9 @@ flags.DEFINE_bool("features", False, "Entries in the space of the last layer's i
 flags.DEFINE_float("key_deviation", 0.05, "Standard deviation of keys at the start.")
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
-flags.DEFINE_integer("seed", 0, "Seed of folds and weights.")
 
+#: Share of a fold's training data that is for choices, and the seed of folds and weights.
+VALIDATION_SHARE, SEED = 0.2, 0
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
@@ -81,14 +81,14 @@ def make(fold: data.Fold, choice: dict) -> keras.Model:
             FLAGS.num_neighbors,
             temperature=choice["temperature"],
             key_initializer=keras.initializers.RandomNormal(stddev=FLAGS.key_deviation),
-            seed=FLAGS.seed,
+            seed=SEED,
         )
         parts = (keras.Sequential(hidden), last) if FLAGS.features else (None, model)
         model = nsl_keras.MetaNeighborhoodModel(*parts, dictionary, task="regression")
     model.build((None, fold.train.x.shape[1]))
     if "temperature" in choice:
         # "Uniform distribution in the same range of the regression labels".
-        start = np.random.default_rng(FLAGS.seed).uniform(
+        start = np.random.default_rng(SEED).uniform(
             fold.train.y.min(axis=0), fold.train.y.max(axis=0), dictionary.values.shape
         )
         dictionary.assign(values=start)
@@ -96,12 +96,12 @@ def make(fold: data.Fold, choice: dict) -> keras.Model:
 
 
 @functools.lru_cache(maxsize=1)
-def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(examples)
+def _order(epoch: int, examples: int) -> np.ndarray:
+    return np.random.default_rng([SEED, epoch]).permutation(examples)
 
 
 class Batches(keras.utils.PyDataset):
-    """The examples in an order that seed and epoch give."""
+    """The examples in an order that the epoch gives."""
 
     def __init__(self, part: data.Part, batch_size: int = 128) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Batches(keras.utils.PyDataset):
         return -(-len(self.part.x) // self.batch_size)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        order = _order(FLAGS.seed, self.epoch, len(self.part.x))
+        order = _order(self.epoch, len(self.part.x))
         chosen = order[index * self.batch_size :][: self.batch_size]
         return self.part.x[chosen], self.part.y[chosen]
 
@@ -120,7 +120,7 @@ class Batches(keras.utils.PyDataset):
 def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Model, dict]:
     """Trains to the lowest validation loss; what is finished in `state` is kept."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(FLAGS.seed)
+    keras.utils.set_random_seed(SEED)
     model = make(fold, choice)
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=choice["decay"])
     if isinstance(model, nsl_keras.MetaNeighborhoodModel):
@@ -144,12 +144,7 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
         epochs=FLAGS.epochs,
         validation_data=(fold.validation.x, fold.validation.y),
         validation_batch_size=1024,
-        callbacks=[
-            early_stopping,
-            recipe.Seconds(),
-            recipe.StopInTime(backup, len(batches)),
-            backup,
-        ],
+        callbacks=[early_stopping, recipe.StopInTime(backup, len(batches)), backup],
         verbose=0,
     )
     losses = history.history["val_loss"]
@@ -183,25 +178,21 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         for temperature, decay in itertools.product(map(float, FLAGS.temperatures), decays)
     ]
     ours = trained(fold, choices, state / "neighborhoods")
-    (vanilla, record), (model, model_record) = best(plain), best(ours)
-    unadapted = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
-    return {
-        "knn": knn(fold),
-        "vanilla": {
+    found: dict[str, dict] = {"knn": knn(fold)}
+    for name, trials in (("vanilla", plain), ("neighborhoods", ours)):
+        model, record = best(trials)
+        found[name] = {
             **record,
-            "parameters": vanilla.count_params(),
-            "test_mse": error(vanilla, fold.test),
-            "trials": [each for _, each in plain],
-        },
-        "neighborhoods": {
-            **model_record,
             "parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
-            "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
             "test_mse": error(model, fold.test),
-            "test_mse_unadapted": float(np.mean((unadapted - fold.test.y) ** 2)),
-            "trials": [each for _, each in ours],
-        },
+            "trials": [each for _, each in trials],
+        }
+    unadapted = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
+    found["neighborhoods"] |= {
+        "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
+        "test_mse_unadapted": float(np.mean((unadapted - fold.test.y) ** 2)),
     }
+    return found
 
 
 def main(_arguments: list[str]) -> None:
@@ -213,10 +204,11 @@ def main(_arguments: list[str]) -> None:
     }
     print(f"{found.name}: {sizes}")
     names = (
-        *("folds", "validation_share", "layers", "units", "decays", "temperatures"),
-        *("num_neighbors", "epochs", "patience", "seed"),
+        *("folds", "layers", "units", "decays", "temperatures"),
+        *("num_neighbors", "epochs", "patience"),
     )
     protocol = {name: FLAGS[name].value for name in names}
+    protocol |= {"validation_share": VALIDATION_SHARE, "seed": SEED}
     # Older records have neither.
     changed = {
         name: FLAGS[name].value
@@ -224,7 +216,7 @@ def main(_arguments: list[str]) -> None:
         if FLAGS[name].value != FLAGS[name].default
     }
     protocol |= changed
-    folds = data.folds(found, FLAGS.folds, FLAGS.validation_share, FLAGS.seed)
+    folds = data.folds(found, FLAGS.folds, VALIDATION_SHARE, SEED)
     setting = {"data": found.name, **sizes, "protocol": protocol}
     if FLAGS.data_file:
         setting["data_file"] = fingerprint({"x": found.x, "y": found.y})

@@ -4,7 +4,7 @@ One rule: only ratios of times taken side by side in this process are reported, 
 times on a shared machine mean nothing an hour later.
 
     python -m experiments.speed                                # everything
-    python -m experiments.speed --only=head --only=model --xla=on --rounds=5
+    python -m experiments.speed --only=head --only=model --xla=on
 
 Writes --output_dir/results/benchmarks.jsonl, a line a group and mode, and of the costs a
 picture in --output_dir/results/figures/.
@@ -36,7 +36,6 @@ GROUPS = {
 MODES = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("rounds", 15, "Rounds; slow cases take fewer.", lower_bound=1)
 flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is given.")
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
@@ -48,7 +47,7 @@ def measured(group: str, xla: str) -> list[dict[str, Any]]:
         found = memory.rows(xla == "on")
     else:
         comparisons = GROUPS[group](xla == "on")
-        found = (row for each in comparisons for row in each.rows(FLAGS.rounds))
+        found = (row for each in comparisons for row in each.rows())
     rows = []
     for row in found:
         print(*(f"{key} {value}" for key, value in row.items()), sep=", ", flush=True)

@@ -5,6 +5,7 @@ One rule: sizes that do not grow stay those of the other groups.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,41 +22,31 @@ CHANNELS = (8, 32, 128)
 #: Entries where the batch grows, and height and width of what convolutions get.
 NEIGHBORS, PIXELS, IMAGES = 1_000, 16, 32
 
-NAMES = ("inference", "training")
-
 
 def comparisons(xla: bool) -> Iterator[measure.Comparison]:
-    for batch in BATCHES:
-        yield from of_heads(f"batch={batch}", batch, NEIGHBORS, xla)
-    for entries in ENTRIES:
-        yield from of_heads(f"entries={entries}", neighborhoods.BATCH, entries, xla)
-    for channels in CHANNELS:
-        yield from of_convolutions(f"channels={channels}", channels, xla)
-
-
-def of_heads(
-    case: str, batch: int, entries: int, xla: bool
-) -> Iterator[measure.Comparison]:
-    features = tf.random.normal((batch, neighborhoods.FEATURES))
-    layers = {
-        "CosineDense": neighborhoods.built(neighborhoods.cosine_head()),
-        "Meta-Neighborhoods": neighborhoods.neighborhood_head(entries),
-    }
-    yield from measure.passes(case, layers, features, xla, NAMES, calls_per_round=3)
-
-
-def of_convolutions(case: str, channels: int, xla: bool) -> Iterator[measure.Comparison]:
-    images = tf.random.normal((IMAGES, PIXELS, PIXELS, channels))
-    options: dict[str, Any] = {"filters": channels, "kernel_size": 3, "padding": "same"}
+    passes = functools.partial(
+        measure.passes, xla=xla, names=("inference", "training"), calls_per_round=3
+    )
+    heads = [(f"batch={batch}", batch, NEIGHBORS) for batch in BATCHES]
+    heads += [(f"entries={entries}", neighborhoods.BATCH, entries) for entries in ENTRIES]
+    for case, batch, entries in heads:
+        layers = {
+            "CosineDense": neighborhoods.cosine_head(),
+            "Meta-Neighborhoods": neighborhoods.neighborhood_head(entries),
+        }
+        features = tf.random.normal((batch, neighborhoods.FEATURES))
+        yield from passes(case, layers, features)
     similar = nsl_keras.layers.NeuralSimilarityConv2D
-    layers = {
-        "Conv2D": keras.layers.Conv2D(**options),
-        "static similarity": similar(**options),
-        "dynamic similarity": similar(**options, predictor="sphere"),
-    }
-    for layer in layers.values():
-        layer.build(images.shape)
-    yield from measure.passes(case, layers, images, xla, NAMES, calls_per_round=3)
+    for channels in CHANNELS:
+        options: dict[str, Any] = {"filters": channels, "kernel_size": 3}
+        options["padding"] = "same"
+        layers = {
+            "Conv2D": keras.layers.Conv2D(**options),
+            "static similarity": similar(**options),
+            "dynamic similarity": similar(**options, predictor="sphere"),
+        }
+        images = tf.random.normal((IMAGES, PIXELS, PIXELS, channels))
+        yield from passes(f"channels={channels}", layers, images)
 
 
 def picture(rows: Iterable[Mapping[str, Any]]) -> Any:

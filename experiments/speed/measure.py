@@ -23,18 +23,17 @@ class Comparison:
     """Ways to do one thing, the plain Keras one first.
 
     A round has `calls_per_round` calls of each, more where one takes a millisecond; slow
-    steps have at most `most_rounds`.
+    steps have fewer `rounds`.
     """
 
     case: str
     steps: Mapping[str, Step]
     calls_per_round: int = 1
-    most_rounds: int | None = None
+    rounds: int = 15
 
-    def rows(self, rounds: int) -> list[dict[str, Any]]:
-        rounds = min(rounds, self.most_rounds or rounds)
+    def rows(self) -> list[dict[str, Any]]:
         ratios = timing.ratios_to_first(
-            self.steps, rounds=rounds, calls_per_round=self.calls_per_round
+            self.steps, rounds=self.rounds, calls_per_round=self.calls_per_round
         )
         baseline, *candidates = ratios
         return [
@@ -47,6 +46,21 @@ class Comparison:
             }
             for candidate in candidates
         ]
+
+
+def compared(
+    case: str,
+    layers: Mapping[str, keras.layers.Layer],
+    step: Callable[..., Step],
+    inputs: tf.Tensor,
+    xla: bool,
+    **options: Any,
+) -> Comparison:
+    for layer in layers.values():
+        if not layer.built:
+            layer.build(tuple(inputs.shape))
+    steps = {name: step(layer, inputs, xla) for name, layer in layers.items()}
+    return Comparison(case, steps, **options)
 
 
 def forward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) -> Step:
@@ -75,27 +89,6 @@ def forward_backward(layer: keras.layers.Layer, inputs: tf.Tensor, xla: bool) ->
     return lambda: float(run())
 
 
-def inference(
-    case: str,
-    layers: Mapping[str, Callable],
-    inputs: tf.Tensor,
-    xla: bool,
-    **options: Any,
-) -> Comparison:
-    steps = {name: forward(layer, inputs, xla) for name, layer in layers.items()}
-    return Comparison(case, steps, **options)
-
-
-def training(
-    case: str, models: Mapping[str, keras.Model], inputs: tf.Tensor, classes: int, xla: bool
-) -> Comparison:
-    labels = tf.random.uniform((len(inputs),), maxval=classes, dtype=tf.int32)
-    steps = {
-        name: training_step(model, inputs, labels, xla) for name, model in models.items()
-    }
-    return Comparison(case, steps)
-
-
 def passes(
     case: str,
     layers: Mapping[str, keras.layers.Layer],
@@ -105,15 +98,14 @@ def passes(
     **options: Any,
 ) -> Iterator[Comparison]:
     """Yields the comparisons of layers in inference and in training, by these names."""
-    yield inference(f"{case}, {names[0]}", layers, inputs, xla, **options)
-    steps = {name: forward_backward(each, inputs, xla) for name, each in layers.items()}
-    yield Comparison(f"{case}, {names[1]}", steps, **options)
+    for name, step in zip(names, (forward, forward_backward), strict=True):
+        yield compared(f"{case}, {name}", layers, step, inputs, xla, **options)
 
 
-def training_step(
-    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, xla: bool
-) -> Step:
+def training_step(model: keras.Model, images: tf.Tensor, xla: bool) -> Step:
     """Loss, gradients and an SGD update of every weight; updates are never pruned."""
+    # All models have ten classes or more.
+    labels = tf.random.uniform((len(images),), maxval=10, dtype=tf.int32)
     variables = model.trainable_variables
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(1e-3)
@@ -128,6 +120,10 @@ def training_step(
         return loss
 
     return lambda: float(run())
+
+
+#: What models are timed in.
+OF_MODELS = {"inference": forward, "training step": training_step}
 
 
 def _digest(*tensors: tf.Tensor) -> tf.Tensor:

@@ -7,18 +7,14 @@ tens of MiB are lower bounds: freed memory is used again. Linux only.
 
 from __future__ import annotations
 
+import multiprocessing
 import pathlib
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
-from absl import flags
 
-from experiments.common import command
 from experiments.speed import measure, neighborhoods, similarity
 
 BATCH = 128
@@ -30,38 +26,38 @@ CASES = (
     *neighborhoods.IN_MEMORY,
 )
 
-FLAGS = flags.FLAGS
-
 
 def rows(xla: bool) -> Iterator[dict[str, Any]]:
     for case in CASES:
-        command = [sys.executable, "-m", "experiments.speed.memory", f"--case={case}"]
-        command.append("--xla" if xla else "--noxla")
-        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            mebibytes = pool.apply(growth_in_second_call, (case, xla))
         convolution = f"{SIZE}x{SIZE}, {CHANNELS}->{CHANNELS}, B={BATCH}"
         sizes = neighborhoods.CASE if case in neighborhoods.IN_MEMORY else convolution
         yield {
             "case": f"{sizes}, forward+backward",
             "candidate": case,
-            "mebibytes": float(answer.stdout),
+            "mebibytes": mebibytes,
         }
 
 
-def step_of(case: str, xla: bool) -> Callable[[], float]:
+def step_of(case: str, xla: bool) -> measure.Step:
     """The pass to be measured, its inputs and weights made."""
     if case in neighborhoods.IN_MEMORY:
-        return neighborhoods.pass_in_memory(case, xla)
-    inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
-    if case == "Conv2D":
-        layer = keras.layers.Conv2D(CHANNELS, similarity.KERNEL_SIZE, padding="same")
+        inputs = tf.random.normal((neighborhoods.BATCH, neighborhoods.FEATURES))
+        entries, steps, chunk = neighborhoods.IN_MEMORY[case]
+        options = {"inner_steps": steps, "chunk_size": chunk}
+        layer = neighborhoods.neighborhood_head(entries, **options)
     else:
-        layer = similarity.similarity_layers(CHANNELS)[case]
-    layer.build(inputs.shape)
+        inputs = tf.random.normal((BATCH, SIZE, SIZE, CHANNELS))
+        layer = similarity.layers_of(CHANNELS)[case]
+    layer.build(tuple(inputs.shape))
     return measure.forward_backward(layer, inputs, xla)
 
 
-def growth_in_second_call(step: Callable[[], float]) -> float:
+def growth_in_second_call(case: str, xla: bool) -> float:
     """Mebibytes between the memory before the first call and the peak in the second."""
+    tf.config.set_visible_devices([], "GPU")
+    step = step_of(case, xla)
     before = _resident("VmRSS")
     step()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew.
@@ -75,14 +71,3 @@ def _resident(name: str) -> float:
     if match is None:
         raise RuntimeError(f"/proc/self/status has no line for {name}: not on Linux?")
     return int(match[1]) / 1024
-
-
-def main(_arguments: list[str]) -> None:
-    tf.config.set_visible_devices([], "GPU")
-    print(growth_in_second_call(step_of(FLAGS.case, FLAGS.xla)))
-
-
-if __name__ == "__main__":
-    flags.DEFINE_enum("case", CASES[0], list(CASES), "What to measure.")
-    flags.DEFINE_boolean("xla", False, "Whether to compile with XLA.")
-    command.run(main)

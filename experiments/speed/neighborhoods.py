@@ -39,7 +39,7 @@ IN_MEMORY = {f"{DUAL}, S={entries}": (entries, 1, None) for entries in SIZES} | 
 
 def head(xla: bool) -> Iterator[measure.Comparison]:
     features = tf.random.normal((BATCH, FEATURES))
-    plain = built(cosine_head())
+    plain = cosine_head()
     layers = {
         "CosineDense": plain,
         DUAL: neighborhood_head(),
@@ -61,12 +61,12 @@ def head(xla: bool) -> Iterator[measure.Comparison]:
         yield forward
         # XLA takes what enters a differentiated `vectorized_map` for constants: each draw
         # of dropout is compiled anew, for seconds.
-        yield dataclasses.replace(backward, most_rounds=2 if xla else None)
+        yield dataclasses.replace(backward, rounds=2 if xla else 15)
     for entries in SIZES:
         layers = {"CosineDense": plain, DUAL: neighborhood_head(entries)}
-        most = 5 if entries >= 100_000 else None
+        rounds = 5 if entries >= 100_000 else 15
         case = f"dictionary of S={entries}, {CASE}"
-        yield from measure.passes(case, layers, features, xla, most_rounds=most)
+        yield from measure.passes(case, layers, features, xla, rounds=rounds)
 
 
 def neighborhood_head(
@@ -75,19 +75,13 @@ def neighborhood_head(
     dropout_scope: str = "example",
     **options: Any,
 ) -> keras.layers.Layer:
-    """A built head; it leaves half of the dictionary out in training, none in inference."""
+    """A head; it leaves half of the dictionary out in training, none in inference."""
     dictionary = nsl_keras.layers.NeighborDictionary(
         entries, dropout=0.5, dropout_scope=dropout_scope, seed=0
     )
-    return built(
-        nsl_keras.layers.MetaNeighborhoodHead(head or cosine_head(), dictionary, **options)
+    return nsl_keras.layers.MetaNeighborhoodHead(
+        head or cosine_head(), dictionary, **options
     )
-
-
-def pass_in_memory(name: str, xla: bool) -> measure.Step:
-    entries, steps, chunk_size = IN_MEMORY[name]
-    layer = neighborhood_head(entries, inner_steps=steps, chunk_size=chunk_size)
-    return measure.forward_backward(layer, tf.random.normal((BATCH, FEATURES)), xla)
 
 
 def cosine_head() -> keras.layers.Layer:
@@ -97,11 +91,6 @@ def cosine_head() -> keras.layers.Layer:
 def stacked_head() -> keras.layers.Layer:
     hidden = [keras.layers.Dense(STACK_WIDTH, "relu") for _ in range(3)]
     return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
-
-
-def built(layer: keras.layers.Layer) -> keras.layers.Layer:
-    layer.build((BATCH, FEATURES))
-    return layer
 
 
 #: Backbone, entries, classes and batch size; the last has many classes.
@@ -132,8 +121,8 @@ def model(
             )
             models[name].build((None, *features.input_shape[1:]))
         case = f"{title}, S={neighbors}, C={classes}, B={batch}"
-        yield measure.inference(f"{case}, inference", models, images, xla)
-        yield measure.training(f"{case}, training step", models, images, classes, xla)
+        for name, step in measure.OF_MODELS.items():
+            yield measure.compared(f"{case}, {name}", models, step, images, xla)
 
 
 many_classes = functools.partial(model, chosen=MANY_CLASSES)

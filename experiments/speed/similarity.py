@@ -17,9 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 import nsl_keras
+from experiments.common.convolutions import SIMILARITIES
 from experiments.few_shot import methods as few_shot
 from experiments.neural_similarity import methods
 from experiments.speed import measure
+from experiments.speed.measure import forward
+from experiments.speed.measure import training_step as train
 
 #: Classes that few-shot networks are trained on.
 FEW_SHOT_CLASSES = 64
@@ -27,7 +30,6 @@ BATCH = 32
 KERNEL_SIZE, CLASSES = 3, 10
 #: Height and width, channels and filters.
 SIZES = ((32, 32), (16, 64), (8, 128))
-SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
 
 class StoredPrediction(keras.layers.Layer):
@@ -54,31 +56,24 @@ class StoredPrediction(keras.layers.Layer):
 def dynamic(xla: bool) -> Iterator[measure.Comparison]:
     for size, channels in SIZES:
         inputs = tf.random.normal((BATCH, size, size, channels))
-        layers = {
-            "Conv2D": keras.layers.Conv2D(channels, KERNEL_SIZE, padding="same"),
-            **similarity_layers(channels),
-        }
-        for layer in layers.values():
-            layer.build(inputs.shape)
+        layers = layers_of(channels)
         shape = f"{size}x{size}, {channels}->{channels}"
         forward, backward = measure.passes(shape, layers, inputs, xla)
         yield dataclasses.replace(forward, calls_per_round=3)
         yield backward
 
 
-def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
-    layers: dict[str, keras.layers.Layer] = {}
+def layers_of(filters: int) -> dict[str, keras.layers.Layer]:
+    layers = {"Conv2D": keras.layers.Conv2D(filters, KERNEL_SIZE, padding="same")}
     for name, similarity in SIMILARITIES.items():
         identity = np.eye(KERNEL_SIZE**2)
         parameters = nsl_keras.similarities.get(similarity).parameters_from(identity)
-        for part, predictor in (
-            ("layer", nsl_keras.predictors.SimilarityPredictor(downsampling=1)),
-            (
-                "layer, in blocks",
-                nsl_keras.predictors.SimilarityPredictor(downsampling=2),
-            ),
-            ("core", StoredPrediction(np.size(parameters))),
-        ):
+        predictors = {
+            "layer": nsl_keras.predictors.SimilarityPredictor(downsampling=1),
+            "layer, in blocks": nsl_keras.predictors.SimilarityPredictor(downsampling=2),
+            "core": StoredPrediction(np.size(parameters)),
+        }
+        for part, predictor in predictors.items():
             layers[f"dynamic {name}, {part}"] = nsl_keras.layers.NeuralSimilarityConv2D(
                 filters,
                 KERNEL_SIZE,
@@ -90,33 +85,31 @@ def similarity_layers(filters: int) -> dict[str, keras.layers.Layer]:
 
 
 def static(xla: bool) -> Iterator[measure.Comparison]:
-    images = tf.random.normal((BATCH, 32, 32, 3))
-    networks = {"Conv2D": nsl_keras.backbones.cnn9()} | {
-        f"static {name}": nsl_keras.backbones.cnn9(
-            convolution=functools.partial(
-                nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity
-            )
+    convolutions = {"Conv2D": keras.layers.Conv2D} | {
+        f"static {name}": functools.partial(
+            nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity
         )
         for name, similarity in SIMILARITIES.items()
     }
-    yield measure.training("CNN-9, training step", networks, images, CLASSES, xla)
+    images = tf.random.normal((BATCH, 32, 32, 3))
+    networks = {
+        name: nsl_keras.backbones.cnn9(convolution=each)
+        for name, each in convolutions.items()
+    }
+    yield measure.compared("CNN-9, training step", networks, train, images, xla)
     networks |= {
         f"folded {name}": nsl_keras.convert.fold(networks[f"static {name}"])
         for name in SIMILARITIES
     }
-    yield measure.inference("CNN-9, inference", networks, images, xla, calls_per_round=5)
+    options = {"inputs": images, "xla": xla, "calls_per_round": 5}
+    yield measure.compared("CNN-9, inference", networks, forward, **options)
     features = tf.random.normal((BATCH, 32, 32, 32))
-    layers = {"Conv2D": keras.layers.Conv2D(32, 3, padding="same")} | {
-        f"static {name}": nsl_keras.layers.NeuralSimilarityConv2D(
-            32, 3, padding="same", similarity=similarity
-        )
-        for name, similarity in SIMILARITIES.items()
-    }
+    layers = {name: each(32, 3, padding="same") for name, each in convolutions.items()}
     for layer in layers.values():
         layer.build(features.shape)
     layers |= {f"folded {name}": layers[f"static {name}"].fold() for name in SIMILARITIES}
     case = "one layer 32x32, 32->32, inference"
-    yield measure.inference(case, layers, features, xla, calls_per_round=5)
+    yield measure.compared(case, layers, forward, **options | {"inputs": features})
 
 
 def network(xla: bool) -> Iterator[measure.Comparison]:
@@ -138,10 +131,10 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
             for method in table.methods.values()
         }
         case = f"{title}, training step, B=64"
-        yield measure.training(case, networks, images, CLASSES, xla)
+        yield measure.compared(case, networks, train, images, xla)
         served = {name: methods.served(model) for name, model in networks.items()}
         case = f"{title}, one image"
-        yield measure.inference(case, served, images[:1], xla, calls_per_round=20)
+        yield measure.compared(case, served, forward, images[:1], xla, calls_per_round=20)
     networks = {
         few_shot.METHODS[name].title: few_shot.classifier(
             few_shot.features("cnn4", few_shot.METHODS[name].network, (32, 32, 3)),
@@ -153,4 +146,4 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
         )
     }
     case = "few-shot CNN-4, training step, B=64"
-    yield measure.training(case, networks, images, FEW_SHOT_CLASSES, xla)
+    yield measure.compared(case, networks, train, images, xla)

@@ -2,14 +2,14 @@
 
 import contextlib
 import io
-import json
 import runpy
 import sys
 from unittest import mock
 
 from absl import flags
 
-from experiments.few_shot import data as few_shot_data
+from experiments.common import runs
+from experiments.common.data import save_file
 from experiments.kills import tiny_images
 
 PACKAGES = ("examples", "experiments")
@@ -56,38 +56,10 @@ def folders(folder, models=False):
 def records(folder, experiment="*"):
     """The records that commands wrote below a folder."""
     paths = sorted(folder.glob(f"results/{experiment}.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [record for path in paths for record in runs.read(path)]
 
 
 def few_shot_file(folder):
-    """Images for few-shot learning, in a file."""
     path = folder / "few_shot.npz"
-    few_shot_data.save(tiny_images(), path)
+    save_file(tiny_images(), path)
     return path
-
-
-def no_harm_run(method, seed, accuracy, gap=0.0, seconds=1.0, **changes):
-    """A record of the do-no-harm matrix, made up."""
-    last = {"training": 0.9, "inference": 0.9}
-    first = {"training": 0.9, "inference": 0.9 - gap}
-    return {
-        "dataset": "digits",
-        "network": "narrow_cnn",
-        "method": method,
-        "seed": seed,
-        "parameters": 1000,
-        "test_accuracy": [0.1, accuracy],
-        "by_mode": {"first_epoch": first, "last_epoch": last},
-        "seconds_per_step": seconds,
-        "command": "python -m experiments.no_harm",
-        **changes,
-    }
-
-
-def no_harm_runs(**accuracies):
-    """Records of one seed for each accuracy, by method."""
-    return [
-        no_harm_run(method, seed, accuracy)
-        for method, of_seeds in accuracies.items()
-        for seed, accuracy in enumerate(of_seeds)
-    ]

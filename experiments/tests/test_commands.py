@@ -11,7 +11,7 @@ from experiments import campaign
 from experiments.common.recipe import OutOfTime
 from experiments.tests.commands import few_shot_file, folders, records, run, run_well
 
-#: The flags of each command, how many runs they ask for, and rows of its table.
+#: The flags of each command.
 TINY = {
     "neural_similarity": (
         *("--train_size=32", "--batch_size=16", "--steps=2", "--nojit_compile"),
@@ -33,12 +33,12 @@ TINY = {
         *("--temperatures=0.1", "--num_neighbors=20"),
     ),
 }
-RUNS = {"neural_similarity": 2, "image_classification": 2, "few_shot": 3, "regression": 2}
-ROWS = {
-    "neural_similarity": ("| static NSN, DNS | ", "; dynamic NSN, DNS"),
-    "image_classification": ("| vanilla | ", "Not run: MAXL; vanilla + iFiLM"),
-    "few_shot": ("| nearest centroid | ", "RelationNet; MAML; static NSN"),
-    "regression": ("| diabetes | 442 | 10 | ",),
+#: How many runs they ask for, and parts of the table.
+FOUND = {
+    "neural_similarity": (2, "| static NSN, DNS | ", "; dynamic NSN, DNS"),
+    "image_classification": (2, "| vanilla | ", "Not run: MAXL; vanilla + iFiLM"),
+    "few_shot": (3, "| nearest centroid | ", "RelationNet; MAML; static NSN"),
+    "regression": (2, "| diabetes | 442 | 10 | "),
 }
 
 
@@ -60,16 +60,16 @@ def test_a_command_stops_goes_on_and_writes_its_table(name, tmp_path, one_thread
     assert not records(tmp_path)
 
     table = run_well(module, *flags)
-    made = records(tmp_path)
-    assert len(made) == RUNS[name]
-    assert all(row in table for row in ROWS[name])
+    made, (count, *rows) = records(tmp_path), FOUND[name]
+    assert len(made) == count
+    assert all(row in table for row in rows)
     assert not list((tmp_path / "unfinished").glob("*"))
     assert all(f"python -m experiments.{name} " in record["command"] for record in made)
 
     again = run_well(module, *flags)
-    assert again.count("finished before") == RUNS[name]
+    assert again.count("finished before") == count
     assert records(tmp_path) == made
-    assert all(row in again for row in ROWS[name])
+    assert all(row in again for row in rows)
 
 
 def test_regression_on_features_has_records_of_its_own(tmp_path, eager):
@@ -173,6 +173,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
     ("module", "flags", "row", "picture"),
     [
         ("demo.spirals", ["--epochs=3", "--examples=200"], " %", "spirals.png"),
+        ("few_shot.sine_waves", ["--iterations=20", "--seeds=1"], "| MAML | ", None),
         (
             "neural_similarity.implicit_regularization",
             ["--steps=100", "--points=5", "--seeds=1"],
@@ -210,7 +211,8 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
 def test_smaller_commands_write_tables_and_pictures(
     module, flags, row, picture, tmp_path, one_thread, request
 ):
-    if module != "image_classification":  # Whose steps take longer than their tracing.
+    # The steps of others take longer than their tracing.
+    if not module.startswith(("image_classification", "few_shot")):
         request.getfixturevalue("eager")
     rng = np.random.default_rng(0)
     arrays = {}
@@ -244,12 +246,6 @@ def test_errors_of_flags_and_data_end_in_one_line(module, flags, message, tmp_pa
     assert "\n" not in code
     for part in message.split(".*"):
         assert part in code
-
-
-def test_sine_waves_are_recorded(tmp_path):
-    flags = "--iterations=20", "--seeds=1", f"--output_dir={tmp_path}"
-    assert "| MAML | " in run_well("experiments.few_shot.sine_waves", *flags)
-    assert [record["seed"] for record in records(tmp_path)] == [1]
 
 
 def test_campaigns_hold_out_the_validation_images_of_the_paper():

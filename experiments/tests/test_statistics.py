@@ -20,7 +20,6 @@ from experiments.no_harm.methods import COMPARED, METHODS
 from experiments.no_harm.networks import NETWORKS
 from experiments.regression import table as regression_table
 from experiments.speed import timing
-from experiments.tests.commands import no_harm_run, no_harm_runs
 
 SETTING = training.Setting(epochs=2, batch_size=4, compared_images=6)
 
@@ -51,7 +50,32 @@ def test_ratios_of_times(step):
     assert found["slow"] == timing.Ratio(3.5, 3.5, 3.5, 4)
 
 
-# Differences of accuracies.
+# Differences of accuracies, of made-up records.
+
+
+def no_harm_run(method, seed, accuracy, gap=0.0, **changes):
+    last = {"training": 0.9, "inference": 0.9}
+    first = {"training": 0.9, "inference": 0.9 - gap}
+    return {
+        "dataset": "digits",
+        "network": "narrow_cnn",
+        "method": method,
+        "seed": seed,
+        "parameters": 1000,
+        "test_accuracy": [0.1, accuracy],
+        "by_mode": {"first_epoch": first, "last_epoch": last},
+        "seconds_per_step": 1.0,
+        "command": "python -m experiments.no_harm",
+        **changes,
+    }
+
+
+def no_harm_runs(**accuracies):
+    return [
+        no_harm_run(method, seed, accuracy)
+        for method, of_seeds in accuracies.items()
+        for seed, accuracy in enumerate(of_seeds)
+    ]
 
 
 def test_differences_are_paired_by_seed():
