@@ -15,7 +15,7 @@ BACKEND := $(shell \
 RUNTIME := $(VENV)/.installed-$(BACKEND)
 TEST := $(VENV)/.installed-test
 DEV := $(VENV)/.installed-dev
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check \
 	--constraint=requirements/constraints.txt --editable
 
 # Two processes; the one that is done first takes over tests of the other.
