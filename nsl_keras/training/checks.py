@@ -154,14 +154,22 @@ def loss_of_logits(loss: Any) -> None:
 
 
 #: Losses of probabilities that have no `from_logits`, as classes and as functions.
-_OF_PROBABILITIES = (
-    *("KLDivergence", "kl_divergence", "Dice", "dice", "Tversky", "tversky"),
-    *("CategoricalGeneralizedCrossEntropy", "categorical_generalized_cross_entropy"),
+_CLASSES = (
+    keras.losses.CategoricalGeneralizedCrossEntropy,
+    keras.losses.Dice,
+    keras.losses.KLDivergence,
+    keras.losses.Tversky,
+)
+_FUNCTIONS = (
+    keras.losses.categorical_generalized_cross_entropy,
+    keras.losses.dice,
+    keras.losses.kl_divergence,
+    keras.losses.tversky,
 )
 
 
 def _expects_probabilities(loss: Any) -> bool:
-    if getattr(loss, "__name__", type(loss).__name__) in _OF_PROBABILITIES:
+    if isinstance(loss, _CLASSES) or loss in _FUNCTIONS:
         return True
     argument = inspect.signature(loss).parameters.get("from_logits")
     return getattr(loss, "from_logits", argument and argument.default) is False
