@@ -1,6 +1,8 @@
-"""Each script of examples/ runs as a reader runs it, and prints its results."""
+"""Each script of examples/ runs with its flags, and prints its results."""
 
 import re
+import runpy
+import sys
 
 import pytest
 from helpers import BACKEND, ROOT, run_python
@@ -11,8 +13,22 @@ tensorflow_only = pytest.mark.skipif(
 )
 
 
-def run(name, *flags):
+def run_alone(name, *flags):
     return run_python(ROOT / "examples" / f"{name}.py", *flags)
+
+
+@pytest.fixture
+def run(capfd, monkeypatch, one_thread):
+    """Runs a script in this process: another would import for longer than most train."""
+
+    def script(name, *flags):
+        path = ROOT / "examples" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, flags)])
+        capfd.readouterr()
+        runpy.run_path(str(path), run_name="__main__")
+        return capfd.readouterr().out
+
+    return script
 
 
 def numbers(pattern, printed):
@@ -33,7 +49,7 @@ def test_every_script_is_tested_and_listed():
         assert len(text.splitlines()) <= 100
 
 
-def test_similarity_layer():
+def test_similarity_layer(run):
     printed = run("similarity_layer", "--epochs=1", "--seeds=1")
     numbers(r"seed 0: plain CNN ([\d.]+) %, with similarity ([\d.]+) %", printed)
     before, after = numbers(r"parameters: (\d+) before folding, (\d+) after", printed)
@@ -42,7 +58,7 @@ def test_similarity_layer():
     assert "layers after folding: Conv2D, Conv2D, MaxPooling2D, Flatten, Dense" in printed
 
 
-def test_convert_and_fold(tmp_path):
+def test_convert_and_fold(run, tmp_path):
     printed = run("convert_and_fold", "--epochs=1", f"--output={tmp_path}")
     assert numbers(r"logit by add_similarity: (\S+)", printed)[0] < 1e-4
     assert numbers(r"logit by fold: (\S+)", printed)[0] < 1e-4
@@ -51,7 +67,7 @@ def test_convert_and_fold(tmp_path):
     assert "NeuralSimilarity" not in run_python("-c", loads, tmp_path / "folded.keras")
 
 
-def test_dynamic():
+def test_dynamic(run):
     printed = run("dynamic", "--epochs=2", "--seeds=1")
     pattern = r"{}\s+test accuracy [\d.]+ %, (\d+) parameters"
     sizes = [
@@ -62,7 +78,7 @@ def test_dynamic():
     assert "dynamic Diagonal" in printed
 
 
-def test_neighbors(tmp_path):
+def test_neighbors(run, tmp_path):
     printed = run("neighbors", "--epochs=1", f"--output={tmp_path}")
     for row in (
         "plain model",
@@ -75,7 +91,7 @@ def test_neighbors(tmp_path):
         assert (tmp_path / name).stat().st_size > 10_000
 
 
-def test_few_shot_own_photos(tmp_path):
+def test_few_shot_own_photos(run, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     printed = run("few_shot_own_photos", "--epochs=1", f"--output={first}")
     assert "15 photos of the classes 7, 8, 9" in printed
@@ -91,14 +107,14 @@ def test_few_shot_own_photos(tmp_path):
         assert (folder / "served" / "1" / "saved_model.pb").is_file()
 
 
-def test_regression():
+def test_regression(run):
     printed = run("regression", "--epochs=1", "--folds=2")
     for row in ("plain", "neighbours", "before adaptation", "kNN"):
         numbers(rf"{row}\s+mean ([\d.]+)   folds [\d.]+, [\d.]+", printed)
     assert len(re.findall(r"entry \d+, attention [\d.]+, target", printed)) == 3
 
 
-def test_sine_waves():
+def test_sine_waves(run):
     printed = run("sine_waves", "--iterations=500")
     row = r"{}\s+([\d.]+) ([\d.]+) ([\d.]+)"
     before, _, after = numbers(row.format("MAML"), printed)
@@ -108,20 +124,20 @@ def test_sine_waves():
 
 @tensorflow_only
 def test_several_devices():
-    printed = run("several_devices", "--epochs=1")
+    printed = run_alone("several_devices", "--epochs=1")
     assert "2 replicas: " in printed
     assert numbers(r"largest difference of a weight: (\S+)", printed)[0] < 1e-4
 
 
 def test_resume_after_kill():
-    printed = run("resume_after_kill", "--epochs=2")
+    printed = run_alone("resume_after_kill", "--epochs=2")
     begins = re.findall(r"begins at epoch (\d)", printed)
     assert begins == ["0", "0", "1"]
     assert "exit status -9" in printed
     assert "equal to the last digit: True" in printed
 
 
-def test_serve(tmp_path):
+def test_serve(run, tmp_path):
     printed = run("serve", "--epochs=1", f"--output={tmp_path}")
     assert (tmp_path / "digits" / "1" / "saved_model.pb").is_file()
     for line in ("features: output_0 (5, 32)", "unadapted: output_0 (5, 10)"):
@@ -131,7 +147,7 @@ def test_serve(tmp_path):
     assert "images of another size are refused" in printed
 
 
-def test_save_load_export(tmp_path):
+def test_save_load_export(run, tmp_path):
     printed = run("save_load_export", "--epochs=1", f"--output={tmp_path}")
     assert numbers(r"model.keras: largest change of a logit (\S+)", printed)[0] < 1e-4
     assert numbers(r"weights.h5: largest change of a logit (\S+)", printed)[0] < 1e-4

@@ -110,8 +110,8 @@ from experiments.tests import commands, test_commands
 OTHERS = ("--method", "--nojit_compile")  # JAX takes longer without compilation.
 
 def run(name, method, *flags):
-    made = folder / "_".join([name, *flags])
-    given = commands.folders(made, models=name == "image_classification")
+    made = folder / name
+    given = commands.folders(made)
     tiny = [each for each in test_commands.TINY[name] if not each.startswith(OTHERS)]
     flags = (*tiny, f"--method={method}", *given, *flags, f"--data_file={images}")
     commands.run_well(f"experiments.{name}", *flags, "--verbose=0")
@@ -120,7 +120,6 @@ def run(name, method, *flags):
 (record,) = run("neural_similarity", "static_dns")
 assert record["versions"]["backend"].startswith("jax "), record
 assert "--data_file=DATA_FILE" in record["command"]
-assert run("image_classification", "neighborhoods_film")
 images = commands.few_shot_file(folder)
 assert run("few_shot", "proto_net", "--training_images=20")
 """
@@ -183,8 +182,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
         (
             "neural_similarity.predictors",
             ["--seeds=1", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
-            + ["--method=DNS blocks by size", "--method=DNS depthwise"]
-            + ["--data_file={folder}/images.npz"],
+            + ["--method=DNS depthwise", "--data_file={folder}/images.npz"],
             "| DNS depthwise |",
             "predictors.png",
         ),
@@ -217,8 +215,8 @@ def test_smaller_commands_write_tables_and_pictures(
     rng = np.random.default_rng(0)
     arrays = {}
     for number, part in enumerate(("train", "validation", "test")):
-        arrays[f"{part}_images"] = rng.integers(0, 255, (100, 16, 16, 3), "uint8")
-        arrays[f"{part}_labels"] = np.arange(100) % 20 + 20 * number
+        arrays[f"{part}_images"] = rng.integers(0, 255, (40, 16, 16, 3), "uint8")
+        arrays[f"{part}_labels"] = np.arange(40) % 20 + 20 * number
     np.savez(tmp_path / "images.npz", **arrays)
     flags = [flag.format(folder=tmp_path) for flag in flags]
     assert row in run_well(f"experiments.{module}", *flags, *folders(tmp_path))
