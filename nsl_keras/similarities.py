@@ -48,7 +48,8 @@ class Similarity(abc.ABC):
     ...     def parameters_from(self, matrix):
     ...         return matrix[:1, 0]
     ...     def matrix(self, parameters, size):
-    ...         return parameters[..., None] * keras.ops.eye(size)
+    ...         identity = keras.ops.eye(size, dtype=parameters.dtype)
+    ...         return parameters[..., None] * identity
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=Scaled())
 
     Reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import keras
@@ -231,6 +232,7 @@ class BilinearForm(keras.layers.Layer):
         training: bool | None = None,
         positions: Sequence[Any] = (),
         penalized: bool = True,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Returns the parameters of `M`, predicted from inputs if it is dynamic.
 
@@ -239,6 +241,7 @@ class BilinearForm(keras.layers.Layer):
             training: bool, for batch norms of the predictor.
             positions: The number of output positions of a convolution along each axis.
             penalized: bool, whether to add the mean penalty on predicted `M` to the losses.
+            mask: Of vectors, boolean `(...)`: batch norms leave out the others.
 
         Returns:
             The parameters of a static `M`; of a predicted one, parameters for each vector
@@ -248,8 +251,13 @@ class BilinearForm(keras.layers.Layer):
             return ops.convert_to_tensor(self.similarity_parameters)
         if self._on_vectors:
             rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
-            prediction = self.network(rows, training=training)
             leading = ops.shape(inputs)[:-1]
+            options = {}
+            if mask is not None and "mask" in signature(self.network.call).parameters:
+                missing = [1] * (len(leading) - len(mask.shape))
+                mask = ops.reshape(mask, (*ops.shape(mask), *missing))
+                options["mask"] = ops.reshape(ops.broadcast_to(mask, leading), (-1,))
+            prediction = self.network(rows, training=training, **options)
         else:
             prediction = self.network(inputs, training=training)  # NSL Eq. (3): M(x)
             if self._channel_axis == 1 and len(prediction.shape) > 2:
@@ -274,7 +282,7 @@ class BilinearForm(keras.layers.Layer):
             each = ops.reshape(parameters, (-1, *self.identity.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             self.add_loss(self._penalty(each) / ops.cast(count, wide))
-        parameters = ops.cast(parameters, self.compute_dtype)
+        parameters = ops.cast(parameters, inputs.dtype)
         if self._block > 1 and len(prediction.shape) > 2:
             return _repeated(parameters, self._block, positions)
         return parameters
@@ -308,10 +316,11 @@ class BilinearForm(keras.layers.Layer):
         return ops.reshape(ops.transpose(ops.reshape(equivalent, blocks), order), shape)
 
     def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
-        """Returns `M v` for vectors `(..., features)`, in the compute dtype.
+        """Returns `M v` for vectors `(..., features)`, in their dtype.
 
-        A static `M` is applied in the variables' dtype, whatever that of the vectors.
+        A static `M` is applied in the variables' dtype.
         """
+        dtype = vectors.dtype
         vectors = ops.cast(vectors, parameters.dtype)
         shape = ops.shape(vectors)
         if self.network is None:  # All vectors are one batch of blocks.
@@ -319,7 +328,7 @@ class BilinearForm(keras.layers.Layer):
         else:
             rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
         compared = self.similarity.compare_rows(parameters, rows)  # NSL Eq. (3)
-        return ops.cast(ops.reshape(compared, shape), self.compute_dtype)
+        return ops.cast(ops.reshape(compared, shape), dtype)
 
     @property
     def similarity_matrix(self) -> Tensor:
@@ -389,7 +398,7 @@ class WithSimilarity(keras.layers.Layer):
         super().load_own_variables({key: store[key] for key in own})
 
 
-def product(layer: Any, inputs: Tensor, training: bool | None) -> Tensor:
+def product(layer: Any, inputs: Tensor, training: bool | None, **options: Any) -> Tensor:
     """Returns `W^T M x` of a layer with one kernel and its `bilinear_form`."""
     form, kernel = layer.bilinear_form, ops.convert_to_tensor(layer.kernel)
     if form.network is None:
@@ -397,7 +406,8 @@ def product(layer: Any, inputs: Tensor, training: bool | None) -> Tensor:
         return layer.plain_product(inputs, ops.cast(kernel, inputs.dtype))
     if form.learn_shape:
         kernel = form.with_shape(kernel)
-    return layer.dynamic_product(inputs, ops.cast(kernel, inputs.dtype), training)
+    kernel = ops.cast(kernel, inputs.dtype)
+    return layer.dynamic_product(inputs, kernel, training, **options)
 
 
 def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:

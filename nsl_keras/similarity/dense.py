@@ -36,6 +36,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     Call arguments:
         inputs: Tensor of rank 2 or more.
         training: bool, passed to the predictor for its batch norms.
+        mask: Boolean tensor of shape `(batch, ...)`: the predictor's batch norms leave out
+            masked vectors. The mask is passed on.
 
     Input shape:
         `(batch, ..., n)`.
@@ -76,13 +78,22 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
             validation.positive_integer, block_size, "block_size"
         )
 
+    def call(
+        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        return self.outputs_of(inputs, training, mask=mask)
+
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
 
     def dynamic_product(
-        self, inputs: Tensor, kernel: Tensor, training: bool | None
+        self,
+        inputs: Tensor,
+        kernel: Tensor,
+        training: bool | None,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        parameters = self.bilinear_form.parameters(inputs, training)
+        parameters = self.bilinear_form.parameters(inputs, training, mask=mask)
         return ops.matmul(self.bilinear_form.compare(parameters, inputs), kernel)
 
     def get_config(self) -> dict[str, Any]:

@@ -20,6 +20,16 @@ class FloatDense(keras.layers.Dense):
     quantize = keras.layers.Layer.quantize
 
 
+class FloatEinsumDense(keras.layers.EinsumDense):
+    """As `FloatDense`, for `keras.layers.EinsumDense`; it passes masks on."""
+
+    quantize = keras.layers.Layer.quantize
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.supports_masking = True
+
+
 class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 
@@ -56,6 +66,10 @@ class FloatKernel(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        return self.outputs_of(inputs, training)
+
+    def outputs_of(self, inputs: Tensor, training: bool | None, **options: Any) -> Tensor:
+        """Returns the outputs; `options` go to `product`."""
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         # JAX has symbols for unknown sizes, which Keras does not compute with.
@@ -73,7 +87,7 @@ class FloatKernel(keras.layers.Layer):
                     f"{keras.backend.standardize_dtype(inputs.dtype)}"
                 )
         # Integers too, in dense layers: Keras leaves them as they are.
-        outputs = self.product(ops.cast(inputs, self.compute_dtype), training)
+        outputs = self.product(ops.cast(inputs, self.compute_dtype), training, **options)
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
             # the bias along the width where that equals the number of filters (Keras 3.15).

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from nsl_keras import rewiring, validation
-from nsl_keras.similarity.kernels import FloatDense
+from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
     SphereConv2D,
@@ -104,6 +104,7 @@ class LayerContext:
         """Returns a network on the layer's input, built."""
         network = keras.Sequential(layers, name=name)
         network.dtype_policy = self.dtype  # Else it would cast to the global policy.
+        network.supports_masking = True  # Its layers do; else Keras warns of a mask.
         network.build(self.input_shape)
         return network
 
@@ -459,7 +460,7 @@ def _scale(context: LayerContext, shift: np.ndarray | None) -> keras.layers.Laye
     first = context.channel_axis == 1
     if first and shift is not None:
         shift = shift.reshape(-1, *[1] * context.rank)
-    return keras.layers.EinsumDense(
+    return FloatEinsumDense(
         "ac...,c->ac..." if first else "...c,c->...c",
         context.outputs,
         bias_axes=None if shift is None else "c",

@@ -47,8 +47,6 @@ class SimilarityCell(WithSimilarity):
             recurrent_similarity = similarity
         if recurrent_block_size == SAME:
             recurrent_block_size = block_size
-        if recurrent_predictor == SAME:
-            recurrent_predictor = predictor
         if similarity is None and recurrent_similarity is None:
             raise ValueError(
                 "`similarity` and `recurrent_similarity` must not both be None. "
@@ -66,7 +64,11 @@ class SimilarityCell(WithSimilarity):
         self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
         self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.predictor = _without_state(predictor)
-        self.recurrent_predictor = _without_state(recurrent_predictor)
+        self.recurrent_predictor = (
+            self.predictor
+            if recurrent_predictor == SAME
+            else _without_state(recurrent_predictor)
+        )
         self.input_form = self._form("")
         self.state_form = self._form("recurrent_")
 
@@ -147,7 +149,10 @@ class SimilarityCell(WithSimilarity):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
+        config = {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
+        if self.recurrent_predictor is self.predictor:  # Two configs would make two layers.
+            config["recurrent_predictor"] = SAME
+        return config
 
 
 def _without_state(predictor: Any) -> Any:

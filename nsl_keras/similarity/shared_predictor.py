@@ -27,8 +27,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     the same size; anything the recipe leaves open, such as the width, is taken from the
     first layer built.
 
-    A saved model keeps the sharing. `keras.models.clone_model`, which rebuilds layers one
-    by one, gives each layer a separate predictor.
+    A `.keras` file keeps the sharing. An `.h5` file, `to_json` and
+    `keras.models.clone_model`, which describe layers one by one, give each layer a separate
+    predictor.
 
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`. The shared kernels

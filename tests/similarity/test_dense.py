@@ -165,6 +165,42 @@ def test_inputs_of_another_rank(layer):
     np.testing.assert_allclose(layer(inputs[:, 0]), sequences[:, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "predictor",
+    ["sphere", "full_sphere", keras.layers.Dense(FEATURES, kernel_initializer="zeros")],
+    ids=["sphere", "full_sphere", "custom"],
+)
+def test_masked_vectors_change_no_statistics(predictor):
+    layer = NeuralSimilarityDense(UNITS, predictor=predictor)
+    model = keras.Sequential([keras.Input((None, FEATURES)), keras.layers.Masking(), layer])
+    randomize(layer)
+    weights = model.get_weights()
+    found = []
+    for padding in (0, 20):
+        model.set_weights(weights)
+        given = np.pad(INPUTS, [(0, 0), (0, padding), (0, 0)])
+        outputs = ops.convert_to_numpy(model(given, training=True))
+        found.append([outputs[:, : INPUTS.shape[1]], *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_fewer_axes_holds_along_the_others():
+    layer = made("diagonal", predictor="sphere")
+    given, mask = inputs(), np.array([True, False])
+    by_vector = np.broadcast_to(mask[:, None], INPUTS.shape[:2])
+    outputs = [layer(given, training=True, mask=each) for each in (mask, by_vector)]
+    assert_equal(*outputs)
+
+
+@each_block_size
+@pytest.mark.parametrize("predictor", [None, "sphere"])
+def test_a_dtype_policy_set_later(predictor, block_size):
+    layer = made("diagonal", predictor=predictor, block_size=block_size)
+    layer.dtype_policy = "mixed_bfloat16"
+    assert keras.backend.standardize_dtype(layer(inputs()).dtype) == "bfloat16"
+
+
 @each_block_size
 @pytest.mark.parametrize("dtype", [DTYPES[0], "mixed_bfloat16", "mixed_float16"])
 def test_fold(dtype, block_size):

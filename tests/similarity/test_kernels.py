@@ -41,9 +41,10 @@ def test_lora_dora_and_quantization_are_refused(kind):
     ("layer", "shape"),
     [
         (layers.NeuralSimilarityDense(4, predictor="sphere"), (6,)),
+        (layers.NeuralSimilarityGRU(4, predictor="full_sphere"), (5, 6)),
         (layers.GlobalNeuralSimilarity2D("softmax_attention", sphere=False), (4, 4, 6)),
     ],
-    ids=["dense", "attention"],
+    ids=["dense", "recurrent", "attention"],
 )
 def test_quantized_models_load(layer, shape, tmp_path):
     model = keras.Sequential([keras.Input(shape), layer, keras.layers.Dense(3)])

@@ -324,6 +324,17 @@ def test_arguments_of_static_blocks_apply_beside_a_predicted_one():
     assert len(layer.losses) == 1
 
 
+def test_a_custom_predictor_of_both_kernels_stays_one_layer():
+    predictor = keras.layers.Dense(FEATURES, kernel_initializer="zeros")
+    layer = layers.NeuralSimilarityGRU(FEATURES, predictor=predictor)
+    for count, each in ((5, layer), (10, keras.layers.Bidirectional(layer))):
+        model = keras.Sequential([keras.Input((STEPS, FEATURES)), each])
+        copy = keras.models.clone_model(model)
+        assert len(copy.weights) == len(model.weights) == count
+        copy.set_weights(model.get_weights())
+        assert_equal(copy(sequences()), model(sequences()))
+
+
 def test_errors_of_fold_and_of_layers():
     for options in ({}, {"recurrent_predictor": None}, {"similarity": "symmetric"}):
         with pytest.raises(ValueError, match="`fold` needs a static similarity"):
