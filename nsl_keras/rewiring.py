@@ -195,6 +195,29 @@ def arguments_of(
     return {name: serialize(getattr(layer, name)) for name in names if name not in left_out}
 
 
+def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
+    """As `arguments_of`, of a class of this package and of your subclasses of it."""
+    found: dict[str, Any] = {}
+    for kind in type(layer).__mro__:
+        found |= arguments_of(layer, kind, [*serialized, *found])
+        if kind.__module__.startswith("nsl_keras."):
+            break
+    return found
+
+
+def output_spec(model: Layer, inputs: Any) -> Any:
+    """Returns a model's symbolic outputs.
+
+    A graph knows its own. It takes inputs without a last axis of 1 too, but fails on them
+    in a symbolic call.
+    """
+    outputs = getattr(model, "outputs", None)
+    if outputs and len(outputs) == 1 and None not in outputs[0].shape[1:]:
+        batch = tree.flatten(inputs)[0].shape[0]
+        return keras.KerasTensor((batch, *outputs[0].shape[1:]), outputs[0].dtype)
+    return model(inputs)
+
+
 def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
     """Makes an object from its config, whose arguments may be serialized objects."""
     deserialize = keras.saving.deserialize_keras_object

@@ -61,6 +61,16 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return keras.ops.cast(tensor, keras.backend.result_type(dtype, "float32"))
 
 
+def compile_on_request(layer: keras.layers.Layer) -> None:
+    """Leaves models with a layer to XLA only where `jit_compile` is True.
+
+    TensorFlow compiles the layer's `vectorized_map` anew at each step, and on a GPU Keras
+    compiles what does not say so.
+    """
+    if keras.backend.backend() == "tensorflow":
+        layer.supports_jit = False
+
+
 def begin_fit_at(model: keras.Model, epoch: int) -> None:
     """Makes the `fit` that called `on_train_begin` begin at another epoch."""
     model._initial_epoch = epoch

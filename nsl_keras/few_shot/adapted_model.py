@@ -204,5 +204,10 @@ def adapted_copy(
         for layer, (mean, variance) in zip(found.layers, pairs, strict=True):
             layer.moving_mean.assign(mean)
             layer.moving_variance.assign(variance)
-    dtype = model.inputs[0].dtype if is_graph else None
-    return [keras.Input(images.shape[1:], dtype=dtype), copied]
+    shape, dtype = tuple(images.shape[1:]), None
+    if is_graph:
+        given = model.inputs[0]
+        dtype = given.dtype
+        if len(given.shape) == len(shape) + 2:  # As Keras, which adds a last axis of 1.
+            shape = (*shape, 1)
+    return [keras.Input(shape, dtype=dtype), copied]

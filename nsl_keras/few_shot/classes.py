@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nsl_keras import validation
+from nsl_keras.training.data import array_of
 
 #: How many names an error spells out.
 _NAMES_IN_ERRORS = 10
@@ -200,7 +201,7 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
     Raises:
         ValueError: If they are something else.
     """
-    values = np.asarray(labels)
+    values = array_of(labels)
     if values.dtype == object and all(isinstance(each, str) for each in values.flat):
         values = values.astype(str)  # As pandas holds them.
     if values.ndim == 2 and values.shape[1] == 1:

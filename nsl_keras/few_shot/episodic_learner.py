@@ -90,7 +90,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (self.ways,) if self.classifies else self.label_shape
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, type(self))}
+        return {**super().get_config(), **rewiring.arguments_of_classes(self)}
 
     def compile(
         self,

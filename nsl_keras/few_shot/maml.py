@@ -202,7 +202,7 @@ class MAML(EpisodicLearner):
             for name, chosen in names.items()
             if chosen
         }
-        own |= rewiring.arguments_of(self, type(self), [*own])
+        own |= rewiring.arguments_of_classes(self, [*own])
         return {**super(EpisodicLearner, self).get_config(), **own}
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
@@ -210,7 +210,7 @@ class MAML(EpisodicLearner):
             return
         support, _, _ = episode_shapes(input_shape)
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
-        found = self.model.compute_output_spec(images)
+        found = rewiring.output_spec(self.model, images)
         shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
         if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
             raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor, at_least_float32, compile_on_request
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
@@ -47,6 +47,8 @@ class MetricLearner(EpisodicLearner):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(batch_normalization, **kwargs)
+        if batch_normalization != "moving":
+            compile_on_request(self)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
 
@@ -54,7 +56,8 @@ class MetricLearner(EpisodicLearner):
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape)
-        features = self.backbone(keras.KerasTensor((None, *support[2:])))
+        images = keras.KerasTensor((None, *support[2:]))
+        features = rewiring.output_spec(self.backbone, images)
         shape = tuple(getattr(features, "shape", ())[1:])
         if not shape or None in shape:
             raise ValueError(

@@ -86,6 +86,13 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     return stages
 
 
+def may_have_stages(head: keras.layers.Layer) -> bool:
+    """Whether `stages_of` a head, which may not be built yet, knows its layers."""
+    known = (CosineDense, keras.layers.Dense, keras.layers.Activation, *_ACTIVATION_LAYERS)
+    layers = head.layers if isinstance(head, keras.Sequential) else [head]
+    return all(type(layer) in known for layer in layers)
+
+
 def _activation_of(layer: keras.layers.Layer) -> Callable[..., Tensor]:
     """Returns a layer's activation, which may be a layer itself, as a function."""
     activation = layer if type(layer) in _ACTIVATION_LAYERS else layer.activation

@@ -9,13 +9,14 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, largest
+from nsl_keras.backend import Tensor, compile_on_request, largest
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
     DualForm,
     NoDualFormError,
+    may_have_stages,
     stages_of,
 )
 from nsl_keras.neighborhoods.explain import Neighbors
@@ -149,6 +150,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         )
         self.task = validation.one_of(task, LOSSES, "task")
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
+        if self.inner_loop == "tape" or not may_have_stages(head):
+            compile_on_request(self)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     @property

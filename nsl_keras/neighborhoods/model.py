@@ -41,8 +41,15 @@ _in_step: contextvars.ContextVar[Any] = contextvars.ContextVar("in_step", defaul
 
 @contextlib.contextmanager
 def _with_both_predictions(model: MetaNeighborhoodModel) -> Iterator[None]:
-    """Makes the `call` of a model return `Predictions`."""
-    token = _in_step.set(model)
+    """Makes the `call` of a model return `Predictions`, which its own methods know.
+
+    A subclass that overrides one of them gets tensors alone.
+    """
+    own = all(
+        getattr(type(model), each) is getattr(MetaNeighborhoodModel, each)
+        for each in ("call", "compute_loss", "compute_metrics")
+    )
+    token = _in_step.set(model if own else None)
     try:
         yield
     finally:
@@ -255,7 +262,8 @@ class MetaNeighborhoodModel(CheckedModel):
         inputs = tree.map_shape_structure(
             lambda shape: shape and keras.KerasTensor(shape), input_shape
         )
-        return tuple(self.neighborhood(self.features(inputs)).shape)
+        features = self.backbone and rewiring.output_spec(self.backbone, inputs)
+        return tuple(self.neighborhood(inputs if features is None else features).shape)
 
     def initialize_from(
         self,
@@ -473,7 +481,7 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> dict[str, Any]:
         """Updates the compiled metrics, after and before adaptation."""
         if not isinstance(y_pred, Predictions):
-            y_pred = Predictions(y_pred, y_pred)
+            y_pred = Predictions(y_pred, self(x, adapt=False))
         super().compute_metrics(x, y, y_pred.adapted, sample_weight)
         if not self._unadapted.metrics:
             compiled = [each for each in super().metrics if each.name == "compile_metrics"]

@@ -110,6 +110,8 @@ class CheckedModel(ReplicatedSteps):
 
         It ignores targets of zero weight, and the class `ignore_class`.
         """
+        if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
+            (y,) = y  # Of one output, as Keras allows.
         if hasattr(y, "__array__"):
             y = np.asarray(y)
             for loss in keras.tree.flatten(self.loss):

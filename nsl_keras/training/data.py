@@ -55,6 +55,14 @@ def is_in_memory(x: Any) -> bool:
     )
 
 
+def array_of(values: Any) -> np.ndarray:
+    """Returns a NumPy array; TensorFlow's strings, which are bytes, become Keras's text."""
+    array = np.asarray(values)
+    if array.dtype == object and array.size and isinstance(array.flat[0], bytes):
+        return np.char.decode(array.astype(bytes), "utf-8").astype(object)
+    return array
+
+
 def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     """Returns all examples and their targets as NumPy arrays.
 
@@ -71,10 +79,10 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     """
     if is_in_memory(x):
         if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):
-            x = np.asarray(x)  # An array, or nested lists of numbers.
+            x = array_of(x)  # An array, or nested lists of numbers.
         else:
-            x = tree.map_structure(np.asarray, x, none_is_leaf=False)
-        return x, None if y is None else np.asarray(y)
+            x = tree.map_structure(array_of, x, none_is_leaf=False)
+        return x, None if y is None else array_of(y)
     if ops.is_tensor(x):
         raise ValueError(f"`x` must be dense. Received: x of type {type(x).__name__}")
     if y is not None:
@@ -93,7 +101,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     if batches[0][1] is None:
         batches = [(inputs,) for inputs, _ in batches]
     parts = tree.map_structure(
-        lambda *leaves: np.concatenate([ops.convert_to_numpy(each) for each in leaves]),
+        lambda *leaves: array_of(np.concatenate([*map(ops.convert_to_numpy, leaves)])),
         *batches,
         none_is_leaf=False,
     )

@@ -250,3 +250,57 @@ def test_backbones_it_cannot_take():
 def test_wrong_arguments(learner, options, message):
     with pytest.raises(ValueError, match=message):
         learner(**{"backbone": data.identity(), **options})
+
+
+@keras.saving.register_keras_serializable("tests")
+class WithKeywords(few_shot.ProtoNet):
+    def __init__(self, backbone, *args, **kwargs):
+        super().__init__(backbone, *args, **kwargs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class MAMLWithKeywords(few_shot.MAML):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_subclasses_keep_the_arguments_that_they_pass_on():
+    options = {"metric": "cosine", "temperature": 0.1}
+    backbone = data.identity()
+    own = WithKeywords(backbone, data.WAYS, **options)
+    assert own.get_config().keys() == proto().get_config().keys()
+    again = WithKeywords.from_config(own.get_config())
+    assert (again.temperature, again.ways) == (0.1, data.WAYS)
+    (support, labels, queries), _ = data.episodes()
+    adapted = own.adapt(support[0], labels[0]).predict(queries[0], verbose=0)
+    np.testing.assert_allclose(adapted, own((support, labels, queries))[0], rtol=1e-4)
+    maml = MAMLWithKeywords(
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), inner_steps=2
+    )
+    assert MAMLWithKeywords.from_config(maml.get_config()).inner_steps == 2
+
+
+def test_images_without_a_last_axis_of_one():
+    (support, labels, queries), _ = data.episodes(shape=IMAGE)
+    backbone = data.convolutional()
+    for learner in (
+        few_shot.ProtoNet(backbone, data.WAYS),
+        few_shot.MAML(
+            keras.Sequential(
+                [backbone, keras.layers.Flatten(), keras.layers.Dense(data.WAYS)]
+            )
+        ),
+    ):
+        episode = (support[..., 0], labels, queries[..., 0])
+        found = learner.predict(episode, verbose=0)
+        np.testing.assert_allclose(found, learner((support, labels, queries)), rtol=1e-4)
+        model = learner.adapt(episode[0][0], labels[0])
+        adapted = model.predict(queries[0, ..., 0], verbose=0)
+        np.testing.assert_allclose(adapted, found[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's alone")
+def test_xla_is_left_out_by_default_where_it_compiles_each_step():
+    assert proto().supports_jit
+    assert not proto(batch_normalization="support").supports_jit
+    assert not few_shot.NeighborhoodLearner(data.identity(), data.WAYS).supports_jit

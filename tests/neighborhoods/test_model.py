@@ -417,3 +417,63 @@ def test_sparse_inputs():
     np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"`x` must be dense\. Received: .*SparseTensor"):
         model.initialize_from(tf.sparse.from_dense(X), Y)
+
+
+@pytest.mark.parametrize("hook", ["compute_loss", "compute_metrics", "call"])
+def test_subclasses_that_override_a_hook_get_tensors(hook):
+    received = []
+
+    class Own(nsl_keras.MetaNeighborhoodModel):
+        pass
+
+    def override(self, *arguments, **options):
+        result = getattr(nsl_keras.MetaNeighborhoodModel, hook)(self, *arguments, **options)
+        found = [*arguments, *options.values(), result]
+        received.append(not any(type(each).__name__ == "Predictions" for each in found))
+        return result
+
+    setattr(Own, hook, override)
+    model = Own(make_backbone(), CosineDense(3), make_dictionary())
+    compiled(model, metrics=["accuracy"])
+    model.fit(X, Y, verbose=0)
+    plain = compiled(make_model(), metrics=["accuracy"])
+    plain.build((None, 6))
+    plain.set_weights(model.get_weights())
+    assert evaluated(model) == pytest.approx(evaluated(plain), rel=1e-5)
+    assert received and all(received)
+
+
+def test_inputs_without_a_last_axis_of_one_and_targets_in_a_list():
+    images = normal(48, 6, 6)
+    outputs = []
+    for built in (False, True):
+        backbone = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                keras.layers.Conv2D(4, 3, kernel_initializer="ones"),
+                keras.layers.GlobalAveragePooling2D(),
+            ]
+        )
+        keras.utils.set_random_seed(0)
+        model = compiled(make_model(backbone=backbone))
+        if built:
+            model.build((None, 6, 6, 1))
+        model.fit(images, [Y], verbose=0)
+        outputs.append(model.predict(images, verbose=0))
+    np.testing.assert_allclose(*outputs, rtol=1e-6)
+
+
+@tensorflow_only
+def test_xla_is_left_out_by_default_where_it_compiles_each_step():
+    dense = keras.layers.Dense(3)
+    stack = keras.Sequential([keras.layers.Dense(4), keras.layers.ReLU(), CosineDense(3)])
+    inputs = keras.Input((5,))
+    graph = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    for head, inner_loop, supported in (
+        (dense, "auto", True),
+        (stack, "auto", True),
+        (dense, "tape", False),
+        (graph, "auto", False),
+    ):
+        head = MetaNeighborhoodHead(head, make_dictionary(), inner_loop=inner_loop)
+        assert head.supports_jit is supported

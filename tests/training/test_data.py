@@ -90,3 +90,10 @@ def test_optional_inputs(second):
     assert_close(found.output_changes, expected.output_changes)
     expected = float(loss(y, logits))
     assert model.evaluate(given, y, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+def test_strings_of_tensorflow_become_text():
+    names = ["füchs", "owl"]
+    encoded = np.array([each.encode() for each in names], object)
+    for found in data.gather(encoded, encoded) + data.gather(iter([(encoded, encoded)])):
+        assert found.tolist() == names
