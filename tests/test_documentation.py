@@ -109,25 +109,6 @@ def test_links_lead_somewhere_in_the_repository(path):
         assert not anchor or anchor in anchors_of(ROOT / name), link["target"]
 
 
-def test_pages_of_the_site_link_to_pages_and_to_the_api():
-    for link, expected in {
-        "[a](../results.md#digits)": "[a](../results.md#digits)",
-        "[a](../../examples/notebooks/fold.ipynb)": "[a](../notebooks/fold.md)",
-        "[a](../../results/README.md)": "[a](../results/all.md)",
-        "![a](../../results/figures/spirals.png)": "![a](../results/figures/spirals.png)",
-        "[a](../../Makefile)": f"[a]({pages.REPOSITORY}/blob/main/Makefile)",
-        "[a](../../results/)": f"[a]({pages.REPOSITORY}/tree/main/results)",
-        f"[a]({pages.REPOSITORY}/blob/main/docs/index.md)": "[a](../index.md)",
-        "[a](#b) [c](https://keras.io)": "[a](#b) [c](https://keras.io)",
-        "`convert.fold(model)`": "[`convert.fold(model)`](../api/convert/fold.md)",
-        "`CosineDense`": "[`CosineDense`](../api/layers/CosineDense.md)",
-        "`Dense` [`CosineDense`](#b)": "`Dense` [`CosineDense`](#b)",
-        "# `CosineDense`": "# `CosineDense`",
-        "```\n`CosineDense`\n```\n`fold`": "```\n`CosineDense`\n```\n`fold`",
-    }.items():
-        assert pages.made("docs/guides/convert.md", link) == expected
-
-
 def test_each_table_is_on_one_page():
     texts = [page.read_text() for page in (ROOT / "README.md", *PAGES)]
     found = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
@@ -163,23 +144,6 @@ def test_names_on_the_page_exist(page):
         for name in others:
             assert hasattr(thing, name), f"{name_of(page)}: {dotted.group()}"
             thing = getattr(thing, name)
-
-
-@pytest.mark.long
-def test_docstrings_become_markdown():
-    from tools.documentation import docstrings  # It needs the site's tools.
-
-    for text, expected in {
-        "Args:\n    Same as `keras.layers.GRU`, plus:\n    similarity: M.": (
-            "Takes the arguments of `keras.layers.GRU`, plus:\n\nArgs:\n    similarity: M."
-        ),
-        "Call arguments:\n    inputs: A tensor\n        of rank 4.": (
-            "**Call arguments**\n\n\n* `inputs`: A tensor\n    of rank 4."
-        ),
-        "Example:\n\n>>> 1\n1\n\nEnd": "**Example**\n\n\n\n```pycon\n>>> 1\n1\n```\n\nEnd",
-        "Reference: A paper.": "**Reference**\n\nA paper.",
-    }.items():
-        assert docstrings.rewritten(text) == expected
 
 
 @pytest.mark.long

@@ -262,8 +262,9 @@ class MetaNeighborhoodModel(CheckedModel):
         inputs = tree.map_shape_structure(
             lambda shape: shape and keras.KerasTensor(shape), input_shape
         )
-        features = self.backbone and rewiring.output_spec(self.backbone, inputs)
-        return tuple(self.neighborhood(inputs if features is None else features).shape)
+        if self.backbone is not None:
+            inputs = rewiring.output_spec(self.backbone, inputs)
+        return tuple(self.neighborhood(inputs).shape)
 
     def initialize_from(
         self,
