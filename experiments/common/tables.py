@@ -102,21 +102,29 @@ def rates(runs: list[dict]) -> str:
     return ", ".join(f"{rate:g}" for rate in sorted(found))
 
 
-def costs(runs: list[dict]) -> list[str]:
-    """Cells of `COSTS`: what one image takes, and a step beside the plain network's."""
+def million_multiply_adds(runs: list[dict]) -> str:
+    """What one image takes."""
     adds = next((run["multiply_adds"] for run in runs if run.get("multiply_adds")), None)
-    cell = "" if adds is None else f"{adds / 1e6:.1f}"
+    return "" if adds is None else f"{adds / 1e6:.1f}"
+
+
+def step_time(runs: list[dict]) -> str:
+    """The time of a step beside the plain network's."""
     times = [run["step_time"] for run in runs if "step_time" in run]
     if not times:
-        return [cell, ""]
+        return ""
     median, low, high = (
         statistics.median(each[name] for each in times)
         for name in ("median", "low", "high")
     )
-    return [cell, f"{median:.2f} ({low:.2f} to {high:.2f})"]
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
-COSTS = ["million multiply-adds", "step time / plain (quartiles)"]
+#: Columns that a table has where any run has a figure.
+COSTS = {
+    "million multiply-adds": million_multiply_adds,
+    "step time / plain (quartiles)": step_time,
+}
 
 
 def training(setting: dict) -> str:
@@ -161,10 +169,9 @@ def compared(
     published ones, `more` has columns by titles: functions of a method's name.
     """
     tuned = any("learning_rate" in run for run in found)
-    timed = any("step_time" in run for run in found)
+    costs = {title: cost for title, cost in COSTS.items() if cost(found)}
     columns = ["method", *([published[0]] if published else []), *columns]
-    columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters"]
-    columns += COSTS if timed else []
+    columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters", *costs]
     rows = []
     for name, title in titles.items():
         cells = [title]
@@ -182,7 +189,7 @@ def compared(
             seeds(chosen),
             *([rates(chosen)] if tuned else []),
             f"{chosen[0]['parameters']:,}",
-            *(costs(chosen) if timed else []),
+            *(cost(chosen) for cost in costs.values()),
         ]
         rows.append(cells)
     return run_and_not_run(columns, rows)
