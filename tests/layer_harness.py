@@ -176,7 +176,8 @@ def check_data_formats(case, model, outputs):
 def check_training(case, model):
     """Training, compiled: what XLA can compile, TensorFlow's graphs can run."""
     inputs = case.inputs()
-    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    jit_compile = all(layer.supports_jit for layer in model.layers)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
     if IS_TENSORFLOW:
         assert_close(model.predict(inputs, verbose=0), model(inputs))
     targets = normal(len(inputs), *model.output_shape[1:], seed=1)

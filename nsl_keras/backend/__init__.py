@@ -62,7 +62,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def compile_on_request(layer: keras.layers.Layer) -> None:
-    """Leaves models with a layer to XLA only where `jit_compile` is True.
+    """Makes Keras leave models with a layer out of XLA, with a warning if you ask for it.
 
     TensorFlow compiles the layer's `vectorized_map` anew at each step, and on a GPU Keras
     compiles what does not say so.
