@@ -24,7 +24,6 @@ def run(capfd, monkeypatch, one_thread):
     def script(name, *flags):
         path = ROOT / "examples" / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, flags)])
-        capfd.readouterr()
         runpy.run_path(str(path), run_name="__main__")
         return capfd.readouterr().out
 

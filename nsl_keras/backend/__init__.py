@@ -61,11 +61,11 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return keras.ops.cast(tensor, keras.backend.result_type(dtype, "float32"))
 
 
-def compile_on_request(layer: keras.layers.Layer) -> None:
-    """Makes Keras leave models with a layer out of XLA, with a warning if you ask for it.
+def leave_out_of_xla(layer: keras.layers.Layer) -> None:
+    """Keeps TensorFlow's models with a layer out of XLA, Keras's default on a GPU.
 
-    TensorFlow compiles the layer's `vectorized_map` anew at each step, and on a GPU Keras
-    compiles what does not say so.
+    The gradient of the layer's `vectorized_map` makes XLA take all variables for constants
+    and compile each step anew. Keras warns where `jit_compile` is True.
     """
     if keras.backend.backend() == "tensorflow":
         layer.supports_jit = False

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32, compile_on_request
+from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
@@ -48,7 +48,7 @@ class MetricLearner(EpisodicLearner):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(batch_normalization, **kwargs)
         if batch_normalization != "moving":
-            compile_on_request(self)
+            leave_out_of_xla(self)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
 

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, compile_on_request
+from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
@@ -91,7 +91,7 @@ class NeighborhoodLearner(MetricLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
-        compile_on_request(self)
+        leave_out_of_xla(self)
         self.head = validation.one_of(head, HEADS, "head")
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")

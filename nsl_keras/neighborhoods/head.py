@@ -9,7 +9,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, compile_on_request, largest
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
@@ -151,7 +151,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         self.task = validation.one_of(task, LOSSES, "task")
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
         if self.inner_loop == "tape" or not may_have_stages(head):
-            compile_on_request(self)
+            leave_out_of_xla(self)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     @property

@@ -251,13 +251,11 @@ class BilinearForm(keras.layers.Layer):
             return ops.convert_to_tensor(self.similarity_parameters)
         if self._on_vectors:
             rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
-            leading = ops.shape(inputs)[:-1]
             options = {}
             if mask is not None and "mask" in signature(self.network.call).parameters:
-                missing = [1] * (len(leading) - len(mask.shape))
-                mask = ops.reshape(mask, (*ops.shape(mask), *missing))
-                options["mask"] = ops.reshape(ops.broadcast_to(mask, leading), (-1,))
+                options["mask"] = ops.reshape(mask, (-1,))
             prediction = self.network(rows, training=training, **options)
+            leading = ops.shape(inputs)[:-1]
         else:
             prediction = self.network(inputs, training=training)  # NSL Eq. (3): M(x)
             if self._channel_axis == 1 and len(prediction.shape) > 2:

@@ -185,14 +185,6 @@ def test_masked_vectors_change_no_statistics(predictor):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_mask_of_fewer_axes_holds_along_the_others():
-    layer = made("diagonal", predictor="sphere")
-    given, mask = inputs(), np.array([True, False])
-    by_vector = np.broadcast_to(mask[:, None], INPUTS.shape[:2])
-    outputs = [layer(given, training=True, mask=each) for each in (mask, by_vector)]
-    assert_equal(*outputs)
-
-
 @each_block_size
 @pytest.mark.parametrize("predictor", [None, "sphere"])
 def test_a_dtype_policy_set_later(predictor, block_size):
