@@ -337,9 +337,18 @@ def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dic
 
 
 def evaluate(model: keras.Model, evaluated: Mapping[str, dict]) -> dict[str, float]:
-    """Metrics by the names of parts, from the arguments of `evaluate` for each."""
+    """Metrics by the names of parts, from the arguments of `evaluate` for each.
+
+    Of a model with a dictionary also those before adaptation, named `unadapted`.
+    """
+    models = {"": model}
+    if isinstance(model, nsl_keras.MetaNeighborhoodModel):
+        models["unadapted_"] = model.unadapted
+        model.unadapted.compile(loss=model.loss, metrics=["accuracy"])
     record = {}
     for part, images in evaluated.items():
-        found = model.evaluate(**images, verbose=0, return_dict=True)
-        record |= {f"{part}_{key}": float(found[key]) for key in found if key != "loss"}
+        for prefix, each in models.items():
+            found = each.evaluate(**images, verbose=0, return_dict=True)
+            del found["loss"]
+            record |= {f"{part}_{prefix}{key}": float(found[key]) for key in found}
     return record

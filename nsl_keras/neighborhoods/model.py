@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import types
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import keras
 import numpy as np
 from keras import tree
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import (
-    GradientTape,
-    Tensor,
-    counted,
-    outside_traces,
-    variable_scope,
-)
+from nsl_keras.backend import GradientTape, Tensor, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data
-from nsl_keras.training.checks import CheckedModel, loss_of_logits, mark_non_finite
-
-
-class Predictions(NamedTuple):
-    """Outputs of the finetuned head, and of the head before it is finetuned."""
-
-    adapted: Tensor
-    unadapted: Tensor
-
-
-#: The model whose step of `fit` or `evaluate` runs: its metrics need both predictions.
-_in_step: contextvars.ContextVar[Any] = contextvars.ContextVar("in_step", default=None)
-
-
-@contextlib.contextmanager
-def _with_both_predictions(model: MetaNeighborhoodModel) -> Iterator[None]:
-    """Makes the `call` of a model return `Predictions`, which its own methods know.
-
-    A subclass that overrides one of them gets tensors alone.
-    """
-    own = all(
-        getattr(type(model), each) is getattr(MetaNeighborhoodModel, each)
-        for each in ("call", "compute_loss", "compute_metrics")
-    )
-    token = _in_step.set(model if own else None)
-    try:
-        yield
-    finally:
-        _in_step.reset(token)
+from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -68,10 +31,9 @@ class MetaNeighborhoodModel(CheckedModel):
     Backbone, head, keys, values and rate are all trained on the loss of `model(x)`,
     through the finetuning.
 
-    `fit` and `evaluate` report the compiled metrics, and the same metrics before
-    adaptation, prefixed `unadapted_`. These are not a baseline: compare with the plain
-    model, trained in the same way. If both metrics are equal, look at
-    `inner_rates`: training may have driven them to zero.
+    To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
+    baseline: compare with the plain model, trained in the same way. If both predict the
+    same, look at `inner_rates`: training may have driven them to zero.
 
     The authors do not decay the dictionary, head or inner rates. To match them, call
     `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
@@ -103,8 +65,7 @@ class MetaNeighborhoodModel(CheckedModel):
         ValueError: See `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
             probabilities; at `fit` and `evaluate`, for arrays that are not finite, and
             labels or targets that do not fit.
-        NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise:
-            examples with NaN or infinities get NaN outputs.
+        NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise.
 
     Example:
 
@@ -117,7 +78,7 @@ class MetaNeighborhoodModel(CheckedModel):
     >>> model.compile("adam", loss, metrics=["accuracy"])
     >>> x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
     >>> sorted(model.fit(x, np.arange(16) % 3, verbose=0).history)
-    ['accuracy', 'loss', 'unadapted_accuracy']
+    ['accuracy', 'loss']
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2, Eq. (1)-(3), Algorithm
@@ -159,7 +120,6 @@ class MetaNeighborhoodModel(CheckedModel):
             name="neighborhood",
         )
         self.task = task
-        self._unadapted = types.SimpleNamespace(metrics=[])
 
     @property
     def head(self) -> keras.layers.Layer:
@@ -175,6 +135,29 @@ class MetaNeighborhoodModel(CheckedModel):
     def num_neighbors(self) -> int:
         """The number of dictionary entries `S`."""
         return self.dictionary.num_neighbors
+
+    @functools.cached_property
+    def unadapted(self) -> keras.Model:
+        """Backbone and head as a plain Keras model on the same weights, not compiled.
+
+        It predicts what this model predicts with `adapt=False`.
+
+        Raises:
+            ValueError: If this model is not built.
+        """
+        validation.built(self, "unadapted")
+        network: Any = self.backbone
+        if isinstance(network, keras.Sequential):
+            inputs, features = network.inputs[0], network.outputs[0]
+        elif rewiring.is_graph(network):
+            inputs, features = network.input, network.output
+        else:
+            inputs = tree.map_shape_structure(
+                lambda shape: shape and keras.Input(shape[1:]),
+                self.get_build_config()["input_shape"],
+            )
+            features = self.features(inputs)
+        return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
     @classmethod
     def from_classifier(
@@ -242,20 +225,13 @@ class MetaNeighborhoodModel(CheckedModel):
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
         # MN Algorithm 1, lines 6 and 7.
-        outputs = self.neighborhood(features, training=training, adapt=adapt)
-        if _in_step.get() is not self:
-            return outputs
-        return Predictions(outputs, self.neighborhood(features, adapt=False))
+        return self.neighborhood(features, training=training, adapt=adapt)
 
     def features(self, inputs: Any, training: bool | None = None) -> Tensor:
-        """Returns the features `z` of a batch, of shape `(batch, features)`.
-
-        Examples that are not finite get NaN.
-        """
+        """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return inputs
-        outputs = self.backbone(inputs, training=training)
-        return tree.map_structure(lambda each: mark_non_finite(each, inputs), outputs)
+        return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # By a symbolic call, which a subclassed backbone may need in order to build.
@@ -410,7 +386,6 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.task == "classification":
             loss_of_logits(loss)
         super().compile(optimizer, loss, *args, **kwargs)
-        self._unadapted.metrics = []
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not data.is_in_memory(x):
@@ -430,67 +405,18 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step."""
-        with _with_both_predictions(self):
-            if keras.backend.backend() == "jax":
-                return super().train_step(*arguments)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-            with GradientTape() as outer_tape:
-                # The call finetunes the head on a tape of its own: `NestedTape._finetune`
-                # or `DualForm._traces`.
-                predictions = self(x, training=True)
-                loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
-            self.descend(outer_tape, loss)  # MN Algorithm 1, line 10.
-            self.track_loss(loss, x)
-            return self.compute_metrics(x, y, predictions, sample_weight)
-
-    def test_step(self, *arguments: Any) -> Any:
-        with _with_both_predictions(self):
-            return super().test_step(*arguments)
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Tensor:
-        """Returns the meta loss: the compiled loss of the adapted predictions."""
-        adapted = y_pred.adapted if isinstance(y_pred, Predictions) else y_pred
-        # MN Algorithm 1, line 9; MN Eq. (2).
-        return super().compute_loss(x, y, adapted, sample_weight, training=training)
-
-    @property
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """The loss, the compiled metrics, and those before adaptation."""
-        return [*super().metrics, *self._unadapted.metrics]
-
-    @property
-    def metrics_names(self) -> list[str]:
-        """The names of what `evaluate` returns, in that order."""
-        results = self.get_metrics_result()
-        own = [
-            each.name
-            for metric in self.metrics
-            for each in (metric.metrics if metric.name == "compile_metrics" else [metric])
-            if each.name in results
-        ]
-        return [*own, *sorted(set(results).difference(own))]
-
-    def compute_metrics(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
-    ) -> dict[str, Any]:
-        """Updates the compiled metrics, after and before adaptation."""
-        if not isinstance(y_pred, Predictions):
-            y_pred = Predictions(y_pred, self(x, adapt=False))
-        super().compute_metrics(x, y, y_pred.adapted, sample_weight)
-        if not self._unadapted.metrics:
-            compiled = [each for each in super().metrics if each.name == "compile_metrics"]
-            self._unadapted.metrics = [UnadaptedMetrics(each) for each in compiled]
-        for metric in self._unadapted.metrics:
-            metric.update_state(*counted((y, y_pred.unadapted, sample_weight)))
-        results: dict[str, Any] = self.get_metrics_result()
-        return results
+        if keras.backend.backend() == "jax":
+            return super().train_step(*arguments)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
+        with GradientTape() as outer_tape:
+            # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
+            # `DualForm._traces`.
+            predictions = self(x, training=True)
+            # MN Algorithm 1, line 9; MN Eq. (2).
+            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
+        self.descend(outer_tape, loss)  # MN Algorithm 1, line 10.
+        self.track_loss(loss, x)
+        return self.compute_metrics(x, y, predictions, sample_weight)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""
@@ -505,46 +431,3 @@ class MetaNeighborhoodModel(CheckedModel):
             **{key: config[key] for key in ("name", "trainable", "dtype")},
             "backbone": keras.saving.serialize_keras_object(self.backbone),
         }
-
-
-class UnadaptedMetrics(keras.metrics.Metric):
-    """The compiled metrics with their own state, for predictions before adaptation.
-
-    Updates run through the compiled metrics' stateless API, so names and arguments match.
-    """
-
-    def __init__(self, compiled: keras.metrics.Metric) -> None:
-        super().__init__(name="unadapted_metrics")
-        self._compiled = lambda: compiled  # Keras would track an attribute.
-        with outside_traces():
-            initial = compiled.stateless_reset_state()
-        for variable, value in zip(compiled.variables, initial, strict=True):
-            self.add_variable(
-                variable.shape,
-                lambda shape, dtype, value=value: value,
-                variable.dtype,
-                name=variable.name,
-            )
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        updated = self._compiled().stateless_update_state(
-            self.variables, y_true, y_pred, sample_weight
-        )
-        for variable, value in zip(self.variables, updated, strict=True):
-            variable.assign(value)
-
-    def reset_state(self) -> None:
-        initial = self._compiled().stateless_reset_state()
-        for variable, value in zip(self.variables, initial, strict=True):
-            variable.assign(value)
-
-    def result(self) -> dict[str, Any]:
-        return _prefixed(self._compiled().stateless_result(self.variables))
-
-
-def _prefixed(results: dict[str, Any]) -> dict[str, Any]:
-    """Returns results with prefixed names, also those nested in a metric's results."""
-    return {
-        f"unadapted_{name}": _prefixed(value) if isinstance(value, dict) else value
-        for name, value in results.items()
-    }

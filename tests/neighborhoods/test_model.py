@@ -105,11 +105,10 @@ def test_step_equals_that_of_keras(fit, make_optimizer):
     for each, options in zip(twins, (ours, stock), strict=True):
         each.compile(make_optimizer(), LOSS, metrics=["accuracy"], **options)
         histories.append(each.fit(X, Y, **arguments, **fit).history)
+    assert set(histories[0]) == set(histories[1])
     for key in histories[1]:
         np.testing.assert_allclose(histories[0][key], histories[1][key], rtol=1e-4)
     assert_close(twins[0](X), twins[1](X), 1e-4)
-    assert "unadapted_accuracy" in histories[0]
-    assert ("val_unadapted_accuracy" in histories[0]) == ("validation_split" in fit)
 
 
 def test_train_on_batch_and_data_sets():
@@ -119,79 +118,30 @@ def test_train_on_batch_and_data_sets():
     history = model.fit(generator, steps_per_epoch=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"][0])
     assert model.built
-    assert "unadapted_accuracy" in model.train_on_batch(X, Y, return_dict=True)
-    assert "unadapted_accuracy" in model.test_on_batch(X, Y, return_dict=True)
+    for step in (model.train_on_batch, model.test_on_batch):
+        assert set(step(X, Y, return_dict=True)) == {"loss", "accuracy"}
 
 
-class TopTwo:
-    """A metric without a name."""
-
-    def __call__(self, targets, outputs):
-        return keras.metrics.sparse_top_k_categorical_accuracy(targets, outputs, k=2)
-
-
-class Range(keras.metrics.Metric):
-    """A metric with two results, and an argument that its config does not hold."""
-
-    def __init__(self, factor, name="range", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.factor = factor
-        self.sum = self.add_weight(name="sum", initializer=keras.initializers.Constant(7))
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.sum.assign_add(self.factor * ops.sum(ops.abs(y_pred)))
-
-    def reset_state(self):
-        self.sum.assign(7.0)
-
-    def result(self):
-        return {"total": 1.0 * self.sum, "negative": -1.0 * self.sum}
-
-
-def test_metrics_before_adaptation():
-    """In graphs: the tests below run without."""
-    model = make_model(inner_learning_rate=5.0)
-    top = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
-    loss = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="xent")
-    metrics = {"metrics": ["accuracy", top], "weighted_metrics": [loss]}
-    compiled(model, **metrics, run_eagerly=False, jit_compile=False)
-    options = {"sample_weight": WEIGHTS, "batch_size": 10}
-    found = evaluated(model, **options)
-    # The second evaluation begins with fresh states.
-    listed = model.evaluate(X, Y, verbose=0, **options)
-    assert dict(zip(model.metrics_names, listed, strict=True)) == found
-    names = ("accuracy", "top2", "xent")
-    assert set(found) == {"loss", *names, *(f"unadapted_{name}" for name in names)}
-    for prefix, adapt in (("", True), ("unadapted_", False)):
-        logits = as_numpy(model(X, adapt=adapt))
-        right = np.mean(logits.argmax(axis=1) == Y)
-        np.testing.assert_allclose(found[f"{prefix}accuracy"], right, rtol=1e-5)
-        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(48), Y]
-        expected = np.average(losses, weights=WEIGHTS)
-        np.testing.assert_allclose(found[f"{prefix}xent"], expected, rtol=1e-4)
-    assert found["accuracy"] != found["unadapted_accuracy"]
-
-
-def test_metrics_before_adaptation_have_the_names_of_keras():
-    first = ["accuracy", "acc", "Accuracy", lambda y, outputs: outputs[:, 0], Range(2.0)]
-    weighted = ["accuracy", TopTwo(), "accuracy"]
-    model = make_model(inner_learning_rate=5.0)
-    evaluated(compiled(model, metrics=["acc"]))  # Another `compile` replaces these.
-    stock = keras.Sequential([keras.layers.Dense(3)])
-    for each in (stock, model):
-        compiled(each, metrics=first, weighted_metrics=weighted)
-        each.fit(X, Y, sample_weight=WEIGHTS, verbose=0)
-    found = evaluated(model, sample_weight=WEIGHTS)
-    names = set(stock.history.history) - {"loss"}
-    assert {"lambda", "top_two", "weighted_accuracy_1", "total", "negative"} < names
-    assert set(found) == {"loss", *names, *(f"unadapted_{name}" for name in names)}
-    for name, adapt in (("total", True), ("unadapted_total", False)):
-        expected = 7 + 2 * np.abs(as_numpy(model(X, adapt=adapt))).sum()
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
-    assert found["unadapted_negative"] == -found["unadapted_total"]
+def test_unadapted_is_a_plain_model_on_the_same_weights():
+    model = compiled(make_model(inner_learning_rate=5.0), metrics=["accuracy"])
+    model.fit(X, Y, verbose=0)
+    plain = model.unadapted
+    assert plain is model.unadapted
+    assert type(plain) is type(keras.Model(plain.inputs, plain.outputs))
+    assert_close(plain(X), model(X, adapt=False))
+    plain.compile(loss=LOSS, metrics=["accuracy"])
     right = as_numpy(model(X, adapt=False)).argmax(axis=1) == Y
-    expected = np.average(right, weights=WEIGHTS)
-    np.testing.assert_allclose(found["unadapted_weighted_accuracy"], expected, rtol=1e-5)
+    np.testing.assert_allclose(plain.evaluate(X, Y, verbose=0)[1], right.mean(), rtol=1e-5)
+    assert plain.evaluate(X, Y, verbose=0) != model.evaluate(X, Y, verbose=0)
+    model.fit(X, Y, verbose=0)
+    assert_close(plain(X), model(X, adapt=False))
+
+
+def test_unadapted_without_a_graph():
+    for backbone in (None, Subclassed()):
+        model = nsl_keras.MetaNeighborhoodModel(backbone, CosineDense(3), 8)
+        expected = model(X, adapt=False)
+        assert_close(model.unadapted(X), expected)
 
 
 def test_inputs_are_not_rounded():
@@ -210,7 +160,7 @@ def test_frozen_models_adapt_and_do_not_train():
     model.trainable = False
     compiled(model, metrics=["accuracy"])
     history = model.fit(X, Y, batch_size=48, verbose=0).history
-    assert {"loss", "accuracy", "unadapted_accuracy"} == set(history)
+    assert {"loss", "accuracy"} == set(history)
     assert_close(model(X), expected)
 
 
@@ -268,18 +218,6 @@ def test_boolean_labels(one_hot):
     assert evaluated(model, labels) == evaluated(model, labels.astype("int32"))
 
 
-def test_examples_with_nan_get_no_class():
-    """A ReLU may turn NaN into a number, and the other examples are as they are alone."""
-    relu = make_backbone(activation=lambda x: ops.where(x > 0, x, 0.0))
-    model = make_model(backbone=relu)
-    found = model.predict(spoiled(X, np.nan), verbose=0)
-    assert np.isnan(found[5]).all()
-    others = np.arange(48) != 5
-    assert_close(found[others], model.predict(X, verbose=0)[others])
-    batches = ((batch,) for batch in np.split(spoiled(X, np.nan), 3))
-    assert np.isnan(model.predict(batches, steps=3, verbose=0)[5]).all()
-
-
 TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 
 
@@ -289,6 +227,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
         (lambda: make_model().compile(loss="kl_divergence"), "`loss` must take logits"),
         (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
         (lambda: make_model().inner_rates, "`inner_rates` needs a built layer"),
+        (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
         (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
         (lambda: make_model().neighbors(X), "`neighbors` needs a built layer"),
         (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
@@ -331,10 +270,12 @@ def test_backbones_of_several_inputs(kind, tmp_path):
     predicted = as_numpy(model(inputs))
     assert_close(model.predict(inputs, verbose=0), predicted)
     changes = model.neighbors(inputs, k=10).output_changes.sum(axis=1)
-    assert_close(changes, predicted - as_numpy(model(inputs, adapt=False)), 1e-4)
+    assert_close(changes, predicted - as_numpy(model.unadapted(inputs)), 1e-4)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_close(loaded(inputs), predicted)
+    assert len(loaded.weights) == len(model.weights)
+    assert_close(loaded.unadapted(inputs), model(inputs, adapt=False))
     backbone = model.backbone
     classifier = keras.Model(backbone.input, keras.layers.Dense(3)(backbone.output))
     made = nsl_keras.MetaNeighborhoodModel.from_classifier(classifier, 6)
@@ -345,7 +286,7 @@ def test_backbones_of_several_inputs(kind, tmp_path):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_backbones_that_are_models_of_their_own(nested):
-    """One without shapes, and one that returns two predictions in a step of its own."""
+    """One without shapes, and one with a training step of its own."""
     backbone = make_model() if nested else Subclassed()
     if nested:
         backbone.build(X.shape)
@@ -374,13 +315,11 @@ def test_a_regression_learns():
     model = make_regression(dictionary=dictionary, inner_learning_rate=0.1)
     compiled(model, "huber", keras.optimizers.Adam(0.1), metrics=["mae"])
     history = model.fit(X, TARGETS, epochs=10, batch_size=48, verbose=0).history
-    assert set(history) == {"loss", "mae", "unadapted_mae"}
+    assert set(history) == {"loss", "mae"}
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     found = evaluated(model, TARGETS)
-    for prefix, adapt in (("", True), ("unadapted_", False)):
-        errors = np.abs(as_numpy(model(X, adapt=adapt)) - TARGETS)
-        np.testing.assert_allclose(found[f"{prefix}mae"], errors.mean(), rtol=1e-4)
-    assert found["mae"] != found["unadapted_mae"]
+    errors = np.abs(as_numpy(model(X)) - TARGETS)
+    np.testing.assert_allclose(found["mae"], errors.mean(), rtol=1e-4)
 
 
 def test_one_output_takes_vectors_and_may_be_squashed():
@@ -417,26 +356,6 @@ def test_sparse_inputs():
     np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"`x` must be dense\. Received: .*SparseTensor"):
         model.initialize_from(tf.sparse.from_dense(X), Y)
-
-
-@pytest.mark.parametrize("hook", ["compute_loss", "compute_metrics", "call"])
-def test_subclasses_that_override_a_hook_get_tensors(hook):
-    received = []
-
-    def override(self, *arguments, **options):
-        result = getattr(nsl_keras.MetaNeighborhoodModel, hook)(self, *arguments, **options)
-        received.extend(type(each) for each in (*arguments, *options.values(), result))
-        return result
-
-    own = type("Own", (nsl_keras.MetaNeighborhoodModel,), {hook: override})
-    model = own(make_backbone(), CosineDense(3), make_dictionary())
-    compiled(model, metrics=["accuracy"])
-    model.fit(X, Y, verbose=0)
-    plain = compiled(make_model(), metrics=["accuracy"])
-    plain.build((None, 6))
-    plain.set_weights(model.get_weights())
-    assert evaluated(model) == pytest.approx(evaluated(plain), rel=1e-5)
-    assert received and not any(issubclass(each, tuple) for each in received)
 
 
 def test_inputs_without_a_last_axis_of_one_and_targets_in_a_list():
