@@ -90,7 +90,7 @@ def main():
     print("a fresh process:", flush=True)
     subprocess.run([sys.executable, __file__, f"--read={folder}"], check=True)
     print("Look at the changes: rounding errors at most. Keep model.keras to train on;")
-    print("export for servers. examples/convert_and_fold.py writes a file for Keras alone.")
+    print("export for servers. A folded model's file needs Keras alone.")
 
 
 if __name__ == "__main__":
