@@ -160,7 +160,14 @@ class DualForm(InnerLoop):
             self.stages, start, self._traces(start, entries), strict=True
         ):
             if stage.scale is None and self.learning_rate.form != "elementwise":
-                outputs = _attend(weights, trace, attention, rates, outputs)
+                # The dual form of MN Eq. (3), one step.
+                scaled = ops.reshape(next(rates), (-1,)) * outputs
+                scores = ops.matmul(scaled, ops.transpose(trace.inputs))
+                if stage.bias is not None:
+                    scores = scores + next(rates)
+                outputs = _linear(stage, weights, outputs)[1] - ops.matmul(
+                    attention * scores, trace.gradients
+                )
             else:
                 sums = sum_over_chunks(
                     lambda _, chunk: _weighted_sums(*chunk),
@@ -313,22 +320,3 @@ def _updated(
     if stage.bias is not None:
         rest = [rest[0] - next(rates) * of_bias]
     return [columns, *rest]
-
-
-def _attend(
-    weights: _Weights,
-    trace: _Trace,
-    attention: Tensor,
-    rates: Iterator[Tensor],
-    inputs: Tensor,
-) -> Tensor:
-    """Returns a dense stage's outputs after one step from shared weights."""
-    columns, *bias = weights
-    scaled = ops.reshape(next(rates), (-1,)) * inputs
-    scores = ops.matmul(scaled, ops.transpose(trace.inputs))
-    outputs = ops.matmul(inputs, ops.transpose(columns))
-    if bias:
-        scores = scores + next(rates)
-        outputs = outputs + bias[0]
-    # The dual form of MN Eq. (3), one step.
-    return outputs - ops.matmul(attention * scores, trace.gradients)

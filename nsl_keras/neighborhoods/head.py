@@ -79,6 +79,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         inputs: Features.
         training: bool, whether to leave dictionary entries out.
         adapt: bool; if false, the head predicts without adaptation.
+        kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1, num_neighbors)`, the
+            dictionary entries that take part; `None` for all, or a draw in training.
 
     Input shape:
         `(batch, features)`.
@@ -240,32 +242,23 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         return NestedTape(self.head, self.rate, self.inner_steps, LOSSES[self.task])
 
     def call(
-        self, inputs: Tensor, training: bool | None = None, adapt: bool = True
+        self,
+        inputs: Tensor,
+        training: bool | None = None,
+        adapt: bool = True,
+        kept: Tensor | None = None,
     ) -> Tensor:
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
-        return ops.cast(self.adapted_outputs(inputs, None, training), self.compute_dtype)
-
-    def adapted_outputs(
-        self, features: Tensor, kept: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
-        """Returns the finetuned head's outputs, in float32 or wider.
-
-        Args:
-            features: Tensor of shape `(batch, features)`.
-            kept: Boolean tensor, the dictionary entries that take part; see
-                `NeighborDictionary.attention`.
-            training: bool, training mode of the dictionary.
-        """
-        validation.built(self, "adapted_outputs")
-        queries = ops.cast(features, self._precision)
+        queries = ops.cast(inputs, self._precision)
         entries, attention = self.dictionary.look_up(queries, training, kept)
-        return self._finetuning.outputs(entries, attention, queries)
+        outputs = self._finetuning.outputs(entries, attention, queries)
+        return ops.cast(outputs, self.compute_dtype)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
 
-        Arguments are those of `adapted_outputs`; the order is that of the head's variables.
+        The order is that of the head's variables; `kept` is an argument of `call`.
         """
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)

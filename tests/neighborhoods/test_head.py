@@ -17,7 +17,7 @@ def test_all_zero_features_and_keys_stay_finite():
     layer.dictionary.keys.assign(keys)
     z = ops.zeros((heads.BATCH, heads.FEATURES))
     found = gradients(lambda z: heads.outer_loss(layer, z), [z], layer.trainable_variables)
-    for tensor in (layer.adapted_outputs(z), *found):
+    for tensor in (layer(z), *found):
         assert np.all(np.isfinite(as_numpy(tensor)))
 
 
@@ -131,7 +131,7 @@ def test_frozen_layers_adapt(inner_loop):
 
 def test_what_needs_a_built_layer():
     layer = MetaNeighborhoodHead(CosineDense(3), 8)
-    for name in ("adapted_outputs", "adapted_weights", "neighbors", "active_inner_loop"):
+    for name in ("adapted_weights", "neighbors", "active_inner_loop"):
         with pytest.raises(ValueError, match=f"`{name}` needs a built layer"):
             getattr(layer, name)(ops.ones((2, 4)))
 

@@ -90,11 +90,11 @@ def test_low_temperature_is_the_nearest_neighbor():
 @pytest.mark.parametrize("k", [4, 7])
 def test_uniform_attention_is_k_nearest_neighbors(k):
     """The k nearest entries take part, at a temperature that makes them all alike."""
-    outputs = regressor(temperature=1e7).adapted_outputs(QUERIES, nearest(k))
+    outputs = regressor(temperature=1e7)(QUERIES, kept=nearest(k))
     expected = KNeighborsRegressor(k).fit(KEYS, TARGETS).predict(QUERIES)
     assert_close(outputs, expected, 1e-4)
     # Classes vote: the majority has the largest logit.
-    outputs = voter(temperature=1e7).adapted_outputs(QUERIES, nearest(k))
+    outputs = voter(temperature=1e7)(QUERIES, kept=nearest(k))
     shares = KNeighborsClassifier(k).fit(KEYS, LABELS).predict_proba(QUERIES)
     assert_close(outputs, 2 * (shares - 1 / OUTPUTS), 1e-4)
 
