@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -101,9 +102,10 @@ class EntryStatistics(_NeighborhoodCallback):
 
 
 class DictionaryInitializer(_NeighborhoodCallback):
-    """Sets a dictionary's entries to training examples, after the first epochs of `fit`.
+    """Sets a dictionary's entries to training examples, before an epoch of `fit`.
 
     It calls `MetaNeighborhoodModel.initialize_from`; training continues from these entries.
+    If `fit` ends before that epoch, the entries stay as they are and a warning says so.
     An optimizer that averages weights (`use_ema=True`) mixes the earlier entries into its
     average: train a few hundred more steps afterwards.
 
@@ -111,8 +113,9 @@ class DictionaryInitializer(_NeighborhoodCallback):
         x: Inputs, at least as many examples as there are entries, as for `fit`; a data set
             is read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs trained first; 0 for the start of training.
-            Resumed training, or a second `fit` with the same callback, keeps the entries.
+        epochs: int, the number of epochs trained first; 0 for the start of training. A
+            training resumed later, or a second `fit` with the same callback, keeps the
+            entries.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
@@ -143,20 +146,22 @@ class DictionaryInitializer(_NeighborhoodCallback):
         self.epochs = validation.non_negative_integer(epochs, "epochs")
         self.seed = validation.optional(validation.non_negative_integer, seed, "seed")
         self._initialized: MetaNeighborhoodModel | None = None
+        self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not in `on_train_begin`: resumed training has trained entries.
-        if epoch == self.epochs == 0:
-            self._initialize()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch + 1 == self.epochs:
-            self._initialize()
-
-    def _initialize(self) -> None:
-        if self._initialized is not self.model:
+        self._epoch = epoch
+        if epoch == self.epochs and self._initialized is not self.model:
             self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
             self._initialized = self.model
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._epoch < self.epochs:
+            warnings.warn(
+                "`DictionaryInitializer` did not set the entries: training ended before "
+                f"the epoch that follows {self.epochs} others. Received: "
+                f"epochs={self.epochs}",
+                stacklevel=2,
+            )
 
 
 def _entropy(weights: np.ndarray) -> np.ndarray:

@@ -73,9 +73,20 @@ def test_entries_stay_where_training_is_resumed(tmp_path):
     assert_all_equal(starts[-1], ends[0])
 
 
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_entries_stay_in_a_second_fit(epochs):
-    model, start = make_model(), DictionaryInitializer(*FEW, epochs, seed=1)
+@pytest.mark.parametrize("trained", [1, 3])
+def test_no_entry_is_set_after_the_last_epoch(trained):
+    """The validated model is the one that `fit` returns; a warning says what is missing."""
+    model, start = make_model(), DictionaryInitializer(*FEW, epochs=trained)
+    with pytest.warns(UserWarning, match=f"did not set the entries.*epochs={trained}"):
+        history = model.fit(
+            *FEW, epochs=trained, validation_data=FEW, verbose=0, callbacks=[start]
+        )
+    loss = model.evaluate(*FEW, verbose=0)
+    np.testing.assert_allclose(history.history["val_loss"][-1], loss, rtol=1e-5)
+
+
+def test_entries_stay_in_a_second_fit():
+    model, start = make_model(), DictionaryInitializer(*FEW, epochs=0, seed=1)
     model.fit(*FEW, verbose=0, callbacks=[start])
     model.optimizer.learning_rate = 0.0
     trained = as_numpy(model.dictionary.keys) + 0.1
