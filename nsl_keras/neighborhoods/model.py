@@ -120,6 +120,7 @@ class MetaNeighborhoodModel(CheckedModel):
             name="neighborhood",
         )
         self.task = task
+        self._ranking = functools.cache(self._ranked)
 
     @property
     def head(self) -> keras.layers.Layer:
@@ -352,15 +353,16 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        found: Neighbors = data.predict(
-            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
-            self,
-            x,
-            batch_size=batch_size,
-            steps=steps,
-            verbose=verbose,
+        found: Neighbors = self._ranking(k, by).predict(
+            x, batch_size=batch_size, steps=steps, verbose=verbose
         )
         return found
+
+    def _ranked(self, k: int, by: str) -> data.BatchFunction:
+        """Returns `neighbors` of a batch, to be kept with its graph."""
+        return data.BatchFunction(
+            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by), self
+        )
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -423,6 +425,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.backbone is not None:
             self.backbone.quantize(*args, **kwargs)
         self.train_function = self.test_function = self.predict_function = None
+        self._ranking.cache_clear()
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -11,25 +11,38 @@ import numpy as np
 from keras import ops, tree
 
 
-class _Function(keras.Model):
-    """Private: a function of batches as a model, whose `predict` takes any data."""
+class BatchFunction(keras.Model):
+    """Private: a function of batches as a model, whose `predict` takes any data.
 
-    def __init__(self, function: Callable[[Any], Any], model: keras.layers.Layer) -> None:
+    Its graph is traced at the first call of `predict`, or never with `run_eagerly=True`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        model: keras.layers.Layer,
+        run_eagerly: bool = False,
+    ) -> None:
         # Inputs reach the model as they are; paths of weights begin with its name.
         super().__init__(autocast=False, name=model.name)
         self.function = function
         self.model = model
         self.built = True
-        self.compile(run_eagerly=True)  # A graph would be traced at every call.
+        self.compile(run_eagerly=run_eagerly)
 
     def call(self, inputs: Any) -> Any:
         return self.function(inputs)
+
+    def predict(self, x: Any, *args: Any, **options: Any) -> Any:
+        if is_in_memory(x) and not all(map(np.ndim, leaves(x))):
+            raise ValueError("`x` must have a batch axis. Received: x with a scalar")
+        return super().predict(x, *args, **{"verbose": 0, **options})
 
 
 def predict(
     function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
 ) -> Any:
-    """Returns a function of all examples, as NumPy arrays.
+    """Returns a function of all examples, as NumPy arrays, computed without a graph.
 
     Args:
         function: Callable from a batch of inputs to a tensor or a structure of them.
@@ -37,9 +50,7 @@ def predict(
         x: Inputs, as for `keras.Model.predict`.
         **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
     """
-    if is_in_memory(x) and not all(map(np.ndim, leaves(x))):
-        raise ValueError("`x` must have a batch axis. Received: x with a scalar")
-    return _Function(function, model).predict(x, **{"verbose": 0, **options})
+    return BatchFunction(function, model, run_eagerly=True).predict(x, **options)
 
 
 def leaves(x: Any) -> list[Any]:

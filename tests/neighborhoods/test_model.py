@@ -310,6 +310,26 @@ def test_neighbors_and_starts_of_data_sets():
     assert_close(model.dictionary.keys, keys)
 
 
+@pytest.mark.jax
+@pytest.mark.parametrize("by", ["effect", "attention"])
+def test_neighbors_are_traced_once(by):
+    traces = []
+
+    class Noting(Subclassed):
+        def call(self, inputs):
+            traces.append(inputs)
+            return super().call(inputs)
+
+    model = make_model(backbone=Noting())
+    model.build(X.shape)
+    found = model.neighbors(X, k=2, by=by)
+    model.dictionary.keys.assign(-1 * model.dictionary.keys)
+    count = len(traces)
+    again = model.neighbors(X, k=2, by=by)
+    assert len(traces) == count
+    assert np.abs(found.weights - again.weights).max() > 0  # It reads the weights anew.
+
+
 def test_a_regression_learns():
     dictionary = NeighborDictionary(20, metric="euclidean", temperature=1.0, seed=0)
     model = make_regression(dictionary=dictionary, inner_learning_rate=0.1)
