@@ -108,8 +108,6 @@ CASES = [
         "proto",
         metric(few_shot.ProtoNet, learn_temperature=True, batch_normalization="support"),
     ),
-    LearnerCase("matching", metric(few_shot.MatchingNet, reading_steps=2, temperature=0.1)),
-    LearnerCase("relation", metric(few_shot.RelationNet, flat=False)),
     LearnerCase("neighborhood_cosine", metric(few_shot.NeighborhoodLearner)),
     LearnerCase(
         "neighborhood_dense",
@@ -122,7 +120,6 @@ CASES = [
         ),
     ),
     LearnerCase("centroid", centered(), trains=False),
-    LearnerCase("neighbor", metric(few_shot.NearestNeighbor), trains=False),
     LearnerCase(
         "maml",
         lambda: few_shot.MAML(
@@ -151,10 +148,6 @@ def adaptable():
         LearnerCase("proto_distance", metric(few_shot.ProtoNet, metric=distance)),
         LearnerCase("centroid_plain", centered(**options)),
         LearnerCase("maml_all", lambda: few_shot.MAML(classifier(), inner_steps=2)),
-        LearnerCase(
-            "relation_support",
-            metric(few_shot.RelationNet, flat=False, batch_normalization="support"),
-        ),
     ]
     return {case.name: case for case in cases}
 

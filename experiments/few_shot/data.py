@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 
 import numpy as np
@@ -22,7 +23,14 @@ class FewShotData(ImageData):
     """Images, kept as uint8, of training, validation and test classes."""
 
     def __post_init__(self) -> None:
-        few_shot.disjoint(**{name: getattr(self, name).labels for name in PARTS})
+        classes = {name: np.unique(getattr(self, name).labels) for name in PARTS}
+        for one, other in itertools.combinations(PARTS, 2):
+            shared = np.intersect1d(classes[one], classes[other])
+            if len(shared):
+                raise ValueError(
+                    f"`{one}` and `{other}` must have no class in common. "
+                    f"Received: {shared.tolist()} in both"
+                )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -69,6 +77,23 @@ def _from_folder(folder: pathlib.Path) -> FewShotData:
     return FewShotData(*parts)
 
 
+def rotated_classes(
+    images: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds square images turned by 90, 180 and 270 degrees, anticlockwise, as new classes.
+
+    With C classes, the i-th in sorted order becomes `i`, `i + C`, `i + 2 C` and `i + 3 C`.
+    This is the usual augmentation of Omniglot's training classes (Santoro et al., 2016). A
+    turned class is related to its original: split classes first.
+    """
+    classes, numbers = np.unique(labels, return_inverse=True)
+    turns = range(4)
+    return (
+        np.concatenate([np.rot90(images, turn, axes=(1, 2)) for turn in turns]),
+        np.concatenate([numbers + turn * len(classes) for turn in turns]),
+    )
+
+
 def _omniglot(data_dir: str | None) -> FewShotData:
     """Letters as bright strokes on black; turned ones are classes too, in training."""
     builder = common.prepared_builder("omniglot", data_dir)
@@ -85,7 +110,7 @@ def _omniglot(data_dir: str | None) -> FewShotData:
     for_training, for_validation = few_shot.split_classes(
         kept, (len(kept) - OMNIGLOT_VALIDATION_CLASSES, OMNIGLOT_VALIDATION_CLASSES)
     )
-    images, labels = few_shot.rotated_classes(
+    images, labels = rotated_classes(
         *few_shot.select_classes(train.images, train.labels, for_training)
     )
     # Apart from all of the data set's own classes.

@@ -13,6 +13,9 @@ import numpy as np
 import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
+from experiments.few_shot.matching import MatchingNet
+from experiments.few_shot.nearest_neighbor import NearestNeighbor
+from experiments.few_shot.relation import RelationLoss, RelationNet
 from nsl_keras import few_shot
 
 _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
@@ -175,7 +178,7 @@ def relation_net(network: keras.Model, task: Task) -> keras.Model:
         if layer not in [*pools[2:], *flat]:
             outputs = layer(outputs)
     maps = keras.Model(network.input, outputs, name=f"{network.name}_maps")
-    return few_shot.RelationNet(maps, task.ways, **task.options)
+    return RelationNet(maps, task.ways, **task.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,14 +227,14 @@ METHODS = {
     ),
     "nearest_neighbor": Method(
         "nearest neighbour",
-        _learner(few_shot.NearestNeighbor),
+        _learner(NearestNeighbor),
         paper={"cnn4": "51.04 ± 0.65"},
     ),
     "nearest_centroid": Method("nearest centroid", nearest_centroid),
     "matching_net": _from_scratch(
         "MatchingNet",
         # Cosines by themselves make a soft attention: the scale is learned.
-        _learner(few_shot.MatchingNet, temperature=0.1, learn_temperature=True),
+        _learner(MatchingNet, temperature=0.1, learn_temperature=True),
         paper={"cnn4": "55.31 ± 0.73"},
     ),
     "proto_net": _from_scratch(
@@ -351,5 +354,5 @@ def inner_rate(name: str, dataset: str, trial: int = 0) -> float | None:
 
 def loss(name: str) -> keras.losses.Loss:
     if name.startswith("relation_net"):
-        return few_shot.RelationLoss()
+        return RelationLoss()
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -20,6 +20,21 @@ def test_no_class_is_in_two_parts():
         dataclasses.replace(tiny_images(), test=tiny_images().validation)
 
 
+def test_turned_images_are_new_classes():
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 3, 2), "uint8")
+    labels = np.array([40, 7, 40, 9, 7, 9])
+    more, numbers = few_shot_data.rotated_classes(images, labels)
+    assert more.shape == (24, 3, 3, 2) and more.dtype == np.uint8
+    ranks = np.array([2, 0, 2, 1, 0, 1])
+    assert numbers.tolist() == [*ranks, *ranks + 3, *ranks + 6, *ranks + 9]
+    for turn, row, column in np.ndindex(4, 3, 3):
+        r, c = row, column
+        for _ in range(turn):
+            r, c = 2 - c, r  # Anticlockwise.
+        turned = more[6 * turn : 6 * turn + 6, r, c]
+        np.testing.assert_array_equal(turned, images[:, row, column])
+
+
 def make_data(count):
     rng = np.random.default_rng(0)
     splits = [

@@ -1,13 +1,11 @@
 """Few-shot learning: learn new classes or functions from a few examples.
 
 `EpisodeSampler` draws episodes of a few classes. Use `NearestCentroid` or `Finetuner` on a
-pretrained network; `ProtoNet`, `MatchingNet`, `RelationNet`, `NeighborhoodLearner` and
-`MAML` train on episodes. `evaluate` and `compare` give accuracies with their intervals.
+pretrained network; `ProtoNet`, `NeighborhoodLearner` and `MAML` train on episodes.
+`evaluate` and `compare` give accuracies with their intervals.
 """
 
 from nsl_keras.few_shot.classes import (
-    disjoint,
-    rotated_classes,
     select_classes,
     split_classes,
 )
@@ -16,11 +14,9 @@ from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
 from nsl_keras.few_shot.finetuning import Finetuner, finetuning_recipe
 from nsl_keras.few_shot.maml import MAML
-from nsl_keras.few_shot.matching import MatchingNet
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
-from nsl_keras.few_shot.pretrained import NearestCentroid, NearestNeighbor
+from nsl_keras.few_shot.pretrained import NearestCentroid
 from nsl_keras.few_shot.prototypical import ProtoNet
-from nsl_keras.few_shot.relation import RelationLoss, RelationNet, relation_module
 
 __all__ = [
     "MAML",
@@ -30,19 +26,12 @@ __all__ = [
     "EpisodeSampler",
     "Evaluation",
     "Finetuner",
-    "MatchingNet",
     "NearestCentroid",
-    "NearestNeighbor",
     "NeighborhoodLearner",
     "ProtoNet",
-    "RelationLoss",
-    "RelationNet",
     "compare",
-    "disjoint",
     "evaluate",
     "finetuning_recipe",
-    "relation_module",
-    "rotated_classes",
     "select_classes",
     "split_classes",
 ]

@@ -1,8 +1,7 @@
-"""Examples and their classes: checks, splits, and rotated images as new classes."""
+"""Examples and their classes: checks and splits."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,77 +94,6 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
         )
     chosen = np.isin(labels, classes)
     return images[chosen], labels[chosen]
-
-
-def disjoint(**parts: Any) -> None:
-    """Raises if a class is in two parts.
-
-    Args:
-        parts: For each part, by its name, an array of its classes or its examples' classes.
-
-    Raises:
-        ValueError: If parts overlap; the message names them and the classes.
-
-    Example:
-
-    >>> from nsl_keras import few_shot
-    >>> few_shot.disjoint(train=[0, 1, 2], validation=[3], test=[4, 4, 5])
-    """
-    classes = {name: np.unique(as_classes(part, name)) for name, part in parts.items()}
-    for one, other in itertools.combinations(classes, 2):
-        shared = np.intersect1d(classes[one], classes[other])
-        if len(shared):
-            raise ValueError(
-                f"`{one}` and `{other}` must have no class in common. "
-                f"Received: {listed(shared)} in both"
-            )
-
-
-def rotated_classes(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Adds the images rotated by 90, 180 and 270 degrees as new classes.
-
-    This is the usual augmentation of Omniglot's training classes: a rotated letter is
-    another letter. Split classes first, and rotate the training classes only: a rotated
-    class is related to the class it was made from.
-
-    Args:
-        images: Array of shape `(n, size, size, channels)`.
-        labels: Array of shape `(n,)`: the class of each example, a number or a name.
-
-    Returns:
-        `(images, labels)`, four times as many: rotated by 0, 90, 180 and 270 degrees
-        (anticlockwise), one after the other. With C classes, the i-th in sorted order
-        becomes the class numbers `i`, `i + C`, `i + 2 C` and `i + 3 C`.
-
-    Raises:
-        ValueError: If the images are not square, or on bad images or labels.
-
-    Example:
-
-    >>> import numpy as np
-    >>> from nsl_keras import few_shot
-    >>> images = np.arange(8, dtype="uint8").reshape(2, 2, 2, 1)
-    >>> more, labels = few_shot.rotated_classes(images, [0, 1])
-    >>> labels.tolist()
-    [0, 1, 2, 3, 4, 5, 6, 7]
-    >>> more[2, ..., 0].tolist()
-    [[1, 3], [0, 2]]
-
-    Reference:
-        Santoro et al., Meta-Learning with Memory-Augmented Neural Networks (2016).
-    """
-    images, labels = checked_examples(images, labels)
-    if images.ndim != 4 or images.shape[1] != images.shape[2]:
-        raise ValueError(
-            "`images` must be square images, of shape (n, size, size, channels), to be "
-            f"rotated. Received: images.shape={images.shape}"
-        )
-    classes, numbers = np.unique(labels, return_inverse=True)
-    turns = range(4)
-    return (
-        np.concatenate([np.rot90(images, turn, axes=(1, 2)) for turn in turns]),
-        np.concatenate([numbers + turn * len(classes) for turn in turns]),
-    )
 
 
 def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -62,7 +62,7 @@ class EpisodeSampler:
             IDs.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
             a name. Episodes are drawn from all examples: pass one part of the classes
-            only (see `split_classes`, `select_classes` and `disjoint`).
+            only (see `split_classes` and `select_classes`).
         ways: int, the number of classes in an episode.
         shots: int, the number of support examples per class.
         queries: int, the number of query examples per class.

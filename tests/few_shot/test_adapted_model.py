@@ -35,10 +35,9 @@ def test_a_data_set_has_labels_and_names():
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
 
 
-@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NearestNeighbor])
-def test_mixed_precision(kind):
+def test_mixed_precision():
     keras.config.set_dtype_policy("mixed_float16")
-    made = learner(kind, ways=3)
+    made = learner(ways=3)
     expected = as_numpy(made((SUPPORT[None], LABELS[None], SUPPORT[None])))[0]
     found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
     assert found.dtype == "float32"

@@ -1,4 +1,4 @@
-"""Classes: their splits, disjoint and complete, and turned images as new ones."""
+"""Classes: their splits, disjoint and complete, and their examples."""
 
 import numpy as np
 import pytest
@@ -68,40 +68,3 @@ def test_select_classes():
         assert labels.tolist() == ["a", "c", "a", "c"]
     with pytest.raises(ValueError, match=r"`classes` must be among.*Received: 'd', 'e'"):
         few_shot.select_classes(images, names, ["a", "e", "d"])
-
-
-def test_disjoint():
-    few_shot.disjoint(train=[1, 1, 2], validation=[3], test=np.array([[4], [5]]))
-    ten = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
-    for train, validation, test, message in (
-        ([1, 2, 3, 3], [5], [2, 3, 4], "`train` and `test` must have .*: 2, 3 in both"),
-        (["cat"], ["owl"], ["dog", "owl"], "`validation` and `test`.*: 'owl' in both"),
-        (range(25), [99], range(25), f"{ten} and 15 more in"),
-        ([1], [2], [0.5], "`test` must be class numbers or names"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            few_shot.disjoint(train=train, validation=validation, test=test)
-
-
-def test_turned_images_are_new_classes():
-    images = np.random.default_rng(0).integers(0, 256, (6, 3, 3, 2), "uint8")
-    labels = np.array([40, 7, 40, 9, 7, 9])
-    more, numbers = few_shot.rotated_classes(images, labels)
-    assert more.shape == (24, 3, 3, 2) and more.dtype == np.uint8
-    ranks = np.array([2, 0, 2, 1, 0, 1])
-    assert numbers.tolist() == [*ranks, *ranks + 3, *ranks + 6, *ranks + 9]
-    for turn, row, column in np.ndindex(4, 3, 3):
-        r, c = row, column
-        for _ in range(turn):
-            r, c = 2 - c, r  # Anticlockwise.
-        turned = more[6 * turn : 6 * turn + 6, r, c]
-        np.testing.assert_array_equal(turned, images[:, row, column])
-
-
-def test_bad_images_to_turn():
-    with pytest.raises(ValueError, match=r"must be square.*\(2, 4, 5, 1\)"):
-        few_shot.rotated_classes(np.zeros((2, 4, 5, 1)), [0, 1])
-    with pytest.raises(ValueError, match=r"must be square.*\(2, 4\)"):
-        few_shot.rotated_classes(np.zeros((2, 4)), [0, 1])
-    with pytest.raises(ValueError, match="1 labels for 2 examples"):
-        few_shot.rotated_classes(np.zeros((2, 4, 4, 1)), [0])

@@ -22,7 +22,6 @@ def proto(**options):
     ("learner", "options"),
     [
         (few_shot.ProtoNet, {"batch_normalization": "support"}),
-        (few_shot.MatchingNet, {}),
         (few_shot.NeighborhoodLearner, {}),
     ],
 )
@@ -85,7 +84,7 @@ def test_batch_normalization_policies(policy, training):
 def test_frozen_batch_norms_keep_to_their_statistics():
     inputs, _ = data.episodes(shape=IMAGE)
     options = {"batch_normalization": "support"}
-    model = few_shot.RelationNet(data.convolutional(False), data.WAYS, **options)
+    model = few_shot.ProtoNet(data.convolutional(), data.WAYS, **options)
     thawed = as_numpy(model(inputs))
     assert model.effective_batch_normalization == "support"
     model.trainable = False
@@ -157,7 +156,7 @@ def test_arrays_are_checked_before_the_first_step(inputs, message):
 
 def test_query_labels_that_are_no_classes_and_class_weights():
     (inputs, labels), model = data.episodes(), proto()
-    model.compile("sgd", few_shot.RelationLoss())
+    model.compile("sgd", LOSS)
     shape = labels.shape
     for wrong in (np.full((*shape, 1), 9), np.full((*shape, 3), 0.5), np.zeros(2)):
         with pytest.raises(ValueError, match=r"`y` must .*Received"):
@@ -235,7 +234,6 @@ def test_backbones_it_cannot_take():
         (few_shot.ProtoNet, {"temperature": 0}, "`temperature` must be"),
         (few_shot.ProtoNet, {"learn_temperature": 2}, "`learn_temperature` must be"),
         (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),
-        (few_shot.MatchingNet, {"reading_steps": 0}, "`reading_steps` must be"),
         (few_shot.NearestCentroid, {"metric": "x"}, "`metric` must be one of"),
         (few_shot.NearestCentroid, {"normalize": 3}, "`normalize` must be True or False"),
         (few_shot.NeighborhoodLearner, {"head": "x"}, "`head` must be one of"),
@@ -244,7 +242,6 @@ def test_backbones_it_cannot_take():
         (few_shot.NeighborhoodLearner, {"scale": 0}, "`scale` must be"),
         (few_shot.NeighborhoodLearner, {"inner_learning_rate": 0}, "`inner_learning_rate`"),
         (few_shot.NeighborhoodLearner, {"learning_rate_form": "x"}, "`learning_rate_form`"),
-        (few_shot.RelationNet, {"relation": "x"}, "`relation` must be a Keras model"),
     ],
 )
 def test_wrong_arguments(learner, options, message):

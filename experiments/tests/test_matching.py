@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras.few_shot import MatchingNet
+from experiments.few_shot.matching import MatchingNet
 
 
 def softmax(scores):

@@ -37,8 +37,8 @@ def relation_module(
 
     Example:
 
-    >>> import nsl_keras
-    >>> nsl_keras.few_shot.relation_module((7, 7, 128)).output_shape
+    >>> from experiments.few_shot.relation import relation_module
+    >>> relation_module((7, 7, 128)).output_shape
     (None, 1)
 
     Reference:
@@ -66,7 +66,7 @@ def relation_module(
     return keras.Model(inputs, outputs, name="relation_module")
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
+@keras.saving.register_keras_serializable("experiments")
 class RelationNet(MetricLearner):
     """Relation network: a small network compares a query with each class.
 
@@ -101,10 +101,10 @@ class RelationNet(MetricLearner):
 
     >>> import keras
     >>> import numpy as np
-    >>> import nsl_keras
+    >>> from experiments.few_shot.relation import RelationLoss, RelationNet
     >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3)])
-    >>> model = nsl_keras.few_shot.RelationNet(backbone, ways=3)
-    >>> model.compile("adam", nsl_keras.few_shot.RelationLoss(), metrics=["accuracy"])
+    >>> model = RelationNet(backbone, ways=3)
+    >>> model.compile("adam", RelationLoss(), metrics=["accuracy"])
     >>> rng = np.random.default_rng(0)
     >>> support, labels = rng.normal(size=(2, 3, 8, 8, 1)), np.array([[2, 0, 1]] * 2)
     >>> queries = rng.normal(size=(2, 4, 8, 8, 1))
@@ -180,7 +180,7 @@ class RelationNet(MetricLearner):
         return ops.reshape(joined, (batch, count * self.ways, *joined.shape[3:]))
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
+@keras.saving.register_keras_serializable("experiments")
 class RelationLoss(keras.losses.Loss):
     """Squared error between relation scores and one-hot labels.
 
@@ -199,8 +199,8 @@ class RelationLoss(keras.losses.Loss):
     Example:
 
     >>> import numpy as np
-    >>> import nsl_keras
-    >>> loss = nsl_keras.few_shot.RelationLoss()
+    >>> from experiments.few_shot.relation import RelationLoss
+    >>> loss = RelationLoss()
     >>> float(loss(np.array([[1]]), np.zeros((1, 1, 4))))
     0.25
 

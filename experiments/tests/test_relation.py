@@ -7,7 +7,7 @@ import pytest
 from layer_harness import as_numpy
 
 import nsl_keras
-from nsl_keras import few_shot
+from experiments.few_shot.relation import RelationLoss, RelationNet, relation_module
 
 SHAPE = (4, 5, 2)
 
@@ -16,7 +16,7 @@ def test_scores_of_all_pairs():
     """Each query's map joined to the sum of each class's maps, one pair at a time."""
     inputs, _ = data.episodes(shape=SHAPE)
     support, labels, queries = inputs
-    model = few_shot.RelationNet(data.identity(*SHAPE), data.WAYS)
+    model = RelationNet(data.identity(*SHAPE), data.WAYS)
     found = as_numpy(model(inputs))
     for episode, query, way in np.ndindex(found.shape):
         total = support[episode][labels[episode] == way].sum(axis=0)
@@ -29,7 +29,7 @@ def test_scores_of_all_pairs():
 
 def test_the_default_module():
     """Figure 2: convolutions, batch norms, the layers of 8 and 1 units."""
-    module = few_shot.relation_module((7, 7, 128))
+    module = relation_module((7, 7, 128))
     shapes = [tuple(each.shape) for each in module.trainable_variables if each.ndim > 1]
     assert shapes == [(3, 3, 128, 64), (3, 3, 64, 64), (64, 8), (8, 1)]
 
@@ -40,7 +40,7 @@ def test_statistics_of_pairs(policy):
     norm = nsl_keras.layers.BatchNormalization()
     pooled = keras.layers.GlobalAveragePooling2D()(norm(pair))
     relation = keras.Model(pair, keras.layers.Dense(1)(pooled))
-    model = few_shot.RelationNet(
+    model = RelationNet(
         data.identity(*SHAPE), data.WAYS, relation, batch_normalization=policy
     )
     (support, labels, queries), _ = data.episodes(shape=SHAPE)
@@ -67,7 +67,7 @@ def test_features_of_any_shape_with_a_custom_relation():
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     relation = keras.Model(pair, dense(pair[:, : data.SIZE]))
     (support, labels, queries), _ = data.episodes()
-    model = few_shot.RelationNet(data.identity(), data.WAYS, relation)
+    model = RelationNet(data.identity(), data.WAYS, relation)
     found = as_numpy(model((support, labels, queries)))
     for episode, way in np.ndindex(len(support), data.WAYS):
         expected = support[episode][labels[episode] == way].sum()
@@ -80,25 +80,25 @@ def test_loss():
     labels = rng.integers(0, 3, size=(2, 4))
     scores = 1 / (1 + np.exp(-logits))
     expected = ((scores - np.eye(3)[labels]) ** 2).mean()
-    loss = few_shot.RelationLoss()
+    loss = RelationLoss()
     np.testing.assert_allclose(loss(labels, logits), expected, rtol=1e-5)
     assert np.isnan(loss(labels + 1, logits))  # Some are outside the classes.
     again = keras.losses.deserialize(keras.losses.serialize(loss))
-    assert type(again) is few_shot.RelationLoss and again.name == loss.name
+    assert type(again) is RelationLoss and again.name == loss.name
 
 
 def test_bad_input():
     inputs, _ = data.episodes()
     with pytest.raises(ValueError, match="`backbone` must return feature maps"):
-        few_shot.RelationNet(data.identity(), data.WAYS)(inputs)
+        RelationNet(data.identity(), data.WAYS)(inputs)
     small, _ = data.episodes(shape=(3, 3, 2))
     with pytest.raises(ValueError, match="`map_shape` must be at least 4x4"):
-        few_shot.RelationNet(data.identity(3, 3, 2), data.WAYS)(small)
+        RelationNet(data.identity(3, 3, 2), data.WAYS)(small)
     pair = keras.Input((*SHAPE[:2], 4))
     wide = keras.Model(pair, keras.layers.Dense(2)(keras.layers.Flatten()(pair)))
     inputs, _ = data.episodes(shape=SHAPE)
     with pytest.raises(ValueError, match="`relation` must return one number"):
-        few_shot.RelationNet(data.identity(*SHAPE), data.WAYS, wide)(inputs)
+        RelationNet(data.identity(*SHAPE), data.WAYS, wide)(inputs)
     for arguments, name in (
         ({"map_shape": (7, 7)}, "map_shape"),
         ({"map_shape": (8, 8, 0)}, "map_shape"),
@@ -106,4 +106,4 @@ def test_bad_input():
         ({"units": 0}, "units"),
     ):
         with pytest.raises(ValueError, match=f"`{name}` must be"):
-            few_shot.relation_module(**{"map_shape": (8, 8, 4), **arguments})
+            relation_module(**{"map_shape": (8, 8, 4), **arguments})

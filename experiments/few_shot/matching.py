@@ -13,7 +13,7 @@ from nsl_keras.few_shot.metric_learner import MetricLearner
 from nsl_keras.neighborhoods.key_metrics import Cosine
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
+@keras.saving.register_keras_serializable("experiments")
 class MatchingNet(MetricLearner):
     """Matching network: labels are read from the support set by attention.
 
@@ -41,9 +41,9 @@ class MatchingNet(MetricLearner):
 
     >>> import keras
     >>> import numpy as np
-    >>> import nsl_keras
+    >>> from experiments.few_shot.matching import MatchingNet
     >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
-    >>> model = nsl_keras.few_shot.MatchingNet(backbone, ways=3)
+    >>> model = MatchingNet(backbone, ways=3)
     >>> rng = np.random.default_rng(0)
     >>> support, labels = rng.normal(size=(2, 3, 8, 8, 1)), np.array([[2, 0, 1]] * 2)
     >>> logits = model((support, labels, rng.normal(size=(2, 4, 8, 8, 1))))
