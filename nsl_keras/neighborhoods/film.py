@@ -215,7 +215,7 @@ def add_film(
                 f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
             )
     chosen = _chosen(model, calls, where)
-    axes = {id(call.layer): _channel_axis(call) for call in chosen}
+    axes = {id(call.layer): _channel_axis(call, calls) for call in chosen}
     names = {call.layer.name for call in calls}
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
@@ -268,12 +268,30 @@ def _is_norm(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
-def _channel_axis(call: rewiring.Call) -> int:
-    """Returns the channel axis of a call's outputs, 1 or -1."""
+def _channel_axis(call: rewiring.Call, calls: list[rewiring.Call]) -> int:
+    """Returns the channel axis of a call's outputs, 1 or -1.
+
+    A layer without one, such as an activation, has that of the others of its rank.
+    """
+    rank, own = len(call.output_shapes[0]), _stated_axis(call)
+    alike = [each for each in calls if len(each.output_shapes[0]) == rank]
+    stated = map(_stated_axis, [call] if own else alike)
+    found = {axis for axis in stated if axis is not None}
+    if len(found) > 1:
+        raise ValueError(
+            "`where` must choose layers whose channel axis is known: batch norms, layers "
+            "with a `data_format`, or any in a model of one data format. "
+            f"Received: {call.layer.name!r} in a model of both"
+        )
+    return found.pop() if found else -1
+
+
+def _stated_axis(call: rewiring.Call) -> int | None:
+    """Returns the channel axis that a layer itself names, 1 or -1, or `None`."""
     layer, rank = call.layer, len(call.output_shapes[0])
     if not _is_norm(layer):
-        default = keras.config.image_data_format() if rank > 3 else "channels_last"
-        return 1 if getattr(layer, "data_format", default) == "channels_first" else -1
+        axes = {"channels_first": 1, "channels_last": -1}
+        return axes.get(getattr(layer, "data_format", "")) if rank > 2 else None
     axis = layer.axis % rank
     if axis not in (1, rank - 1):
         raise ValueError(

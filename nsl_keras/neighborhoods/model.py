@@ -120,6 +120,8 @@ class MetaNeighborhoodModel(CheckedModel):
             name="neighborhood",
         )
         self.task = task
+        # Functions, since Keras would track and save the models that they return.
+        self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
 
     @property
@@ -137,7 +139,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """The number of dictionary entries `S`."""
         return self.dictionary.num_neighbors
 
-    @functools.cached_property
+    @property
     def unadapted(self) -> keras.Model:
         """Backbone and head as a plain Keras model on the same weights, not compiled.
 
@@ -147,18 +149,7 @@ class MetaNeighborhoodModel(CheckedModel):
             ValueError: If this model is not built.
         """
         validation.built(self, "unadapted")
-        network: Any = self.backbone
-        if isinstance(network, keras.Sequential):
-            inputs, features = network.inputs[0], network.outputs[0]
-        elif rewiring.is_graph(network):
-            inputs, features = network.input, network.output
-        else:
-            inputs = tree.map_shape_structure(
-                lambda shape: shape and keras.Input(shape[1:]),
-                self.get_build_config()["input_shape"],
-            )
-            features = self.features(inputs)
-        return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
+        return self._plain()
 
     @classmethod
     def from_classifier(
@@ -358,6 +349,20 @@ class MetaNeighborhoodModel(CheckedModel):
         )
         return found
 
+    def _without_adaptation(self) -> keras.Model:
+        network: Any = self.backbone
+        if isinstance(network, keras.Sequential):
+            inputs, features = network.inputs[0], network.outputs[0]
+        elif rewiring.is_graph(network):
+            inputs, features = network.input, network.output
+        else:
+            inputs = tree.map_shape_structure(
+                lambda shape: shape and keras.Input(shape[1:]),
+                self.get_build_config()["input_shape"],
+            )
+            features = self.features(inputs)
+        return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
+
     def _ranked(self, k: int, by: str) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
         return data.BatchFunction(
@@ -396,8 +401,11 @@ class MetaNeighborhoodModel(CheckedModel):
         for path, leaf in tree.flatten_with_path(x):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
         if not self.built:
+            shapes = tree.map_structure(
+                lambda each: (None, *np.shape(each)[1:]), x, none_is_leaf=False
+            )
             with variable_scope(self):
-                self.build(tree.map_structure(np.shape, x, none_is_leaf=False))
+                self.build(shapes)
         if y is None:
             return
         if self.task == "classification":

@@ -122,13 +122,26 @@ def test_channels_first():
     assert found == [(1, 4), (1, 4), (-1, 5)]
     check_start(model, new_model, images)
     # Some layers have no data format of their own.
+    new_model = convert.add_film(model, ["second", "relu", "dense"])
+    assert [film.axis for film in films_of(new_model)] == [1, 1, -1]
+    check_start(model, new_model, images)
+
+
+def test_the_layout_is_the_network_s_own():
+    """Whatever Keras's global setting is; a model of two layouts must name the axis."""
+    model = residual()
     keras.config.set_image_data_format("channels_first")
     try:
-        new_model = convert.add_film(model, ["second", "relu", "dense"])
-        check_start(model, new_model, images)
+        films = films_of(convert.add_film(model, ["relu"]))
     finally:
         keras.config.set_image_data_format("channels_last")
-    assert [film.axis for film in films_of(new_model)] == [1, 1, -1]
+    assert [(film.axis, film.keys.shape[-1]) for film in films] == [(-1, 4)]
+    inputs = keras.Input((8, 8, 8))
+    outputs = keras.layers.Conv2D(4, 3)(inputs)
+    outputs = keras.layers.ReLU(name="relu")(outputs)
+    outputs = keras.layers.MaxPooling2D(2, data_format="channels_first")(outputs)
+    with pytest.raises(ValueError, match=r"whose channel axis is known.*'relu'"):
+        convert.add_film(keras.Model(inputs, outputs), ["relu"])
 
 
 def sequential(*layers):

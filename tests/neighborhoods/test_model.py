@@ -118,6 +118,9 @@ def test_train_on_batch_and_data_sets():
     history = model.fit(generator, steps_per_epoch=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"][0])
     assert model.built
+    other = compiled(make_model())
+    other.fit(X, Y, verbose=0)  # Arrays build a model for any batch size.
+    assert other.get_build_config()["input_shape"] == (None, 6)
     for step in (model.train_on_batch, model.test_on_batch):
         assert set(step(X, Y, return_dict=True)) == {"loss", "accuracy"}
 
