@@ -78,17 +78,22 @@ class InnerLearningRate(keras.layers.Layer):
             rate_shapes = list(shapes)
         else:
             rate_shapes = []
-        self.raw_rates = [
-            self.add_weight(
+        for index, shape in enumerate(rate_shapes):
+            raw = self.add_weight(
                 name=f"inner_learning_rate_{index}",
                 shape=shape,
                 initializer=keras.initializers.Constant(self.initial),
                 autocast=False,
             )
-            for index, shape in enumerate(rate_shapes)
-        ]
+            # An attribute each: `tf.train.Checkpoint` misses the variables in a list.
+            setattr(self, f"raw_rate_{index}", raw)
         self.num_weights = len(shapes)
         self.built = True
+
+    @property
+    def raw_rates(self) -> list[Any]:
+        """The weights, whose absolute values are the rates."""
+        return list(self.weights)
 
     def rates(self) -> list[Tensor]:
         """Returns the rates, in the order of the shapes given to `build_for`."""

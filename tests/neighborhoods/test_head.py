@@ -129,6 +129,25 @@ def test_frozen_layers_adapt(inner_loop):
     assert len(again.trainable_variables) == len(layer.trainable_variables)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's alone")
+@pytest.mark.parametrize("form", ["scalar", "diagonal"])
+def test_checkpoints_of_tensorflow_hold_every_weight(tmp_path, form):
+    import tensorflow as tf
+
+    def make():
+        layer = MetaNeighborhoodHead(keras.layers.Dense(3), 8, learning_rate_form=form)
+        layer.build((None, 4))
+        return layer
+
+    layer, again = make(), make()
+    for weight in layer.weights:
+        weight.assign(0.3 + np.random.default_rng(0).random(weight.shape))
+    path = tf.train.Checkpoint(layer).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(again).read(path).assert_consumed()
+    for one, other in zip(layer.weights, again.weights, strict=True):
+        assert_equal(one, other)
+
+
 def test_what_needs_a_built_layer():
     layer = MetaNeighborhoodHead(CosineDense(3), 8)
     for name in ("adapted_weights", "neighbors", "active_inner_loop"):
