@@ -54,8 +54,8 @@ Tensor: TypeAlias = keras.KerasTensor | BackendTensor
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Returns a tensor in float32, or a wider float; integers as floats."""
-    tensor = keras.ops.convert_to_tensor(tensor)
+    """Returns a dense tensor in float32, or a wider float; integers as floats."""
+    tensor = keras.ops.convert_to_tensor(tensor, sparse=False)
     is_float = keras.backend.is_float_dtype(tensor.dtype)
     dtype = tensor.dtype if is_float else keras.config.floatx()
     return keras.ops.cast(tensor, keras.backend.result_type(dtype, "float32"))

@@ -376,7 +376,7 @@ class NeighborDictionary(keras.layers.Layer):
 
         Entries that a whole batch leaves out are not returned. `kept` replaces the draw.
         """
-        queries = ops.convert_to_tensor(queries)
+        queries = ops.convert_to_tensor(queries, sparse=False)
         dtype = keras.backend.result_type(queries.dtype, "float32")
         queries, keys, values = (
             ops.cast(each, dtype) for each in (queries, self.keys, self.values)

@@ -109,6 +109,7 @@ class InstanceFiLM(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        inputs = ops.convert_to_tensor(inputs, sparse=False)
         rank = len(inputs.shape)
         channel_axis = self.axis % rank
         space = tuple(axis for axis in range(1, rank) if axis != channel_axis)

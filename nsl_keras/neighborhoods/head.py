@@ -248,6 +248,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         adapt: bool = True,
         kept: Tensor | None = None,
     ) -> Tensor:
+        inputs = ops.convert_to_tensor(inputs, sparse=False)
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = ops.cast(inputs, self._precision)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
+from keras import ops, tree
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import GradientTape, Tensor, variable_scope
@@ -222,7 +222,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def features(self, inputs: Any, training: bool | None = None) -> Tensor:
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
-            return inputs
+            return ops.convert_to_tensor(inputs, sparse=False)
         return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:

@@ -377,6 +377,17 @@ def test_sparse_inputs():
     model.fit(tf.sparse.from_dense(X), Y, verbose=0)
     found = model.predict(tf.sparse.from_dense(X), verbose=0)
     np.testing.assert_allclose(found, model(X), rtol=1e-4, atol=1e-5)
+    plain = compiled(nsl_keras.MetaNeighborhoodModel(None, CosineDense(3), 8))
+    plain.fit(tf.sparse.from_dense(X), Y, verbose=0)
+    found = plain.predict(tf.sparse.from_dense(X), verbose=0)
+    np.testing.assert_allclose(found, plain(X), rtol=1e-4, atol=1e-5)
+    for layer in (
+        CosineDense(3),
+        nsl_keras.layers.SphereDense(3),
+        make_dictionary(num_values=3),
+    ):
+        layer.build(X.shape)
+        assert_close(layer(tf.sparse.from_dense(X)), layer(X))
     with pytest.raises(ValueError, match=r"`x` must be dense\. Received: .*SparseTensor"):
         model.initialize_from(tf.sparse.from_dense(X), Y)
 
