@@ -7,7 +7,7 @@
   into plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: the networks of the papers.
-* `callbacks`: resume a killed training run; start and watch the dictionary; log ranks.
+* `callbacks`: resume a killed training run; start and watch the dictionary.
 * `distribution`: `fit` on several devices and machines.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbours and predictions.

@@ -1,9 +1,8 @@
-"""Public functions that convert a model, or look into it."""
+"""Public functions that convert a model, or describe it."""
 
 from nsl_keras.neighborhoods.film import add_film
 from nsl_keras.similarity.conversion import add_similarity
 from nsl_keras.similarity.folding import fold
-from nsl_keras.similarity.spectra import spectra
 from nsl_keras.similarity.summary import summary
 from nsl_keras.training.normalization import convert_batch_norms
 
@@ -12,6 +11,5 @@ __all__ = [
     "add_similarity",
     "convert_batch_norms",
     "fold",
-    "spectra",
     "summary",
 ]

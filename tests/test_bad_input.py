@@ -46,15 +46,6 @@ def test_numbers_that_would_end_the_process(make, name, largest):
         make(**{name: 2**31})
 
 
-#: Backbones and their Boolean arguments.
-FLAGS = [
-    *((make, "plus") for make in (backbones.cnn9, backbones.cnn10, backbones.cnn4)),
-    (functools.partial(backbones.resnet_v2, 11), "final_relu"),
-    (functools.partial(backbones.densenet_bc, 10), "final_relu"),
-    *((backbones.self_attention_spherenet, name) for name in ("attention", "sphere")),
-]
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -64,7 +55,6 @@ FLAGS = [
         (functools.partial(layers.NeighborDictionary, 5), "learn_temperature"),
         (key_metrics.Euclidean, "squared"),
         (predictors.SimilarityPredictor, "pooled"),
-        *((functools.partial(make, input_shape=(32, 32, 3)), name) for make, name in FLAGS),
         (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
         (lambda **given: few_shot.Finetuner(small_network(), 3, **given), "new_classifier"),
     ],

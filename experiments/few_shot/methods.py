@@ -48,13 +48,14 @@ def features(
         published=published,
         **_PREDICTORS.get(kind, {}),
     )
-    filters: Any = width
-    if backbone == "cnn9" and width is not None:  # Its stages widen.
-        filters = (width, 2 * width, 4 * width)
+    filters: dict[str, Any] = {}
+    if width is not None:  # The stages of CNN-9 widen.
+        widths = (width, 2 * width, 4 * width) if backbone == "cnn9" else width
+        filters = {"filters": widths}
     model = _BACKBONES[backbone](
         shape,
         classes=None,
-        filters=filters,
+        **filters,
         batch_normalization=functools.partial(
             nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM
         ),

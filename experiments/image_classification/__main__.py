@@ -24,10 +24,11 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import command, image_training, options, pictures, runs
+from experiments.common import command, image_training, options, runs
 from experiments.common.data import ImageData, Split
 from experiments.common.recipe import Recipe
-from experiments.image_classification import curves, methods, table
+from experiments.image_classification import curves, methods, pictures, table
+from experiments.image_classification.subcategories import induction_accuracy
 from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
@@ -140,7 +141,7 @@ def main(_arguments: list[str]) -> None:
             record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
-                record[f"{key}_accuracy"] = pictures.induction_accuracy(model, classes)
+                record[f"{key}_accuracy"] = induction_accuracy(model, classes)
         name = f"{record['method']}_{record['seed']}.keras"
         with files.replacing(models / name) as scratch:
             model.save(scratch)

@@ -20,15 +20,17 @@ import nsl_keras
 from experiments.common.recipe import Recipe, compile_classifier, spared_of
 from experiments.image_classification import curves
 from experiments.image_classification.maxl import Maxl, maxl
+from experiments.networks.densenet import densenet_bc
+from experiments.networks.resnet import resnet_v2
 
 BACKBONES: dict[str, Callable[..., keras.Model]] = {
     "convnet4": nsl_keras.backbones.convnet4,
-    "resnet29": functools.partial(nsl_keras.backbones.resnet_v2, 29),
-    "resnet56": functools.partial(nsl_keras.backbones.resnet_v2, 56),
-    "resnet110": functools.partial(nsl_keras.backbones.resnet_v2, 110),
+    "resnet29": functools.partial(resnet_v2, 29),
+    "resnet56": functools.partial(resnet_v2, 56),
+    "resnet110": functools.partial(resnet_v2, 110),
     # What the authors' code builds as "densenet40", and the network that the paper names.
-    "densenet76": functools.partial(nsl_keras.backbones.densenet_bc, 76),
-    "densenet40": functools.partial(nsl_keras.backbones.densenet_bc, 40),
+    "densenet76": functools.partial(densenet_bc, 76),
+    "densenet40": functools.partial(densenet_bc, 40),
 }
 
 
@@ -288,8 +290,6 @@ def build(
     if backbone != "convnet4":
         # The last ReLU is left out for the cosine alone (Section 2.3).
         options["final_relu"] = method.dot_product
-    if backbone.startswith("densenet"):
-        options["seed"] = seed
     features = BACKBONES[backbone](input_shape, **options)
     if method.film:
         # Ten entries, as in Appendix A.2.

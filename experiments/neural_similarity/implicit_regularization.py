@@ -24,6 +24,7 @@ import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
+from experiments.neural_similarity.spectra import effective_rank
 
 FLAGS = flags.FLAGS
 
@@ -92,19 +93,13 @@ def descend(
 
 
 def measures(matrix: np.ndarray, inputs, targets, target) -> dict[str, float]:
-    """Loss, nuclear norm, effective rank, and the distance from the target matrix.
-
-    The effective rank is the exponential of the entropy of the singular values, as shares
-    of their sum.
-    """
+    """Loss, nuclear norm, effective rank, and the distance from the target matrix."""
     singular = np.linalg.svd(matrix, compute_uv=False)
-    shares = singular / singular.sum()
-    shares = shares[shares > 0]
     residuals = np.nan_to_num(targets - inputs @ matrix)
     return {
         "loss": float(0.5 * np.sum(residuals**2)),
         "nuclear_norm": float(singular.sum()),
-        "effective_rank": float(np.exp(-np.sum(shares * np.log(shares)))),
+        "effective_rank": effective_rank(singular),
         "distance": float(np.linalg.norm(matrix - target) / np.linalg.norm(target)),
     }
 

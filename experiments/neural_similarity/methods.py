@@ -18,6 +18,9 @@ from experiments.common.convolutions import (
     size_of,
 )
 from experiments.common.recipe import Recipe, compile_classifier
+from experiments.networks import cnn, resnet
+from experiments.networks.spherenet import self_attention_spherenet
+from experiments.neural_similarity.shifts import with_shifts
 
 MakeLayer = Callable[..., keras.layers.Layer]
 
@@ -232,32 +235,14 @@ TABLES = {
     ),
 }
 
-
-def mobile_net(
-    input_shape: tuple[int, int, int],
-    classes: int,
-    convolution: MakeLayer = keras.layers.DepthwiseConv2D,
-    batch_normalization: MakeLayer = keras.layers.BatchNormalization,
-    filters: Sequence[int] = (32, 64, 128),
-) -> keras.Model:
-    """MobileNet (Howard et al., 2017) in small: three stages of three blocks.
-
-    `convolution` makes the depthwise convolution of each block, of a kernel size.
-    """
-    layers = keras.layers
-    inputs = keras.Input(input_shape)
-    x = layers.Conv2D(filters[0], 3, padding="same", use_bias=False, name="root")(inputs)
-    x = layers.ReLU()(batch_normalization()(x))
-    for stage, width in enumerate(filters):
-        for block in range(3):
-            name = f"stage_{stage}_block_{block}"
-            x = convolution(3, padding="same", use_bias=False, name=name)(x)
-            x = layers.ReLU()(batch_normalization()(x))
-            x = layers.Conv2D(width, 1, use_bias=False, name=f"{name}_pointwise")(x)
-            x = layers.ReLU()(batch_normalization()(x))
-        x = layers.MaxPooling2D()(x)
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(classes, name="classifier")(x))
+NETWORKS: dict[str, Callable[..., keras.Model]] = {
+    "cnn9": cnn.cnn9,
+    "cnn10": cnn.cnn10,
+    "mobile": cnn.mobile_net,
+    "resnet18": resnet.resnet18,
+    "resnet50": resnet.resnet50,
+    "spherenet": self_attention_spherenet,
+}
 
 
 def build(
@@ -279,16 +264,13 @@ def build(
     )
     if network != "spherenet":
         options["convolution"] = method.convolution(momentum=momentum, published=published)
-    backbones = nsl_keras.backbones
-    others = {"spherenet": backbones.self_attention_spherenet, "mobile": mobile_net}
-    function = others.get(network) or getattr(backbones, network)
-    return function(input_shape, classes, **options)
+    return NETWORKS[network](input_shape, classes, **options)
 
 
 def served(network: keras.Model) -> keras.Model:
-    """The network as it is served: folded where that is possible."""
+    """The network as it is served: folded where that is possible, and of one tap."""
     folds = nsl_keras.convert.summary(network).folds
-    return nsl_keras.convert.fold(network) if folds else network
+    return with_shifts(nsl_keras.convert.fold(network)) if folds else network
 
 
 def alike_filters(

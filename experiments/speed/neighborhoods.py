@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 import nsl_keras
+from experiments.networks.resnet import resnet_v2
 from experiments.speed import measure
 
 BATCH = 128
@@ -98,7 +99,7 @@ MODELS = (("convnet4", 5000, 10, 128), ("resnet_v2(29)", 5000, 10, 128))
 MANY_CLASSES = (("resnet_v2(29)", 10000, 100, 16),)
 BACKBONES = {
     "convnet4": nsl_keras.backbones.convnet4,
-    "resnet_v2(29)": lambda: nsl_keras.backbones.resnet_v2(29),
+    "resnet_v2(29)": functools.partial(resnet_v2, 29),
 }
 
 

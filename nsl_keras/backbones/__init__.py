@@ -1,4 +1,4 @@
-"""Networks of the papers, as functional Keras models.
+"""Three networks of the papers, as functional Keras models.
 
 `convolution=` takes a callable with the arguments of `keras.layers.Conv2D` that returns a
 layer: a class, a `functools.partial`, or a function that decides by kernel size or name. It
@@ -6,19 +6,6 @@ makes the convolutions that have a similarity in the papers; all others are Kera
 `batch_normalization=` does the same for `keras.layers.BatchNormalization`.
 """
 
-from nsl_keras.backbones.cnn import cnn4, cnn9, cnn10, convnet4
-from nsl_keras.backbones.densenet import densenet_bc
-from nsl_keras.backbones.resnet import resnet18, resnet50, resnet_v2
-from nsl_keras.backbones.spherenet import self_attention_spherenet
+from nsl_keras.backbones.cnn import cnn4, cnn9, convnet4
 
-__all__ = [
-    "cnn4",
-    "cnn9",
-    "cnn10",
-    "convnet4",
-    "densenet_bc",
-    "resnet18",
-    "resnet50",
-    "resnet_v2",
-    "self_attention_spherenet",
-]
+__all__ = ["cnn4", "cnn9", "convnet4"]

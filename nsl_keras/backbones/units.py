@@ -1,4 +1,4 @@
-"""The parts of backbones: convolutions, batch norms, dense layers."""
+"""The parts of backbones: convolutions, batch norms, stages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ Factory = Callable[..., keras.layers.Layer]
 
 #: The batch norm of the networks of Meta-Neighborhoods.
 FAST_BATCH_NORMALIZATION = functools.partial(BatchNormalization, momentum=0.9)
-#: Makes the initializers of their kernels.
-GLOROT = keras.initializers.GlorotUniform
 
 
 def he_normal() -> keras.initializers.Initializer:
@@ -28,14 +26,10 @@ def he_normal() -> keras.initializers.Initializer:
     )
 
 
-def channel_axis() -> int:
-    """Returns the channel axis of images and of their feature vectors."""
-    return 1 if keras.config.image_data_format() == "channels_first" else -1
-
-
 def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """Returns the sizes of images from a shape without batch axis."""
-    return tuple(shape[1:] if channel_axis() == 1 else shape[:-1])
+    channels_first = keras.config.image_data_format() == "channels_first"
+    return tuple(shape[1:] if channels_first else shape[:-1])
 
 
 def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
@@ -53,12 +47,11 @@ class Units:
     """Makes a network's layers with their common options.
 
     `make_initializer` makes an initializer for each kernel: a shared one would give kernels
-    of the same shape the same numbers.
+    of the same shape the same values.
     """
 
     convolution: Factory
     normalization: Factory
-    kernel_regularizer: Any = None
     make_initializer: Callable[[], keras.initializers.Initializer] = he_normal
 
     def convolve(
@@ -72,20 +65,20 @@ class Units:
     ) -> Tensor:
         """Returns a convolution without bias; 1x1 ones are always plain."""
         make = keras.layers.Conv2D if plain or kernel_size == 1 else self.convolution
-        options = {"strides": 1, "padding": "same", **options}
-        return make(
+        layer = make(
             filters,
             kernel_size,
             use_bias=False,
+            kernel_initializer=self.make_initializer(),
             name=f"{name}_convolution",
-            **self._kernel_options(),
-            **options,
-        )(inputs)
+            **{"padding": "same", **options},
+        )
+        return layer(inputs)
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch-normalized inputs."""
-        layer = self.normalization(axis=channel_axis(), name=f"{name}_normalization")
-        return layer(inputs)
+        axis = 1 if keras.config.image_data_format() == "channels_first" else -1
+        return self.normalization(axis=axis, name=f"{name}_normalization")(inputs)
 
     def activate(self, inputs: Tensor, name: str) -> Tensor:
         """Returns batch norm and ReLU."""
@@ -98,14 +91,8 @@ class Units:
         outputs = self.convolve(inputs, filters, kernel_size, name, **options)
         return self.activate(outputs, name)
 
-    def dense(self, inputs: Tensor, units: int, name: str, use_bias: bool = True) -> Tensor:
-        """Returns a fully connected layer."""
-        return keras.layers.Dense(
-            units, use_bias=use_bias, name=name, **self._kernel_options()
-        )(inputs)
-
-    def _kernel_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"kernel_initializer": self.make_initializer()}
-        if self.kernel_regularizer is not None:  # A factory may have its own.
-            options["kernel_regularizer"] = self.kernel_regularizer
-        return options
+    def stage(self, inputs: Tensor, filters: int, depth: int, name: str) -> Tensor:
+        """Returns `depth` units of 3x3 convolutions, then 2x2 max pooling."""
+        for index in range(depth):
+            inputs = self.unit(inputs, filters, 3, f"{name}_layer_{index}")
+        return keras.layers.MaxPooling2D(2, name=f"{name}_pool")(inputs)

@@ -197,10 +197,6 @@ def add_film(
     >>> [layer.name for layer in model.layers if "norm" in layer.name]
     ['norm', 'norm_film']
 
-    The authors' option `last` means the batch norms of the last block of each stage, and
-    the final one. In `resnet_v2(29)` their names match the regular expression
-    `stage_._block_2_layer_._normalization|final_normalization`.
-
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along
         with each batch norm.

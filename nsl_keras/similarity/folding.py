@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
-from keras import ops
 
 from nsl_keras import rewiring
 from nsl_keras.similarity.bilinear_form import similarities_of
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 from nsl_keras.similarity.recurrent import SimilarityCell, SimilarityRecurrent, cells_of
 
 Layer: TypeAlias = keras.layers.Layer
@@ -27,10 +24,6 @@ def fold(model: keras.Model) -> keras.Model:
     `keras.layers.Dense`. Graph, names and `trainable` flags stay: to train
     further, unfreeze what `add_similarity` froze. The model costs as much as the plain
     network.
-
-    An `M` with a single non-zero entry, such as `"sparse"` with `nonzeros=1`, becomes zero
-    padding, cropping, and a 1x1 convolution. With `padding="same"` and strides the shift
-    would depend on the image size, so the full convolution stays.
 
     Args:
         model: A built functional or Sequential model. It does not change, and shares no
@@ -57,7 +50,7 @@ def fold(model: keras.Model) -> keras.Model:
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training and
-        inference"; Section 3.4, "Sparsity regularization", for the shift.
+        inference".
     """
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if _is_dynamic(layer) else ''}{type(layer).__name__})"
@@ -99,7 +92,7 @@ def _folded(layer: Any) -> list[Layer] | None:
         return [_folded_recurrent(layer)]
     if not _is_ours(layer):
         return None
-    return _shifted(layer) or [layer.fold()]
+    return [layer.fold()]
 
 
 def _folded_recurrent(layer: Any) -> Layer:
@@ -137,56 +130,3 @@ def _folded_recurrent(layer: Any) -> Layer:
     folded.build_from_config(layer.get_build_config())
     folded.set_weights([weight for each in sources for weight in each.get_weights()])
     return folded
-
-
-def _shifted(layer: Any) -> list[Layer] | None:
-    """Returns zero padding, cropping and a one-tap convolution; `None` if impossible.
-
-    A single entry `M[t, u]` reads the input only at `p * stride + u * dilation - padding`.
-    """
-    convolves = isinstance(layer, NeuralSimilarity) and hasattr(layer, "kernel_size")
-    if not convolves or hasattr(layer, "output_padding"):  # Dense or transposed.
-        return None
-    matrix = ops.convert_to_numpy(layer.similarity_matrix)
-    strided_same = layer.padding == "same" and max(layer.strides) > 1
-    # `Cropping1D` takes only channels-last sequences.
-    cannot_crop = layer.rank == 1 and layer.data_format == "channels_first"
-    is_shared = matrix.shape == (layer.bilinear_form.taps,) * 2
-    if not is_shared or np.count_nonzero(matrix) != 1 or strided_same or cannot_crop:
-        return None
-    tap = np.unravel_index(np.flatnonzero(matrix.any(axis=0))[0], layer.kernel_size)
-    dilation = np.array(layer.dilation_rate)
-    offset, reach = tap * dilation, (np.array(layer.kernel_size) - 1) * dilation
-    before = {"valid": 0 * reach, "same": reach // 2, "causal": reach}[layer.padding]
-    after = 0 if layer.padding == "valid" else reach - before
-    # Rows of zeros before and after the input; below zero, rows to crop.
-    zeros = np.stack([before - offset, after - reach + offset], axis=1)
-    options = {"dtype": layer.dtype_policy, "data_format": layer.data_format}
-    chain: list[Layer] = []
-    # Padding first, so that there is enough to crop.
-    for name, kind, rows in (
-        ("padding", "ZeroPadding", np.maximum(zeros, 0)),
-        ("cropping", "Cropping", np.maximum(-zeros, 0)),
-    ):
-        if rows.any():
-            make = getattr(keras.layers, f"{kind}{layer.rank}D")
-            if make is keras.layers.Cropping1D:
-                del options["data_format"]
-            amounts = rows.tolist() if layer.rank > 1 else rows[0].tolist()
-            chain.append(make(amounts, name=f"{layer.name}_{name}", **options))
-    return [*chain, _with_one_tap(layer, tap)]
-
-
-def _with_one_tap(layer: Any, tap: tuple[Any, ...]) -> Layer:
-    """Returns the plain layer with only one tap of the equivalent kernel."""
-    folded = layer.fold()
-    geometry = {"kernel_size": 1, "dilation_rate": 1, "padding": "valid"}
-    config = rewiring.with_functions(folded, folded.get_config())
-    plain = type(folded).from_config(config | geometry)
-    plain.build_from_config(layer.get_build_config())
-    kernel = ops.convert_to_numpy(folded.kernel)[tap]
-    plain.kernel.assign(kernel.reshape(plain.kernel.shape))
-    if plain.use_bias:
-        plain.bias.assign(ops.convert_to_numpy(folded.bias))
-    rewiring.copy_activations(folded, plain)
-    return plain

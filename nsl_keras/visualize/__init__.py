@@ -8,18 +8,11 @@ last value of a cell it would appear twice.
 from nsl_keras.visualize.adaptation import plot_adaptation
 from nsl_keras.visualize.dynamic import plot_dynamic_similarity
 from nsl_keras.visualize.entries import plot_learned_neighbors
-from nsl_keras.visualize.features import plot_feature_map, plot_prototype_cosines
 from nsl_keras.visualize.similarities import plot_similarities
-from nsl_keras.visualize.spectra import plot_spectra
-from nsl_keras.visualize.subcategories import plot_subcategories
 
 __all__ = [
     "plot_adaptation",
     "plot_dynamic_similarity",
-    "plot_feature_map",
     "plot_learned_neighbors",
-    "plot_prototype_cosines",
     "plot_similarities",
-    "plot_spectra",
-    "plot_subcategories",
 ]

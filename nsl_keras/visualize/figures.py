@@ -14,13 +14,6 @@ Axes: TypeAlias = Any
 #: Two colours that colour-blind readers can distinguish, a light one, and a grey.
 BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
 
-#: Ten colours for colour-blind readers (M. A. Petroff, 2021), and ten shapes.
-_COLORS = [
-    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
-    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
-]
-_MARKERS = "os^vDPX<>*"
-
 #: Images with a larger value than this hold bytes.
 _LEAST_OF_BYTES = 64
 
@@ -34,16 +27,6 @@ def new_figure(width: float, height: float) -> Figure:
             "`nsl_keras.visualize` needs matplotlib: `pip install matplotlib`."
         ) from error
     return plt.figure(figsize=(width, height), layout="constrained", dpi=150)
-
-
-def looks_of(classes: int) -> list[tuple[Any, str]]:
-    """Returns a colour and a shape for each class."""
-    import matplotlib
-
-    colors: Any = _COLORS
-    if classes > len(_COLORS):
-        colors = matplotlib.colormaps["viridis"](np.linspace(0, 1, classes))
-    return [(colors[kind], _MARKERS[kind % len(_MARKERS)]) for kind in range(classes)]
 
 
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:

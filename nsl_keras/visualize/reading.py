@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from nsl_keras import validation
 from nsl_keras.training import data
 
 #: An entry is undecided if its most probable class is less probable than this.
@@ -66,23 +65,6 @@ def places(numbers: Any, count: int, name: str) -> np.ndarray:
             f"`{name}` must be numbers from 0 to {count - 1}. Received: {name}={numbers!r}"
         )
     return found
-
-
-def class_numbers(y: Any, x: Any, classes: int, name: str = "y") -> np.ndarray:
-    """Returns the class number of each example, for any labels that `fit` takes."""
-    if y is None:
-        raise ValueError(
-            f"`{name}` must be given, or come with the data set. Received: {name}=None"
-        )
-    validation.class_labels(y, classes, name)
-    examples = len(data.leaves(x)[0])
-    if len(y) != examples:
-        raise ValueError(
-            f"`{name}` must hold one label for each of the {examples} examples. "
-            f"Received: len({name})={len(y)}"
-        )
-    is_one_hot = y.ndim == 2 and y.shape[1] == classes
-    return y.argmax(axis=1) if is_one_hot else y.reshape(-1).astype("int64")
 
 
 def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:

@@ -12,7 +12,6 @@ from keras import ops
 
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.bilinear_form import similarities_of
-from nsl_keras.similarity.spectra import name_of
 from nsl_keras.visualize import figures
 
 #: The maximum of panels in a row, and of entries in a panel with numbers.
@@ -87,7 +86,8 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
 
 def _title_of(part: Any, model: keras.Model) -> str:
     """Returns the path of a similarity in a model, broken into short lines."""
-    names = name_of(part, model).split("/")
+    path = part.path.removeprefix(f"{model.name}/").removesuffix("/bilinear_form")
+    names = path.split("/")
     lines = [textwrap.fill(name.replace("_", " "), 24) for name in names]
     return "\n".join(lines).replace(" ", "_")
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from conversion_harness import IMAGES, RNG, assert_independent, difference, graph_of, stack
 from helpers import as_numpy, randomize, run_python
-from similarity_layers import FAMILY
 
-from nsl_keras import layers, rewiring, similarities
+from nsl_keras import layers, rewiring
 from nsl_keras.convert import add_similarity, fold
 
 
@@ -153,110 +152,3 @@ def test_layers_without_a_plain_equivalent(layer, shape, received):
     expected = rf"`model` must have a plain Keras equi.*: '{layer.name}' \({received}"
     with pytest.raises(ValueError, match=expected):
         fold(model)
-
-
-# One non-zero entry: a shift and one tap.
-
-SHIFTS = [
-    {"padding": "valid"},
-    {"padding": "valid", "strides": 2},
-    {"padding": "valid", "dilation_rate": 2},
-    {"padding": "same"},
-    {"padding": "same", "dilation_rate": 3},
-]
-
-
-def shift_model(layer, tap, sizes):
-    """One layer whose M has one entry, that reads the input under `tap`."""
-    inputs = keras.Input((*sizes, 2))
-    model = keras.Model(inputs, layer(inputs))
-    randomize(model.weights)
-    matrix = layer.bilinear_form.similarity_parameters
-    parameters = np.zeros(matrix.shape)
-    parameters[len(parameters) // 2, np.ravel_multi_index(tap, layer.kernel_size)] = 1.5
-    matrix.assign(parameters)
-    return model
-
-
-def check_shift(layer, sizes, unknown=False, shifted=True):
-    """The first and the last tap, on sizes that the model may know."""
-    inputs = RNG.normal(size=(2, *sizes, 2)).astype("float32")
-    for tap in ([0 for _ in sizes], [size - 1 for size in layer.kernel_size]):
-        one = type(layer).from_config(layer.get_config())
-        model = shift_model(one, tap, [None for _ in sizes] if unknown else sizes)
-        folded = check_fold(model, inputs, 1e-6)
-        new = folded.get_layer(layer.name)
-        assert new.kernel_size == ((1,) * len(sizes) if shifted else layer.kernel_size)
-        assert type(new) is layer.plain
-
-
-SPARSE = {"similarity": similarities.Sparse(1), "name": "shifted"}
-#: A shift larger than the image.
-FAR = {**SPARSE, "dilation_rate": 3, "bias_initializer": "ones"}
-PRELU = {**SPARSE, "activation": keras.layers.PReLU(shared_axes=[1, 2])}
-
-
-@pytest.mark.parametrize("options", SHIFTS, ids=str)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_shifts(rank, options):
-    kind = FAMILY[f"conv{rank}d"].layer
-    layer = kind(4, (4, 2, 3)[:rank], **SPARSE, **options)
-    check_shift(layer, (9, 8, 7)[:rank], unknown=rank == 2)
-
-
-@pytest.mark.parametrize(
-    ("layer", "sizes"),
-    [
-        (layers.NeuralSimilarityConv1D(4, 3, padding="causal", **SPARSE), (9,)),
-        (layers.NeuralSimilarityConv1D(4, 3, 2, padding="causal", **SPARSE), (9,)),
-        (layers.NeuralSimilarityDepthwiseConv2D(3, depth_multiplier=2, **SPARSE), (8, 8)),
-        (layers.NeuralSimilarityConv2D(4, 3, groups=2, learn_shape=True, **SPARSE), (8, 8)),
-        (layers.NeuralSimilarityConv2D(4, 3, padding="same", **FAR), (2, 2)),
-        (layers.NeuralSimilarityConv2D(4, 3, **PRELU), (8, 8)),
-    ],
-    ids=["causal", "causal strides", "depthwise", "groups", "small", "activation"],
-)
-def test_shifts_of_other_layers(layer, sizes):
-    check_shift(layer, sizes, unknown=True)
-
-
-def test_strided_layers_with_same_padding_stay_convolutions():
-    layer = layers.NeuralSimilarityConv2D(4, 3, strides=2, padding="same", **SPARSE)
-    check_shift(layer, (8, 9), unknown=True, shifted=False)
-
-
-def test_a_shift_has_the_layer_s_format():
-    keras.config.set_image_data_format("channels_first")
-    options = {"padding": "same", "data_format": "channels_last", **SPARSE}
-    check_shift(layers.NeuralSimilarityConv1D(4, 3, **options), (9,))
-
-
-def test_channels_first_sequences_stay_convolutions():
-    layer = layers.NeuralSimilarityConv1D(4, 3, data_format="channels_first", **SPARSE)
-    model = keras.Sequential([keras.Input((2, 9)), layer])
-    assert fold(model).layers[-1].kernel_size == (3,)
-
-
-@pytest.mark.parametrize(
-    ("tap", "expected"),
-    [((1, 1), ["Conv2D"]), ((0, 2), ["ZeroPadding2D", "Cropping2D", "Conv2D"])],
-)
-def test_a_shift_is_only_what_it_needs(tap, expected):
-    layer = layers.NeuralSimilarityConv2D(4, 3, padding="same", **SPARSE)
-    folded = fold(shift_model(layer, tap, (8, 8)))
-    assert [name for name, _ in graph_of(folded)] == ["InputLayer", *expected]
-    assert folded.count_params() == 4 * 2 + 4
-
-
-def test_shifts_inside_nested_models():
-    image, frames = keras.Input((8, 8, 2)), keras.Input((3, 8, 8, 2))
-    layer = layers.NeuralSimilarityConv2D(4, 3, **SPARSE)
-    nested = keras.Sequential([keras.Input((None, None, 2)), layer], name="nested")
-    each = keras.layers.TimeDistributed(layer, name="each")
-    model = keras.Model([image, frames], [nested(image), each(frames)])
-    randomize(model.weights)
-    inputs = [
-        RNG.normal(size=(2, *steps, 8, 8, 2)).astype("float32") for steps in ((), (3,))
-    ]
-    folded = check_fold(model, inputs, 1e-6)
-    assert folded.get_layer("nested").layers[-1].kernel_size == (1, 1)

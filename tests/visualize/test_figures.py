@@ -13,7 +13,6 @@ from nsl_keras.visualize import figures, reading
 
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((20, 4, 4, 1)).astype("float32")
-LABELS = np.arange(20) % 3
 X = RNG.normal(size=(20, 6)).astype("float32")
 
 
@@ -73,33 +72,15 @@ def test_images_among_several_inputs():
     np.testing.assert_array_equal(found, IMAGES)
 
 
-@pytest.mark.parametrize("y", [[2, 0, 1], [[2], [0], [1]], np.eye(3)[[2, 0, 1]]], ids=str)
-def test_class_numbers(y):
-    found = reading.class_numbers(np.asarray(y), X[:3], 3)
-    np.testing.assert_array_equal(found, [2, 0, 1])
-
-
-def test_all_pictures_of_images_take_data_sets():
+def test_pictures_of_images_take_data_sets():
     model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
-
-    def batches():
-        return iter([(IMAGES[:13], LABELS[:13]), (IMAGES[13:], LABELS[13:])])
-
-    pictures = [
-        (visualize.plot_learned_neighbors, [IMAGES], [batches()]),
-        (visualize.plot_feature_map, [IMAGES, LABELS], [batches()]),
-        (visualize.plot_prototype_cosines, [IMAGES, LABELS], [batches()]),
-        (
-            visualize.plot_subcategories,
-            [IMAGES, LABELS] * 2,
-            [batches(), None, batches(), None],
-        ),
-    ]
-    for plot, arrays, data_sets in pictures:
-        one, other = plot(model, *arrays), plot(model, *data_sets)
-        for first, second in zip(one.axes, other.axes, strict=True):
-            assert first.get_xlabel() == second.get_xlabel()
-            assert first.get_ylabel() == second.get_ylabel()
+    one, other = (
+        visualize.plot_learned_neighbors(model, images)
+        for images in (IMAGES, iter([IMAGES[:13], IMAGES[13:]]))
+    )
+    for first, second in zip(one.axes, other.axes, strict=True):
+        assert first.get_xlabel() == second.get_xlabel()
+        assert first.get_ylabel() == second.get_ylabel()
 
 
 def picture(name, *data, model=None, head=None, **options):
@@ -123,7 +104,6 @@ def dynamic_model():
     return keras.Sequential([keras.Input((4, 4, 1)), layer])
 
 
-FOUND = (IMAGES, LABELS, IMAGES[:5], LABELS[:5])
 DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
 
 
@@ -135,15 +115,8 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
             "`model` must be a classifier.*'regression'",
         ),
         (lambda: reading.require_images(X, "images"), r"`images` must hold images.*20, 6"),
-        (lambda: reading.class_numbers(None, X, 3), "`y` must be given, or come with the"),
         (lambda: reading.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
         (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
-        (picture("feature_map", X, LABELS, method="umap"), "`method` must be.*'umap'"),
-        (picture("feature_map", X[:1], LABELS[:1]), r"at least two examples.*\(1, 5\)"),
-        (
-            picture("prototype_cosines", X, LABELS, head=DEEP),
-            "CosineDense or Dense layer.*Sequential",
-        ),
         (picture("similarities", model=plain_model), "`model` must have static .*without"),
         (
             picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
@@ -153,22 +126,8 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
             picture("dynamic_similarity", IMAGES[0], model=plain_model),
             "there are none. Received: layer=None",
         ),
-        (picture("subcategories", *FOUND, nearest=21), "`nearest` must be at most 20"),
-        (picture("subcategories", *FOUND, rows=[5]), "`rows` must be .* from 0 to 4.*5"),
         (picture("learned_neighbors", IMAGES, entries=[]), "`entries` must be numbers"),
         (picture("learned_neighbors", IMAGES, model=plain_model), "must be a classifier"),
-        (
-            picture("subcategories", IMAGES, None, *FOUND[2:]),
-            "`labels` must be given, or come with the data set",
-        ),
-        (
-            picture("subcategories", IMAGES, LABELS[:3], *FOUND[2:]),
-            "`labels` must hold one label for each of the 20",
-        ),
-        (
-            picture("subcategories", *FOUND, class_names=["one"]),
-            "`labels` must hold classes 0 to 0",
-        ),
     ],
 )
 def test_errors(call, message):

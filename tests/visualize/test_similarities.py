@@ -51,25 +51,6 @@ def test_masks_and_matrices(tmp_path):
     assert not mixed.texts  # Too many to be read.
 
 
-def test_spectra(tmp_path):
-    model = stack(convolution(name="first"), convolution("unconstrained", name="second"))
-    model.layers[0].kernel.assign(0 * model.layers[0].kernel)
-    figure = visualize.plot_spectra(model)
-    figure.savefig(tmp_path / "figure.png")
-    panels = panels_of(figure)
-    assert list(panels) == ["first", "second"]
-    for line, expected in zip(
-        [line for axis in panels.values() for line in axis.lines],
-        nsl_keras.convert.spectra(model),
-        strict=True,
-    ):
-        shown = line.get_ydata() * (expected.values[0] or 1)
-        np.testing.assert_allclose(shown, expected.values)
-        matrix, rank = line.get_label().split(": ")
-        assert matrix == expected.matrix
-        assert float(rank) == pytest.approx(expected.effective_rank, abs=0.06)
-
-
 def test_learned_kernel_shapes():
     model = stack(
         convolution(learn_shape=True, name="static"),

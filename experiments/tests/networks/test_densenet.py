@@ -15,7 +15,8 @@ from golden_backbones import (
 )
 from golden_files import DTYPES, Golden
 
-from nsl_keras import backbones, convert
+from experiments.networks.densenet import densenet_bc
+from nsl_keras import convert
 
 
 def modulated(layer):
@@ -66,7 +67,7 @@ def our_units(model):
 @pytest.mark.parametrize("modulate", ["None", "all"])
 def test_authors_numbers(modulate):
     def build():
-        model = backbones.densenet_bc(76, batch_normalization=KERAS_NORMALIZATION)
+        model = densenet_bc(76, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == 484_140
         assert model.output_shape == (None, 258)
         return model if modulate == "None" else convert.add_film(model, modulated, 10)
@@ -88,7 +89,7 @@ def test_authors_numbers(modulate):
 
 
 def test_depth_of_the_paper():
-    model = backbones.densenet_bc(40)
+    model = densenet_bc(40)
     assert model.name == "densenet_bc_40"
     # With the classifier that follows, as many layers with a kernel as the depth says.
     assert len(layers_of(model, keras.layers.Conv2D)) == 39
@@ -96,7 +97,7 @@ def test_depth_of_the_paper():
 
 def test_growth_and_dropout():
     # 2 growth channels at the start, halved twice: (8 + 4) / 2 = 6, (6 + 4) / 2 = 5, 5 + 4.
-    model = backbones.densenet_bc(10, (8, 8, 3), growth=4, dropout=0.3, seed=3)
+    model = densenet_bc(10, (8, 8, 3), growth=4, dropout=0.3)
     assert model.output_shape == (None, 9)
     convolutions = layers_of(model, keras.layers.Conv2D)
     widths = [layer.filters for layer in convolutions]
@@ -104,6 +105,5 @@ def test_growth_and_dropout():
     dropouts = layers_of(model, keras.layers.Dropout)
     assert [layer.input for layer in dropouts] == [c.output for c in convolutions[1:]]
     assert {layer.rate for layer in dropouts} == {0.3}
-    assert [layer.seed for layer in dropouts] == [3 + index for index in range(8)]
-    without = backbones.densenet_bc(10, (8, 8, 3), growth=4, dropout=0.0)
+    without = densenet_bc(10, (8, 8, 3), growth=4, dropout=0.0)
     assert not layers_of(without, keras.layers.Dropout)

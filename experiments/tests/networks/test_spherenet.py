@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 from golden_backbones import layers_of
-from golden_files import gradients
+from golden_files import DTYPES, Golden, gradients
 from helpers import assert_equal, randomize
 from keras import ops
 
-from nsl_keras.backbones import self_attention_spherenet
+from experiments.networks.spherenet import (
+    OrthogonalityRegularizer,
+    self_attention_spherenet,
+)
 from nsl_keras.layers import GlobalNeuralSimilarity2D, SphereConv2D
-from nsl_keras.regularizers import OrthogonalityRegularizer
 
 ALL_FOUR = [(attention, sphere) for attention in (True, False) for sphere in (True, False)]
 IMAGES = np.random.default_rng(2).random((2, 9, 8, 3)).astype("float32")
@@ -92,9 +94,29 @@ def test_penalties_of_the_authors():
     found = penalties(small(orthogonality=1e-4, l2=2.5e-4, sphere=False))
     assert len(found["orthogonality"]) == 16
     assert len(found["l2"]) == 16 + 1 + 18
-    # The length of a kernel matters where a factory makes the convolutions.
-    made = small(orthogonality=1e-4, l2=2.5e-4, convolution=SphereConv2D)
-    assert len(penalties(made)["l2"]) == 16 + 1 + 18
-    found = penalties(small(l2=2.5e-4))
-    assert (len(found["orthogonality"]), len(found["l2"])) == (0, 6 + 1 + 18)
     assert small().losses == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_authors_penalties(dtype):
+    golden = Golden("nsl_gns_conv")
+    layer = SphereConv2D(
+        6, 3, kernel_regularizer=OrthogonalityRegularizer(1e-4), dtype=dtype
+    )
+    layer.build(golden["in.x"].shape)
+    layer.kernel.assign(golden["w.W"])
+    golden.check("out64.orth_loss", layer.losses[0], dtype)
+    kernel = ops.convert_to_tensor(layer.kernel)
+    (gradient,) = gradients(layer.kernel_regularizer, [kernel])
+    golden.check("grad64.orth_loss.W", gradient, dtype)
+
+    golden = Golden("nsl_gns_attention")
+    kernels = [
+        ops.convert_to_tensor(golden[f"w.att_{which}.W"], dtype=dtype)
+        for which in ("first", "second", "third")
+    ]
+    for regularizer, key in (
+        (OrthogonalityRegularizer(1e-4), "orth_loss"),
+        (OrthogonalityRegularizer(0.0, l2=2.5e-4), "reg_loss"),
+    ):
+        golden.check(f"out64.{key}", sum(map(regularizer, kernels)), dtype)

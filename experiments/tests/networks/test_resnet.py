@@ -16,7 +16,8 @@ from golden_backbones import (
 from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
 from keras import ops
 
-from nsl_keras import backbones, convert
+from experiments.networks.resnet import resnet50, resnet_v2
+from nsl_keras import convert
 
 PARAMETERS = {29: 838_160, 56: 1_655_120}
 
@@ -34,7 +35,7 @@ def modulated(layer):
 
 def check_authors_numbers(depth, modulate, dtype):
     def build():
-        model = backbones.resnet_v2(depth, batch_normalization=KERAS_NORMALIZATION)
+        model = resnet_v2(depth, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == PARAMETERS[depth]
         assert model.name == f"resnet_v2_{depth}"
         return model if modulate == "None" else convert.add_film(model, modulated, 10)
@@ -70,7 +71,7 @@ def test_resnet50_is_that_of_keras():
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classes=3, classifier_activation=None
     )
-    model = backbones.resnet50(
+    model = resnet50(
         (64, 64, 3),
         3,
         batch_normalization=functools.partial(

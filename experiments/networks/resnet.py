@@ -1,0 +1,160 @@
+"""Residual networks: of Meta-Neighborhoods, and for ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+
+from nsl_keras.backbones.units import (
+    FAST_BATCH_NORMALIZATION,
+    Factory,
+    Units,
+    he_normal,
+)
+from nsl_keras.layers import BatchNormalization
+
+
+def resnet_v2(
+    depth: int = 29,
+    input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
+    convolution: Factory = keras.layers.Conv2D,
+    final_relu: bool = False,
+    batch_normalization: Factory = FAST_BATCH_NORMALIZATION,
+) -> keras.Model:
+    """A pre-activation bottleneck ResNet of depth `9n + 2` for small images, to features.
+
+    A 3x3 convolution to 16 channels and three stages of `n` blocks (1x1 to 16/64/128, 3x3,
+    1x1 to 64/128/256; stride 2 at the second and third stage): 256 features. The paper
+    (Section 4.2) has 29 (838,160 parameters) and 56 (1,655,120); layout from the authors'
+    code. They place iFiLM after each batch norm except the first, after the shortcuts'
+    convolutions, and after the first block's `_layer_1_input`.
+    """
+    blocks, rest = divmod(depth - 2, 9)
+    if rest or blocks < 1:
+        raise ValueError(f"`depth` must be of the form 9n + 2. Received: depth={depth}")
+    layers = Units(convolution, batch_normalization, keras.initializers.GlorotUniform)
+    inputs = keras.Input(input_shape)
+    outputs = layers.unit(inputs, 16, 3, "root")
+    for stage, (inner, outer) in enumerate(((16, 64), (64, 128), (128, 256))):
+        for block in range(blocks):
+            at = f"stage_{stage}_block_{block}"
+            stride = 2 if stage > 0 and block == 0 else 1
+            if stage == block == 0:
+                # The root has normalized it. An iFiLM can follow this layer.
+                branch = keras.layers.Identity(name=f"{at}_layer_1_input")(outputs)
+            else:
+                branch = layers.activate(outputs, f"{at}_layer_1")
+            branch = layers.convolve(branch, inner, 1, f"{at}_layer_1", strides=stride)
+            branch = layers.activate(branch, f"{at}_layer_2")
+            branch = layers.convolve(branch, inner, 3, f"{at}_layer_2")
+            branch = layers.activate(branch, f"{at}_layer_3")
+            branch = layers.convolve(branch, outer, 1, f"{at}_layer_3")
+            if block == 0:
+                outputs = layers.convolve(
+                    outputs, outer, 1, f"{at}_shortcut", strides=stride
+                )
+            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
+    outputs = layers.normalize(outputs, "final")
+    if final_relu:
+        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
+    return keras.Model(inputs, outputs, name=f"resnet_v2_{depth}")
+
+
+def resnet18(
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
+    classes: int | None = 1000,
+    convolution: Factory = keras.layers.Conv2D,
+    filters: Sequence[int] = (64, 128, 256, 512),
+    batch_normalization: Factory = BatchNormalization,
+) -> keras.Model:
+    """The post-activation ResNet-18 (He et al., 2016): 11,689,512 parameters.
+
+    `convolution` makes the 3x3 convolutions and the 7x7 one; the first of `filters` is also
+    that of the 7x7. A shared predictor has one kernel size: return a `keras.layers.Conv2D`
+    for kernel size 7. With similarity: the authors' response to the reviews, Table 2.
+    """
+    return _resnet_v1(
+        Units(convolution, batch_normalization),
+        *(_basic_block, (2, 2, 2, 2), input_shape, classes, filters, "resnet18"),
+    )
+
+
+def resnet50(
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
+    classes: int | None = 1000,
+    convolution: Factory = keras.layers.Conv2D,
+    filters: Sequence[int] = (64, 128, 256, 512),
+    batch_normalization: Factory = BatchNormalization,
+) -> keras.Model:
+    """As `resnet18`, of bottleneck blocks: 25,557,032 parameters.
+
+    The first 1x1 has the stride, as in `keras.applications.ResNet50`, whose convolutions
+    have a bias besides.
+    """
+    return _resnet_v1(
+        Units(convolution, batch_normalization),
+        *(_bottleneck_block, (3, 4, 6, 3), input_shape, classes, filters, "resnet50"),
+    )
+
+
+def _basic_block(layers: Units, inputs, width: int, stride: int, name: str) -> tuple:
+    """Two 3x3 convolutions; returns the branch and its channels."""
+    outputs = _unit(layers, inputs, width, 3, stride, name=f"{name}_layer_1")
+    outputs = layers.convolve(outputs, width, 3, f"{name}_layer_2")
+    return layers.normalize(outputs, f"{name}_layer_2"), width
+
+
+def _bottleneck_block(layers: Units, inputs, width: int, stride: int, name: str) -> tuple:
+    """1x1, 3x3 and 1x1 convolution; returns the branch and its channels."""
+    outputs = layers.unit(inputs, width, 1, f"{name}_layer_1", strides=stride)
+    outputs = layers.unit(outputs, width, 3, f"{name}_layer_2")
+    outputs = layers.convolve(outputs, 4 * width, 1, f"{name}_layer_3")
+    return layers.normalize(outputs, f"{name}_layer_3"), 4 * width
+
+
+def _unit(layers: Units, inputs, width: int, size: int, stride: int, name: str):
+    """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
+    padding = "same"
+    if stride > 1:
+        # "same" would pad one side of the image with the odd row of zeros.
+        inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
+        padding = "valid"
+    return layers.unit(inputs, width, size, name, strides=stride, padding=padding)
+
+
+def _resnet_v1(
+    layers: Units,
+    block: Callable[..., tuple],
+    counts: tuple[int, ...],
+    input_shape: tuple[int | None, int | None, int],
+    classes: int | None,
+    filters: Sequence[int],
+    name: str,
+) -> keras.Model:
+    inputs = keras.Input(input_shape)
+    outputs = _unit(layers, inputs, filters[0], 7, stride=2, name="root")
+    # Zeros are as good as -inf after a ReLU.
+    outputs = keras.layers.ZeroPadding2D(1, name="root_pool_padding")(outputs)
+    outputs = keras.layers.MaxPooling2D(3, strides=2, name="root_pool")(outputs)
+    channels = filters[0]
+    for stage, (count, width) in enumerate(zip(counts, filters, strict=True)):
+        for index in range(count):
+            at = f"stage_{stage}_block_{index}"
+            stride = 2 if stage > 0 and index == 0 else 1
+            branch, branch_channels = block(layers, outputs, width, stride, name=at)
+            if stride > 1 or branch_channels != channels:
+                outputs = layers.convolve(
+                    outputs, branch_channels, 1, f"{at}_shortcut", strides=stride
+                )
+                outputs = layers.normalize(outputs, f"{at}_shortcut")
+            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
+            outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
+            channels = branch_channels
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
+    if classes is not None:
+        outputs = keras.layers.Dense(
+            classes, kernel_initializer=he_normal(), name="classifier"
+        )(outputs)
+    return keras.Model(inputs, outputs, name=name)

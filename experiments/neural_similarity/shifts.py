@@ -1,0 +1,46 @@
+"""Convolutions of one tap as a shift and a 1x1 convolution (Section 3.4)."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import rewiring
+
+
+def with_shifts(model: keras.Model) -> keras.Model:
+    """A plain model with padding, cropping and 1x1 convolutions for kernels of one tap.
+
+    Folding an `M` with a single entry leaves such kernels. Strides must be 1, padding
+    "same", images channels last.
+    """
+    return rewiring.rebuild(model, _shifted)
+
+
+def _shifted(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+    kinds = keras.layers.Conv2D, keras.layers.DepthwiseConv2D
+    if type(layer) not in kinds or layer.padding != "same" or max(layer.strides) > 1:
+        return None
+    kernel = ops.convert_to_numpy(layer.kernel)
+    (rows, columns) = kernel.any(axis=(2, 3)).nonzero()
+    if kernel.shape[:2] == (1, 1) or len(rows) != 1:
+        return None
+    dilation, size = np.array(layer.dilation_rate), np.array(layer.kernel_size)
+    offset = np.array([rows[0], columns[0]]) * dilation - (size - 1) * dilation // 2
+    config = {**layer.get_config(), "kernel_size": 1, "dilation_rate": 1}
+    plain = type(layer).from_config(config)
+    plain.build_from_config(layer.get_build_config())
+    _, *bias = layer.get_weights()
+    plain.set_weights([kernel[rows, columns][None], *bias])
+    if not offset.any():
+        return [plain]
+    ahead, behind = np.maximum(-offset, 0), np.maximum(offset, 0)
+    zeros, rest = (
+        np.stack(ends, axis=1).tolist() for ends in ((ahead, behind), (behind, ahead))
+    )
+    return [
+        keras.layers.ZeroPadding2D(zeros, name=f"{layer.name}_padding"),
+        keras.layers.Cropping2D(rest, name=f"{layer.name}_cropping"),
+        plain,
+    ]
