@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from typing import Any
 
 import keras
@@ -428,6 +429,14 @@ class MetaNeighborhoodModel(CheckedModel):
         self.track_loss(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
+    @functools.wraps(keras.Model.export)
+    def export(
+        self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
+    ) -> None:
+        super().export(filepath, format, *args, **kwargs)
+        if format == "onnx":
+            _require_onnx(filepath)
+
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""
         if self.backbone is not None:
@@ -442,3 +451,18 @@ class MetaNeighborhoodModel(CheckedModel):
             **{key: config[key] for key in ("name", "trainable", "dtype")},
             "backbone": keras.saving.serialize_keras_object(self.backbone),
         }
+
+
+def _require_onnx(file: Any) -> None:
+    """Raises, and removes the file, if its operations are not all ONNX's."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(file, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        pathlib.Path(file).unlink()
+        raise ValueError(
+            '`format` must not be "onnx" for a head that adapts on a nested tape or in '
+            "several steps: ONNX has no operations for its gradients. Received: "
+            "format='onnx'"
+        ) from error

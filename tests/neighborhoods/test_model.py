@@ -426,3 +426,15 @@ def test_xla_is_left_out_by_default_where_it_compiles_each_step():
     ):
         head = MetaNeighborhoodHead(head, make_dictionary(), inner_loop=inner_loop)
         assert head.supports_jit is supported
+
+
+@tensorflow_only
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
+@pytest.mark.parametrize("options", [{"inner_loop": "tape"}, {"inner_steps": 2}])
+def test_onnx_is_refused_where_it_has_no_operations(options, tmp_path):
+    model = make_model(**options)
+    model(X)
+    with pytest.raises(ValueError, match='`format` must not be "onnx" for a head'):
+        model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    assert not list(tmp_path.iterdir())
