@@ -35,7 +35,7 @@ class TowardsIdentity(keras.regularizers.Regularizer):
     >>> float(regularizer(keras.ops.eye(3))), float(regularizer(keras.ops.zeros((3, 3))))
     (0.0, 1.5)
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(
-    ...     4, 3, similarity="unconstrained", similarity_regularizer=regularizer)
+    ...     4, 3, similarity=nsl_keras.similarities.Unconstrained(regularizer=regularizer))
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4. The authors'
@@ -50,8 +50,8 @@ class TowardsIdentity(keras.regularizers.Regularizer):
         shape = tuple(x.shape)
         if len(shape) < 2 or shape[-1] != shape[-2]:
             raise ValueError(
-                "The regularizer must be applied to square matrices, as a "
-                f"`similarity_regularizer` is. Received: shape={shape}"
+                "The regularizer must be applied to square matrices, as the `regularizer` "
+                f"of a similarity is. Received: shape={shape}"
             )
         change = x - ops.eye(x.shape[-1], dtype=x.dtype)
         return self.l1 * ops.sum(ops.abs(change)) + self.l2 * ops.sum(ops.square(change))

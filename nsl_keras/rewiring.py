@@ -156,7 +156,8 @@ def unfrozen(layer: Layer) -> Iterator[None]:
     # Off first: setting a flag to its present value does not reach the variables.
     for value in (False, True):
         for each, _ in layers:
-            each.trainable = value
+            # Keras's own setter: a layer's own one may keep some variables frozen.
+            keras.layers.Layer.trainable.fset(each, value)
     try:
         yield
     finally:
@@ -175,11 +176,18 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
 
 
 def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config of a layer, with functions as they are, registered or not."""
-    functions = {name: getattr(layer, name, None) for name in config}
-    return config | {
-        name: each for name, each in functions.items() if inspect.isfunction(each)
-    }
+    """Returns a config of a layer, with functions as they are, registered or not.
+
+    So are objects that hold functions, such as a similarity's initializer.
+    """
+    own = {name: getattr(layer, name, None) for name in config}
+    return config | {name: each for name, each in own.items() if _has_function(each)}
+
+
+def _has_function(value: Any) -> bool:
+    if isinstance(value, keras.layers.Layer):
+        return False
+    return any(map(inspect.isfunction, (value, *getattr(value, "__dict__", {}).values())))
 
 
 def arguments_of(

@@ -15,14 +15,38 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
+
+#: Values of `shared_by` beside the number of channels.
+SHARED_BY = ("layer", "filter")
 
 
 class Similarity(abc.ABC):
-    """Base class of similarities; subclass it for a custom structure.
+    """Base class of similarities: the structure of `M`, its start and its penalties.
 
-    A subclass has two methods:
+    A similarity has no weights. You can pass one to many layers, and each has its own `M`.
+
+    Args:
+        initializer: Initializer of a static `M`, called with its shape `(T, T)`. Each
+            structure takes its parameters from that matrix: the diagonal, the Cholesky
+            factor, ...
+        regularizer: Regularizer of the matrix `M` itself. Keras's regularizers pull it
+            toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the identity. For
+            a predicted `M` the penalty is the mean over all predictions: the regularizer
+            must return the sum over the matrices `(n, T, T)`, as these do.
+        constraint: Constraint on the parameters of a static `M`.
+        shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
+            an int, the number of consecutive input channels that share one `M`. All
+            matrices have the same initial value. Static layers only: a predictor would
+            predict every `M` at every position.
+        learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
+            place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not in
+            recurrent layers.
+        shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
+            exceeds this threshold.
+
+    Subclass it for a custom structure, with two methods:
 
     * `parameters_from(matrix)` returns the parameters that give a matrix (or the nearest
       one), and thus their shape;
@@ -33,8 +57,8 @@ class Similarity(abc.ABC):
     unless the predictor has `residual=False`.
     Override `equivalent_kernel`, `compare_windows` and `compare_rows`, which follow from
     `matrix`, if there is a faster way. To save models, register the class with
-    `keras.saving.register_keras_serializable`, and return the arguments of its constructor
-    from `get_config`.
+    `keras.saving.register_keras_serializable`, and keep the arguments of its own
+    constructor as attributes of the same names.
 
     `static_only` marks structures that cannot be predicted. `shared_by_channels` is false
     if `M` is not one block for all channels: `size` then counts the taps of every channel,
@@ -53,11 +77,33 @@ class Similarity(abc.ABC):
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=Scaled())
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2).
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2); one `M`
+        a layer, Section 4; regularizers, Section 3.4; kernel shape, Section 3.5, Eqs. (4)
+        and (5), whose `R` is `M` here.
     """
 
     static_only: bool = False
     shared_by_channels: bool = True
+
+    def __init__(
+        self,
+        *,
+        initializer: Any = "identity",
+        regularizer: Any = None,
+        constraint: Any = None,
+        shared_by: str | int = "layer",
+        learn_shape: bool = False,
+        shape_threshold: float = 0.5,
+    ) -> None:
+        self.initializer = keras.initializers.get(initializer)
+        self.regularizer = keras.regularizers.get(regularizer)
+        self.constraint = keras.constraints.get(constraint)
+        if isinstance(shared_by, str):
+            self.shared_by: Any = validation.one_of(shared_by, SHARED_BY, "shared_by")
+        else:
+            self.shared_by = validation.positive_integer(shared_by, "shared_by")
+        self.learn_shape = learn_shape
+        self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
 
     @abc.abstractmethod
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -102,13 +148,14 @@ class Similarity(abc.ABC):
         return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {}
+        """Returns the constructor's arguments, which are attributes."""
+        config: dict[str, Any] = {}
+        for kind in type(self).__mro__:
+            if issubclass(kind, Similarity):
+                config |= rewiring.arguments_of(self, kind, [*config])
+        return config
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Similarity:
-        """Builds the similarity from `get_config()`."""
-        return cls(**config)
+    from_config = classmethod(rewiring.from_arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -117,6 +164,9 @@ class Diagonal(Similarity):
 
     The similarity is a spatial mask on the kernel, with `T` parameters for `T` taps.
     Dynamic layers use `M(x) = I + diag(P(x))` with the predictor's output `P(x)`.
+
+    Args:
+        **kwargs: Arguments of `Similarity`.
 
     Example:
 
@@ -158,6 +208,9 @@ class Unconstrained(Similarity):
     Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
     code does; the paper's Appendix A uses `P(x)` alone, a predictor with `residual=False`.
 
+    Args:
+        **kwargs: Arguments of `Similarity`.
+
     Example:
 
     >>> import nsl_keras
@@ -180,6 +233,9 @@ class Symmetric(Similarity):
     """Symmetric neural similarity: `M = (A + A^T) / 2` for any `T x T` matrix `A`.
 
     Dynamic layers use `M(x) = I + (P(x) + P(x)^T) / 2` with the predictor's output `P(x)`.
+
+    Args:
+        **kwargs: Arguments of `Similarity`.
 
     Example:
 
@@ -210,6 +266,9 @@ class PositiveSemidefinite(Similarity):
     `T (T + 1) / 2` entries of the Cholesky factor `L`, row by row. Dynamic layers use
     `L(x) = I + tril(P(x))` with the predictor's output `P(x)`.
 
+    Args:
+        **kwargs: Arguments of `Similarity`.
+
     Raises:
         ValueError: If an initial `M` is not symmetric and positive semidefinite.
 
@@ -234,7 +293,7 @@ class PositiveSemidefinite(Similarity):
             or np.min(eigenvalues) < -1e-5 * largest
         ):
             raise ValueError(
-                "`similarity_initializer` must give a symmetric, positive semidefinite "
+                "`initializer` must give a symmetric, positive semidefinite "
                 "matrix for the similarity 'positive_semidefinite'. Received: a matrix "
                 f"with eigenvalues down to {np.min(eigenvalues):.3g}"
             )
@@ -267,6 +326,7 @@ class Sparse(Similarity):
     Args:
         nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
             that number, `M` cannot start at the identity.
+        **kwargs: Arguments of `Similarity`.
 
     Raises:
         ValueError: If `nonzeros` is not positive, or above `T^2` when the layer is built.
@@ -287,7 +347,8 @@ class Sparse(Similarity):
 
     static_only = True
 
-    def __init__(self, nonzeros: int | None = None) -> None:
+    def __init__(self, nonzeros: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.nonzeros = validation.optional(
             validation.positive_integer, nonzeros, "nonzeros"
         )
@@ -313,9 +374,6 @@ class Sparse(Similarity):
         frozen = ops.stop_gradient(parameters)
         return mask * frozen + (parameters - frozen)
 
-    def get_config(self) -> dict[str, Any]:
-        return {"nonzeros": self.nonzeros}
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Full(Unconstrained):
@@ -324,6 +382,9 @@ class Full(Unconstrained):
     Rows and columns run over the taps of the first channel, then of the second, and so
     on; `c` is the number of channels that a filter reads (one group). `M` has
     `(c T)^2` parameters, more than the kernel itself. Static convolutions only.
+
+    Args:
+        **kwargs: Arguments of `Similarity`.
 
     Example:
 
@@ -352,10 +413,12 @@ class Product(Similarity):
 
     Args:
         factors: int, the number of factors.
-        kind: The `similarity` of each factor, by name or as a `Similarity`.
+        kind: The structure of each factor, by name or as a `Similarity` with the default
+            arguments.
+        **kwargs: Arguments of `Similarity`, for the product.
 
     Raises:
-        ValueError: If `factors` is not a positive integer, or `kind` is unknown.
+        ValueError: If `factors` is not a positive integer, or for another `kind`.
 
     Example:
 
@@ -373,9 +436,18 @@ class Product(Similarity):
 
     static_only = True
 
-    def __init__(self, factors: int = 2, kind: Any = "unconstrained") -> None:
+    def __init__(
+        self, factors: int = 2, kind: Any = "unconstrained", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
         self.factors = validation.positive_integer(factors, "factors")
         self.kind = get(kind)
+        of_factor = rewiring.arguments_of(self.kind, Similarity)
+        if of_factor != rewiring.arguments_of(Unconstrained(), Similarity):
+            raise ValueError(
+                "`kind` must be a similarity with the default arguments of `Similarity`, "
+                f"which belong to the product. Received: kind with {of_factor}"
+            )
         self.shared_by_channels = self.kind.shared_by_channels
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -387,10 +459,6 @@ class Product(Similarity):
         axes = len(self.kind.parameters_from(np.eye(size)).shape)
         each = ops.unstack(parameters, self.factors, axis=-1 - axes)
         return functools.reduce(ops.matmul, [self.kind.matrix(x, size) for x in each])
-
-    def get_config(self) -> dict[str, Any]:
-        kind = keras.saving.serialize_keras_object(self.kind)
-        return {"factors": self.factors, "kind": kind}
 
 
 #: The built-in similarities by name.

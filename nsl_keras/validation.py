@@ -15,8 +15,6 @@ import numpy as np
 
 #: The largest size, since backends count with 32 bits.
 LARGEST = 2**31 - 1
-#: The largest kernel, stride and dilation of a convolution along an axis.
-LARGEST_WINDOW = 2**20
 #: The most steps of an inner loop: each is traced by itself.
 MOST_STEPS = 1000
 #: How far from 1 the probabilities of a row may sum. Those in bfloat16 have eight bits.
@@ -87,13 +85,6 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
     )
     _require(valid, name, f"a positive integer or {length} of them", value)
     return tuple(_at_most(each, LARGEST, name) for each in entries)
-
-
-def geometry(layer: Any) -> None:
-    """Raises for window sizes of a convolution that can crash the backend."""
-    for name in ("kernel_size", "strides", "dilation_rate"):
-        for size in getattr(layer, name):
-            _at_most(size, LARGEST_WINDOW, name)
 
 
 def positive_number(value: Any, name: str) -> float:

@@ -6,7 +6,7 @@ from helpers import randomize, relative_error
 
 from nsl_keras import rewiring
 from nsl_keras.convert import add_similarity, fold
-from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import similarities_of
 
 RNG = np.random.default_rng(4)
 IMAGES = RNG.normal(size=(4, 8, 9, 3)).astype("float32")

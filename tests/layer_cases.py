@@ -91,15 +91,17 @@ def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, **arguments):
 SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
 IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3)
 WITHOUT_IDENTITY = predictors.SimilarityPredictor(residual=False)
-SPARSE, PRODUCT = similarities.Sparse(5), similarities.Product(3)
+SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
+SHAPED, PRODUCT = similarities.Diagonal(learn_shape=True), similarities.Product(3)
+FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
 CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
     conv2d("static_diagonal", 3, **SAME, activation="relu"),
     conv2d("static_groups", 3, **UNCONSTRAINED, **SAME, groups=2, strides=2),
-    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE, learn_shape=True),
-    conv2d("static_for_each_filter", 3, similarity="symmetric", shared_by="filter", **SAME),
+    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE),
+    conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
     conv2d("static_product", 3, similarity=PRODUCT, **SAME),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
@@ -110,7 +112,7 @@ CONVOLUTIONS = [
     conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
         "conv2d_shared",
-        with_predictor(shared(), convolution(strides=2, learn_shape=True)),
+        with_predictor(shared(), convolution(strides=2, similarity=SHAPED)),
         6,
     ),
     LayerCase(
@@ -208,10 +210,9 @@ VECTORS_AND_SEQUENCES = [
     dense(
         *("dynamic_cnn_blocks", (2, 12), 6, 3),
         use_bias=False,
-        similarity="symmetric",
+        similarity=similarities.Symmetric(learn_shape=True),
         block_size=4,
         predictor="cnn",
-        learn_shape=True,
     ),
     recurrent(
         "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"

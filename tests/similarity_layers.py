@@ -157,6 +157,14 @@ LAYERS_AND_SIMILARITIES = [
 ]
 
 
+def with_arguments(similarity, **arguments):
+    """A similarity, by name or as an object, with further arguments."""
+    similarity = similarities.get(SIMILARITIES.get(similarity, similarity))
+    serialized = map(keras.saving.serialize_keras_object, arguments.values())
+    config = {**similarity.get_config(), **dict(zip(arguments, serialized, strict=True))}
+    return type(similarity).from_config(config)
+
+
 @functools.cache
 def _patches(rank, *geometry):
     return numpy_reference.patches(INPUTS[rank], *geometry)

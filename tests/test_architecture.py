@@ -17,7 +17,7 @@ LEVELS = {
     "losses": 2,
     "regularizers": 2,
     "rewiring": 2,
-    "similarities": 2,
+    "similarities": 3,
     "training": 3,
     "similarity": 4,
     "neighborhoods": 4,

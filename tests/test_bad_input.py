@@ -5,7 +5,7 @@ import functools
 import keras
 import pytest
 
-from nsl_keras import backbones, few_shot, key_metrics, layers, predictors
+from nsl_keras import backbones, few_shot, key_metrics, layers
 
 
 def small_network():
@@ -14,17 +14,6 @@ def small_network():
 
 #: Callable, argument, and the largest number it takes.
 LARGEST = [
-    *(
-        (functools.partial(make, kernel_size=3), name, "1,048,576")
-        for make in (
-            functools.partial(layers.NeuralSimilarityConv1D, 4),
-            functools.partial(layers.NeuralSimilarityConv2D, 4),
-            functools.partial(layers.NeuralSimilarityConv2DTranspose, 4),
-            layers.NeuralSimilarityDepthwiseConv2D,
-            functools.partial(layers.SphereConv2D, 4),
-        )
-        for name in ("strides", "kernel_size", "dilation_rate")
-    ),
     (
         lambda **given: layers.MetaNeighborhoodHead(layers.CosineDense(3), 5, **given),
         "inner_steps",
@@ -49,12 +38,10 @@ def test_numbers_that_would_end_the_process(make, name, largest):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (layers.GlobalNeuralSimilarity2D, "sphere"),
         (layers.InstanceFiLM, "learn_sharpness"),
         (layers.InstanceFiLM, "residual"),
         (functools.partial(layers.NeighborDictionary, 5), "learn_temperature"),
         (key_metrics.Euclidean, "squared"),
-        (predictors.SimilarityPredictor, "pooled"),
         (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
         (lambda **given: few_shot.Finetuner(small_network(), 3, **given), "new_classifier"),
     ],

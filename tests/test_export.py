@@ -62,7 +62,10 @@ def neighborhoods(tmp_path_factory):
     # Convolution and ReLU, which TensorFlow fuses: a NaN goes in and zero comes out.
     layers = [
         nsl_keras.layers.NeuralSimilarityConv2D(
-            4, 3, activation="relu", similarity_initializer="glorot_uniform"
+            4,
+            3,
+            activation="relu",
+            similarity=nsl_keras.similarities.Diagonal(initializer="glorot_uniform"),
         ),
         keras.layers.GlobalAveragePooling2D(),
     ]

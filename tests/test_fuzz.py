@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 import nsl_keras
-from nsl_keras import few_shot, layers
+from nsl_keras import few_shot, layers, similarities
 from nsl_keras.callbacks import TrainingBackup
 
 EXAMPLES = int(os.environ.get("NSL_KERAS_FUZZ", "300"))
@@ -95,6 +95,11 @@ def predicted(**arguments):
     return layers.NeuralSimilarityConv2D(3, 3, predictor=predictor)
 
 
+def similar(**arguments):
+    similarity = similarities.Unconstrained(**arguments)
+    return layers.NeuralSimilarityConv2D(3, 3, similarity=similarity)
+
+
 def head(**arguments):
     return layers.MetaNeighborhoodHead(layers.CosineDense(3), **arguments)
 
@@ -107,8 +112,7 @@ def learner(kind, **arguments):
     return kind(network(), **arguments)
 
 
-SIMILARITY = """similarity similarity_initializer similarity_regularizer learn_shape
-    similarity_constraint shape_threshold kernel_trainable predictor shared_by"""
+SIMILARITY = "similarity predictor"
 #: Keras refuses the rest of its own arguments.
 GEOMETRY = "kernel_size strides dilation_rate"
 CONVOLUTION = f"{SIMILARITY} {GEOMETRY} groups"
@@ -125,8 +129,9 @@ FUZZED = {
     "gru": "similarity recurrent_similarity predictor block_size",
     "sphere_conv2d": f"normalize response {GEOMETRY} groups",
     "sphere_dense": "normalize response",
-    "global": "similarity hidden_filters sphere data_format",
-    "predictor": """kind width output_kernel_size downsampling pooled start residual
+    "similarity": "initializer regularizer constraint shared_by shape_threshold",
+    "global": "similarity hidden_filters data_format",
+    "predictor": """kind width output_kernel_size downsampling start
         batch_normalization kernel_regularizer""",
     "cosine": "units",
     "film": "dictionary_size sharpness learn_sharpness residual axis",
@@ -157,6 +162,7 @@ LAYERS = {
     "gru": (recurrent, SEQUENCES),
     "sphere_conv2d": (partial(layers.SphereConv2D, 3, kernel_size=3), IMAGES),
     "sphere_dense": (partial(layers.SphereDense, 3), VECTORS),
+    "similarity": (similar, IMAGES),
     "global": (layers.GlobalNeuralSimilarity2D, IMAGES),
     "predictor": (predicted, IMAGES),
     "cosine": (partial(layers.CosineDense, units=3), VECTORS),

@@ -8,11 +8,12 @@ from finite_differences import check_scalar_gradients
 from golden_files import gradients
 from helpers import IS_TENSORFLOW, assert_close, normal
 from keras import ops
-from similarity_layers import SIMILARITIES, randomize, static_matrix
+from similarity_layers import SIMILARITIES, randomize, static_matrix, with_arguments
 
 from nsl_keras.layers import NeuralSimilarityConv2D, NeuralSimilarityDense
 from nsl_keras.predictors import SimilarityPredictor
 from nsl_keras.regularizers import TowardsIdentity
+from nsl_keras.similarities import Unconstrained
 
 
 def distance(matrix):
@@ -34,7 +35,7 @@ def test_penalty_of_a_static_matrix_itself(name):
     regularizer, expected = OF_MATRICES[name]
     for similarity in SIMILARITIES.values():
         layer = NeuralSimilarityConv2D(
-            3, (2, 3), similarity=similarity, similarity_regularizer=regularizer
+            3, (2, 3), similarity=with_arguments(similarity, regularizer=regularizer)
         )
         layer.build((None, 5, 5, 2))
         randomize(layer)
@@ -57,9 +58,9 @@ DYNAMIC = {
 
 
 def dynamic_layer(options, regularizer, dtype="float32"):
-    layer = NeuralSimilarityConv2D(
-        3, (2, 3), **options, similarity_regularizer=regularizer, dtype=dtype
-    )
+    similarity = with_arguments(options["similarity"], regularizer=regularizer)
+    options = {**options, "similarity": similarity}
+    layer = NeuralSimilarityConv2D(3, (2, 3), **options, dtype=dtype)
     layer.build((4, 5, 6, 2))
     randomize(layer)
     return layer
@@ -109,8 +110,7 @@ def test_training_with_a_penalty_alone(dtype, tmp_path):
     layer = NeuralSimilarityDense(
         2,
         predictor=SimilarityPredictor(batch_normalization=False),
-        similarity="unconstrained",
-        similarity_regularizer=TowardsIdentity(l2=1.0),
+        similarity=Unconstrained(regularizer=TowardsIdentity(l2=1.0)),
         dtype=dtype,
     )
     model = stack(layer, shape=(4,))

@@ -94,7 +94,8 @@ def test_shortcuts_agree_with_the_general_way(name, dtype):
 class Lazy(similarities.Similarity):
     """`M = (1 - rate) I + rate A`: part of the identity stays."""
 
-    def __init__(self, rate=0.5):
+    def __init__(self, rate=0.5, **kwargs):
+        super().__init__(**kwargs)
         self.rate = rate
 
     def parameters_from(self, matrix):
@@ -104,13 +105,10 @@ class Lazy(similarities.Similarity):
         identity = ops.eye(size, dtype=parameters.dtype)
         return (1 - self.rate) * identity + self.rate * parameters
 
-    def get_config(self):
-        return {"rate": self.rate}
-
 
 def test_a_custom_similarity(tmp_path):
     layers = [
-        NeuralSimilarityConv2D(4, 3, similarity=Lazy(0.25)),
+        NeuralSimilarityConv2D(4, 3, similarity=Lazy(0.25, learn_shape=True)),
         NeuralSimilarityConv2D(4, 3, similarity=Lazy(), predictor="cnn"),
     ]
     model = keras.Sequential([keras.Input((8, 8, 2)), *layers])
@@ -122,13 +120,15 @@ def test_a_custom_similarity(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "lazy.keras")
     assert_equal(loaded(images), model(images))
     assert [layer.similarity.rate for layer in loaded.layers] == [0.25, 0.5]
+    assert [each.similarity.learn_shape for each in loaded.layers] == [True, False]
 
 
 def from_initial_matrix(matrix, dtype="float32"):
     layer = NeuralSimilarityConv2D(
         *(2, (2, 3)),
-        similarity="positive_semidefinite",
-        similarity_initializer=keras.initializers.Constant(matrix),
+        similarity=similarities.PositiveSemidefinite(
+            initializer=keras.initializers.Constant(matrix)
+        ),
         dtype=dtype,
     )
     layer.build((None, 5, 5, 2))
@@ -243,8 +243,9 @@ def test_product_of_any_kind(tmp_path):
     for kind in ("diagonal", "symmetric", similarities.Sparse(4), "full"):
         layer = NeuralSimilarityConv2D(
             *(4, 2),
-            similarity=similarities.Product(4, kind),
-            similarity_initializer=keras.initializers.Identity(0.5),
+            similarity=similarities.Product(
+                4, kind, initializer=keras.initializers.Identity(0.5)
+            ),
         )
         model = keras.Sequential([keras.Input((5, 5, 3)), layer])
         size = len(layer.similarity_matrix)
@@ -282,7 +283,7 @@ ZEROS = keras.saving.serialize_keras_object(keras.initializers.Zeros())
 KNOWN = ", ".join(repr(name) for name in similarities.KINDS)
 UNKNOWN = rf"`similarity` must be one of {KNOWN}.*, or a `.*Received: similarity="
 NOT_SEMIDEFINITE = (
-    r"`similarity_initializer` must give a symmetric, positive semidefinite matrix "
+    r"`initializer` must give a symmetric, positive semidefinite matrix "
     r".*Received: a matrix with eigenvalues down to"
 )
 SMALL_NEGATIVE = GRAM @ GRAM.T - 0.01 * np.eye(6)
@@ -299,6 +300,7 @@ SMALL_NEGATIVE = GRAM @ GRAM.T - 0.01 * np.eye(6)
         (layer_with, similarities.Sparse(17), "`nonzeros` must be at most 16, .*=17"),
         (similarities.Product, 0, "`factors` must be a positive integer"),
         (product_of, "deep", "`similarity` must be one of .*'deep'"),
+        (product_of, similarities.Diagonal(regularizer="l1"), "`kind` must be .*'L1'"),
         (dynamic_with, "product", "static and takes no predictor"),
         (dynamic_with, PerChannel(), "static and takes no predictor"),
     ],

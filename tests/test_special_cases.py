@@ -7,6 +7,7 @@ from helpers import as_numpy, assert_close, normal
 from numpy_reference import patches
 from scipy import ndimage
 
+from nsl_keras import similarities
 from nsl_keras.layers import GlobalNeuralSimilarity2D, NeuralSimilarityConv2D, SphereConv2D
 
 IMAGES = normal(2, 6, 5, 2)
@@ -15,15 +16,21 @@ CONV = {"kernel_size": 3, "padding": "same", "use_bias": False}
 MIDDLE = np.eye(9)[4]
 
 
-def layer_of(kernel, matrix, similarity="unconstrained", **options):
+def layer_of(kernel, matrix, similarity=similarities.Unconstrained, **options):
     """A layer with a kernel and `M`, a matrix or one for each position."""
     if np.ndim(matrix) > 2:
         change = np.reshape(matrix - np.eye(9), (2, 6, 5, 81)).astype("float32")
-        options["predictor"] = keras.layers.Lambda(lambda inputs: change, (6, 5, 81))
+        predictor = keras.layers.Lambda(lambda inputs: change, (6, 5, 81))
     else:
-        options["similarity_initializer"] = lambda shape, dtype: np.float32(matrix)
-    options |= {"kernel_size": len(kernel), "padding": "same", "similarity": similarity}
-    layer = NeuralSimilarityConv2D(kernel.shape[-1], **options)
+        predictor = None
+        options["initializer"] = lambda shape, dtype: np.float32(matrix)
+    layer = NeuralSimilarityConv2D(
+        kernel.shape[-1],
+        len(kernel),
+        padding="same",
+        similarity=similarity(**options),
+        predictor=predictor,
+    )
     layer.build(IMAGES.shape)
     layer.kernel.assign(kernel)
     return layer
@@ -37,7 +44,7 @@ def test_dilated_convolution(learned):
     kernel = normal(5, 5, 2, 3)  # Anything where nothing is kept.
     kernel[::2, ::2] = as_numpy(dilated.kernel)
     matrix = np.eye(25) if learned else np.diag(kept.ravel())
-    layer = layer_of(kernel, matrix, "diagonal", learn_shape=learned)
+    layer = layer_of(kernel, matrix, similarities.Diagonal, learn_shape=learned)
     if learned:
         layer.bilinear_form.shape_parameters.assign(kept.ravel())
     assert_close(layer(IMAGES), expected)
@@ -106,11 +113,11 @@ def test_self_attention():
     assert_close(outputs, expected.reshape(IMAGES.shape))
 
 
-@pytest.mark.parametrize("similarity", ["full", "unconstrained"])
+@pytest.mark.parametrize("similarity", [similarities.Full, similarities.Unconstrained])
 def test_residual_layer_is_an_euler_step(similarity):
     kernel = normal(3, 3, 2, 2)
     weights, wanted = kernel.reshape(9, 2 * 2), np.outer(np.eye(2), MIDDLE)
-    if similarity == "full":
+    if similarity is similarities.Full:
         weights = kernel.reshape(9, 2, 2).swapaxes(0, 1).reshape(2 * 9, 2)
         wanted = np.kron(np.eye(2), MIDDLE)
     through = np.linalg.pinv(weights.T) @ wanted

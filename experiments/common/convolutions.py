@@ -16,10 +16,9 @@ SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
 
 
 def convolutions(
-    similarity: str | None = None,
+    similarity: Any = None,
     predictor: Any = None,
     momentum: float = 0.9,
-    learn_shape: bool = False,
     published: bool = False,
     **options: Any,
 ) -> Callable[..., keras.layers.Layer]:
@@ -49,7 +48,6 @@ def convolutions(
         nsl_keras.layers.NeuralSimilarityConv2D,
         similarity=similarity,
         predictor=own,
-        learn_shape=learn_shape,
     )
 
 

@@ -79,7 +79,7 @@ def self_attention_spherenet(
         if attention and stage < 2:
             outputs = GlobalNeuralSimilarity2D(
                 similarity="softmax_attention",
-                similarity_regularizer=both,
+                regularizer=both,
                 sphere=sphere,
                 name=f"stage_{stage}_attention",
             )(outputs)

@@ -50,25 +50,30 @@ def _pointwise(filters: int, _size: Any, **options: Any) -> keras.layers.Layer:
 _CONVOLUTION = nsl_keras.layers.NeuralSimilarityConv2D
 _DEPTHWISE = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D
 #: A shift and a 1x1 convolution, once it is folded.
-_ONE_TAP: dict[str, Any] = {
-    "similarity": nsl_keras.similarities.Sparse(1),
-    "similarity_regularizer": keras.regularizers.L1(1e-4),
-}
+_ONE_TAP = functools.partial(
+    nsl_keras.similarities.Sparse, 1, regularizer=keras.regularizers.L1(1e-4)
+)
 
 
 def _nsn(
-    similarity: str, predictor: str | None = None, what: str = "", **options: Any
+    name: str,
+    predictor: str | None = None,
+    what: str = "",
+    similarity: Any = None,
+    **options: Any,
 ) -> Method:
     kind = "dynamic" if predictor else "static"
+    similarity = similarity or SIMILARITIES[name]
     return Method(
-        ", ".join([f"{kind} NSN", similarity, *([what] if what else [])]),
-        functools.partial(
-            convolutions, SIMILARITIES[similarity], predictor=predictor, **options
-        ),
+        ", ".join([f"{kind} NSN", name, *([what] if what else [])]),
+        functools.partial(convolutions, similarity, predictor=predictor, **options),
     )
 
 
-_LEARNED_SHAPE: dict[str, Any] = {"what": "learned kernel shape", "learn_shape": True}
+_LEARNED_SHAPE: dict[str, Any] = {
+    "what": "learned kernel shape",
+    "similarity": nsl_keras.similarities.Diagonal(learn_shape=True),
+}
 
 METHODS = {
     "cnn": Method("CNN"),
@@ -94,7 +99,7 @@ METHODS = {
     "condconv": _of("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
     "eca": _of("CNN, ECA", rivals.ChannelAttentionConv2D),
     "pointwise": Method("1x1 convolutions alone", lambda **_: _pointwise),
-    "one_tap": _of("static NSN, M of one entry, L1", _CONVOLUTION, **_ONE_TAP),
+    "one_tap": _of("static NSN, M of one entry, L1", _CONVOLUTION, similarity=_ONE_TAP()),
 }
 
 MOBILE_METHODS = {
@@ -103,9 +108,13 @@ MOBILE_METHODS = {
         "depthwise 1x1",
         lambda **_: lambda _size, **options: keras.layers.DepthwiseConv2D(1, **options),
     ),
-    "one_tap": _of("depthwise static NSN, M of one entry, L1", _DEPTHWISE, **_ONE_TAP),
+    "one_tap": _of(
+        "depthwise static NSN, M of one entry, L1", _DEPTHWISE, similarity=_ONE_TAP()
+    ),
     "one_tap_each": _of(
-        "the same with an M of each channel", _DEPTHWISE, shared_by="filter", **_ONE_TAP
+        "the same with an M of each channel",
+        _DEPTHWISE,
+        similarity=_ONE_TAP(shared_by="filter"),
     ),
 }
 

@@ -166,15 +166,13 @@ def with_fixed_statistics(model: keras.Model) -> keras.Model:
     return copy
 
 
-def adapted(
-    similarity: str | None, *kinds: type[keras.layers.Layer], shared_by: str = "layer"
-) -> Run:
+def adapted(similarity: Any, *kinds: type[keras.layers.Layer]) -> Run:
     """Trains similarities, the head, and layers of some kinds, from the regression."""
 
     def run(few: Few, rate: float) -> dict:
         source = classifier(few)
         if similarity:
-            source = convert.add_similarity(source, similarity, shared_by=shared_by)
+            source = convert.add_similarity(source, similarity)
         model = with_fixed_statistics(source)
         for layer in model.layers:
             if not hasattr(layer, "bilinear_form"):
@@ -220,7 +218,9 @@ METHODS: dict[str, Run] = {
     "neighbours, initialize_from": on_features(neighbors, initialize=True),
     "batch norms + head": adapted(None, _NORM),
     "M diagonal + head": adapted("diagonal"),
-    "M diagonal of each channel + head": adapted("diagonal", shared_by="filter"),
+    "M diagonal of each channel + head": adapted(
+        nsl_keras.similarities.Diagonal(shared_by="filter")
+    ),
     "M unconstrained + head": adapted("unconstrained"),
     "M diagonal, batch norms + head": adapted("diagonal", _NORM),
     "M unconstrained, batch norms + head": adapted("unconstrained", _NORM),

@@ -10,7 +10,7 @@ from experiments.neural_similarity.spectra import (
     plot_spectra,
     spectra,
 )
-from nsl_keras import layers
+from nsl_keras import layers, similarities
 
 
 def check(found, matrix):
@@ -21,9 +21,10 @@ def check(found, matrix):
 
 
 def test_every_kernel_has_three_matrices():
-    plain = {"kernel_size": 3, "padding": "same", "similarity": "unconstrained"}
+    shaped = similarities.Unconstrained(learn_shape=True)
+    plain = {"kernel_size": 3, "padding": "same", "similarity": shaped}
     parts = [
-        layers.NeuralSimilarityConv2D(6, groups=2, learn_shape=True, name="conv", **plain),
+        layers.NeuralSimilarityConv2D(6, groups=2, name="conv", **plain),
         layers.NeuralSimilarityConv2D(5, 3, predictor="sphere", name="dynamic"),
         layers.NeuralSimilarityDepthwiseConv2D(**plain, name="depthwise"),
     ]

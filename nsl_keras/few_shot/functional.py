@@ -15,7 +15,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.bilinear_form import BilinearForm
+from nsl_keras.similarity.neural_similarity import BilinearForm
 from nsl_keras.training.normalization import (
     BatchNormalization,
     BatchStatistics,

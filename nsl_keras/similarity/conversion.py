@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, similarities, validation
+from nsl_keras import rewiring, similarities
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -42,7 +42,6 @@ def add_similarity(
     predictor: Any = None,
     layers: Collection[str] | Callable[[Layer], bool] | None = None,
     freeze_backbone: bool = True,
-    **kwargs: Any,
 ) -> keras.Model:
     """Returns a new model whose convolutions have a neural similarity.
 
@@ -60,7 +59,8 @@ def add_similarity(
         model: A built functional or Sequential model. A derived class is kept if its
             constructor is like Keras's. The backbone of a `MetaNeighborhoodModel` is
             converted.
-        similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`.
+        similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`, for example
+            `similarities.Diagonal(learn_shape=True)`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor`, which must be new, needs
             kernels of the same size; other recipes make a network for each layer.
@@ -72,10 +72,8 @@ def add_similarity(
             All other layers are frozen then, the classifier included, and batch norms run
             in inference mode. (A `MetaNeighborhoodModel` still trains its head and
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
-            whole network or a nested model later, set its `trainable` to `False`, then to
-            `True`.
-        **kwargs: Other arguments of `nsl_keras.layers.NeuralSimilarityConv2D`, for example
-            `learn_shape` or `similarity_regularizer`.
+            whole network later, set `trainable` of every layer, and `kernel_trainable` of
+            those with a similarity.
 
     Returns:
         A `keras.Model`, Sequential if `model` is, not compiled.
@@ -107,7 +105,6 @@ def add_similarity(
         pretrained models".
     """
     similarity = similarities.get(similarity)
-    validation.boolean(freeze_backbone, "freeze_backbone")
     if getattr(predictor, "shared_network", None) is not None:
         raise ValueError(
             "`predictor` must be a new `SharedSimilarityPredictor`, without the network of "
@@ -119,8 +116,8 @@ def add_similarity(
         if type(layer) in _CONVERTIBLE and _suits(layer, similarity, predictor)
     ]
     chosen = _chosen(convertible, layers)
-    kwargs |= {"similarity": similarity, "predictor": predictor}
-    chains = {id(layer): _converted(layer, freeze_backbone, **kwargs) for layer in chosen}
+    new = {"similarity": similarity, "predictor": predictor}
+    chains = {id(layer): _converted(layer, freeze_backbone, **new) for layer in chosen}
     new_model = rewiring.rebuild(model, lambda layer: chains.get(id(layer)))
     for layer in chosen:
         _copy_weights(layer, chains[id(layer)])

@@ -128,29 +128,16 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, `"product"`, or
-            a `nsl_keras.similarities.Similarity`.
-        similarity_initializer: Initializer of the static matrix `M`, called with its
-            shape `(T, T)`; each similarity takes its parameters from that (the diagonal,
-            the Cholesky factor, ...).
-        similarity_regularizer: Regularizer of the matrix `M` itself. Keras's regularizers
-            pull it toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the
-            identity. With a predictor the penalty is the mean over all predicted `M`: the
-            regularizer must return the sum over the matrices `(n, T, T)`, as these do.
-        similarity_constraint: Constraint on the static similarity's parameters.
+            a `nsl_keras.similarities.Similarity`, whose arguments are initializer,
+            regularizer and constraint of `M`, what shares one `M`, and whether the
+            kernel's shape is learned too.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms or
             blocks of positions; a `SharedSimilarityPredictor`; or a layer that maps the
             input to the parameters of `M`, at every output position or one set per example.
             Not with `groups` above 1.
-        learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
-            place of `M`, with a Boolean diagonal `D`, `learned_shape`.
-        shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
-            exceeds this threshold.
-        shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, the number of consecutive input channels that share one `M`. All
-            matrices have the same initial value. Static layers only: a predictor would
-            predict every `M` at every position.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
+            It holds until you set it again, whatever `trainable` was in between.
 
     Call arguments:
         inputs: Tensor of rank 4.
@@ -166,10 +153,10 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 
     Raises:
         ValueError: At construction, for arguments outside these ranges; with a
-            predictor, for `groups` above 1, static similarity arguments or a static kind
-            (`"sparse"`, `"full"`). At build, for a predictor with a wrong number of
-            outputs, a `shared_by` that does not divide the channels, LoRA and quantized
-            policies. For anything that `keras.layers.Conv2D` refuses.
+            predictor, for `groups` above 1 or a similarity for static layers. At build,
+            for a predictor with a wrong number of outputs, a `shared_by` that does not
+            divide the channels, LoRA and quantized policies. For anything that
+            `keras.layers.Conv2D` refuses.
 
     Example:
 
@@ -183,15 +170,16 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     >>> difference = keras.ops.max(keras.ops.abs(plain(images) - static(images)))
     >>> type(plain).__name__, bool(difference < 1e-6)
     ('Conv2D', True)
+    >>> small = nsl_keras.similarities.Unconstrained(regularizer="l1", shared_by=3)
+    >>> regularized = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=small)
     >>> dynamic = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, predictor="sphere")
     >>> tuple(dynamic(images).shape)
     (2, 6, 6, 4)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
-        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3); one `M` a layer, Section
-        4; kernel shape, Section 3.5, Eqs. (4) and (5), whose `R` is `M` here. `W^T M x`
-        is the order of the paper and of the authors' code. As in that code, and unlike
+        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). `W^T M x` is the order of
+        the paper and of the authors' code. As in that code, and unlike
         the paper's Appendix A, the unconstrained dynamic similarity adds the identity,
         unless `residual=False`.
     """

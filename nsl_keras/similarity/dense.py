@@ -78,10 +78,10 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
             validation.positive_integer, block_size, "block_size"
         )
 
-    def call(
+    def call(  # type: ignore[override]
         self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        return self.outputs_of(inputs, training, mask=mask)
+        return super().call(inputs, training, mask=mask)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import keras
 
 from nsl_keras import rewiring
-from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.similarity.recurrent import SimilarityCell, SimilarityRecurrent, cells_of
 
 Layer: TypeAlias = keras.layers.Layer

@@ -45,7 +45,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
 
     Args:
         similarity: One of the names above.
-        similarity_regularizer: Regularizer of the learned mask or matrix, or of each
+        regularizer: Regularizer of the learned mask or matrix, or of each
             kernel that predicts `M`. `gamma` is not regularized.
         hidden_filters: int or `None`, the channels of `G1` and `G2`, or of the hidden
             layer of the mask's predictor. `None` is `C` for `"attention"`, `C // 8` for
@@ -87,7 +87,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     def __init__(
         self,
         similarity: str = "diagonal",
-        similarity_regularizer: Any = None,
+        regularizer: Any = None,
         hidden_filters: int | None = None,
         sphere: bool = True,
         data_format: str | None = None,
@@ -95,11 +95,11 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
-        self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
+        self.regularizer = keras.regularizers.get(regularizer)
         self.hidden_filters = validation.optional(
             validation.positive_integer, hidden_filters, "hidden_filters"
         )
-        self.sphere = validation.boolean(sphere, "sphere")
+        self.sphere = sphere
         self.data_format = validation.one_of(
             data_format or keras.config.image_data_format(),
             ("channels_last", "channels_first"),
@@ -135,7 +135,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             name="similarity",
             shape=(positions,) if diagonal else (positions, positions),
             initializer="ones" if diagonal else "identity",
-            regularizer=self.similarity_regularizer,
+            regularizer=self.regularizer,
         )
 
     def _build_mask_predictor(self, input_shape: tuple[int | None, ...]) -> None:
@@ -143,7 +143,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             "padding": "same",
             "data_format": "channels_last",
             "use_bias": False,
-            "kernel_regularizer": self.similarity_regularizer,
+            "kernel_regularizer": self.regularizer,
             "dtype": self.dtype_policy,
         }
         hidden_options = {**options, "kernel_initializer": small_normal(0.1)}
@@ -168,7 +168,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
                 units,
                 use_bias=False,
                 kernel_initializer=small_normal(1.0),
-                kernel_regularizer=self.similarity_regularizer,
+                kernel_regularizer=self.regularizer,
                 dtype=self.dtype_policy,
             )
             layer.build((None, None, channels))

@@ -44,8 +44,6 @@ class FloatKernel(keras.layers.Layer):
         self.channel_axis = 1 if first else -1
         #: The shape in which a number for each filter broadcasts to the outputs.
         self.filters_shape = (-1, *[1] * self.rank) if first else (-1,)
-        if hasattr(self, "kernel_size"):
-            validation.geometry(self)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if self.quantization_mode is not None:
@@ -65,10 +63,7 @@ class FloatKernel(keras.layers.Layer):
             f"{self.dtype_policy}"
         )
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return self.outputs_of(inputs, training)
-
-    def outputs_of(self, inputs: Tensor, training: bool | None, **options: Any) -> Tensor:
+    def call(self, inputs: Tensor, training: bool | None = None, **options: Any) -> Tensor:
         """Returns the outputs; `options` go to `product`."""
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.

@@ -1,23 +1,386 @@
-"""A mixin for Keras layers with one kernel: `W^T M x` in place of `W^T x`."""
+"""Keras layers with one kernel, with `W^T M x` in place of `W^T x`, and what holds `M`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from inspect import signature
 from operator import attrgetter
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor
-from nsl_keras.similarity import bilinear_form
+from nsl_keras import rewiring, similarities, validation
+from nsl_keras.backend import Tensor, outside_traces
+from nsl_keras.similarity import predictors
 from nsl_keras.similarity.kernels import FloatKernel
+from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
+
+#: An entry in the file of a layer with a similarity.
+_MARK = "has_similarity"
 
 #: The attributes of a convolution that its predictor network needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
-class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
+class BilinearForm(keras.layers.Layer):
+    """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
+
+    A layer holds one for each of its kernels. It has no `call`: the layer asks it for the
+    equivalent kernel of a static `M`, the parameters of a predicted `M(x)`, or the product
+    `M v` with vectors. Without a learned shape `D` is the identity.
+
+    Args:
+        similarity: As in `NeuralSimilarityConv2D`.
+        predictor: As in `NeuralSimilarityConv2D`.
+        block_size: int or `None`, for kernels of dense and recurrent layers: the number of
+            features in a block. Feature `block * T + t` of a vector takes the role of tap
+            `t` of channel `block` in a convolution.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Attributes:
+        network: The layer that predicts `M`, once built; `None` if it is static.
+        similarity_parameters: The weight of a static `M`; `None` if it is predicted.
+        shape_parameters: The weight of the learned shape; `None` without one.
+        taps: The number `T` of taps.
+        channels: The number of channels that a filter reads; on vectors, of blocks.
+    """
+
+    def __init__(
+        self,
+        similarity: Any,
+        predictor: Any = None,
+        block_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.similarity = similarities.get(similarity)
+        self.predictor = predictors.get(predictor)
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
+        self.network: Any = None
+        self.similarity_parameters = None
+        self.shape_parameters = None
+        if self.predictor is not None:
+            self._refuse_static_arguments()
+
+    def _refuse_static_arguments(self) -> None:
+        similarity = self.similarity
+        if similarity.static_only:
+            raise ValueError(
+                f"`similarity` {type(similarity).__name__!r} is static and takes no "
+                f"predictor. Received: predictor={self.predictor!r}"
+            )
+        if similarity.shared_by != "layer":
+            raise ValueError(
+                "`shared_by` must be 'layer' with a predictor: others would need several "
+                f"`M` at every position. Received: shared_by={similarity.shared_by!r}"
+            )
+        start = similarity.initializer
+        starts_at_identity = isinstance(start, keras.initializers.Identity)
+        if not starts_at_identity or start.gain != 1 or similarity.constraint is not None:
+            raise ValueError(
+                "`initializer` and `constraint` apply to a static similarity and must be "
+                f"left out with a predictor. Received: initializer={start}, "
+                f"constraint={similarity.constraint}"
+            )
+
+    def build(
+        self,
+        input_shape: tuple[Any, ...],
+        kernel_shape: tuple[int, ...],
+        kernel_regularizer: Any,
+        width: int,
+        geometry: dict[str, Any] | None = None,
+        filter_axes: tuple[int, ...] = (-1,),
+    ) -> None:
+        """Builds the `M` of a kernel.
+
+        Args:
+            input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
+            kernel_shape: Shape of the kernel.
+            kernel_regularizer: Regularizer of the kernel.
+            width: The number of outputs of the plain layer at a position.
+            geometry: Of a convolution, as in `predictors.LayerContext`.
+            filter_axes: The axes of the kernel that number its filters; -2 and -1 of a
+                depthwise convolution, -2 of a transposed one.
+        """
+        self._on_vectors = geometry is None
+        self._channel_axis = -1
+        if geometry is None:
+            features = input_shape[-1]
+            self.kernel_size: tuple[int, ...] = (self.block_size or features,)
+            self.channels = features // self.kernel_size[0]
+            if features % self.kernel_size[0]:
+                raise ValueError(
+                    "`block_size` must divide the number of features. "
+                    f"Received: block_size={self.block_size}, {features} features"
+                )
+        else:
+            self.kernel_size = geometry["kernel_size"]
+            self.channels = kernel_shape[-2]
+            if geometry["data_format"] == "channels_first":
+                self._channel_axis = 1
+        self.taps = math.prod(self.kernel_size)
+        shared = self.similarity.shared_by_channels
+        if not shared and (len(filter_axes) > 1 or geometry is None):
+            raise ValueError(
+                "`similarity` must be shared by all channels, except in full "
+                f"convolutions. Received: similarity={type(self.similarity).__name__!r}"
+            )
+        self._set_counts([self.channels, kernel_shape[-1]], filter_axes)
+        channels = self.channels // self._counts[0]
+        self._matrix_size = self.taps if shared else self.taps * channels
+        start = self._start()
+        if self.predictor is None:
+            self.similarity_parameters = self.add_weight(
+                name="similarity",
+                shape=start.shape,
+                initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
+                regularizer=self.similarity.regularizer and self._penalty,
+                constraint=self.similarity.constraint,
+                autocast=False,
+            )
+        if self.similarity.learn_shape:
+            self.shape_parameters = self.add_weight(
+                name="shape", shape=(self.taps,), initializer="ones", autocast=False
+            )
+        if self.predictor is not None:
+            self.identity = start
+            context = predictors.LayerContext(
+                channels=input_shape[self._channel_axis],
+                identity=start,
+                width=width,
+                is_diagonal=isinstance(self.similarity, similarities.Diagonal),
+                geometry=geometry,
+                kernel_regularizer=kernel_regularizer,
+                dtype=self.dtype_policy,
+                is_depthwise=len(filter_axes) > 1,
+            )
+            self._build_network(context, input_shape)
+        rewiring.pass_on_frozen(self)
+
+    def _penalty(self, parameters: Any) -> Tensor:
+        """Returns the penalty on the `M` that parameters give."""
+        parameters = ops.convert_to_tensor(parameters)
+        matrix = self.similarity.matrix(parameters, self._matrix_size)
+        return self.similarity.regularizer(matrix)
+
+    def _set_counts(self, sizes: list[int], filter_axes: tuple[int, ...]) -> None:
+        """Sets the number of `M` along the last two axes of the kernel."""
+        self._counts, shared_by = [1, 1], self.similarity.shared_by
+        if shared_by == "filter":
+            for axis in filter_axes:
+                self._counts[axis] = sizes[axis]
+        elif shared_by != "layer":
+            axis = -1 if filter_axes == (-2,) else -2
+            if sizes[axis] % shared_by:
+                raise ValueError(
+                    "`shared_by` must divide the number of channels that a filter reads. "
+                    f"Received: shared_by={shared_by}, {sizes[axis]} channels"
+                )
+            self._counts[axis] = sizes[axis] // shared_by
+        #: The axis that numbers them, if any.
+        self._leading = () if shared_by == "layer" else (math.prod(self._counts),)
+
+    def _start(self) -> np.ndarray:
+        """Returns the parameters of each initial `M`."""
+        size = (self._matrix_size, self._matrix_size)
+        # In half precision an eigenvalue may round below zero.
+        wide = keras.backend.result_type(self.variable_dtype, "float32")
+        with outside_traces():  # Some similarities look at the values.
+            matrix = ops.convert_to_numpy(self.similarity.initializer(size, dtype=wide))
+            parameters = self.similarity.parameters_from(matrix)
+            parameters = np.asarray(ops.convert_to_numpy(parameters))
+        return np.broadcast_to(parameters, (*self._leading, *parameters.shape))
+
+    def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
+        recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
+        self._block = 1
+        shape = context.input_shape if self._on_vectors else input_shape
+        if isinstance(self.predictor, recipes):
+            self.network = self.predictor.network(context)
+            self._block = self.predictor.block_side(context)
+            received = tuple(self.network.compute_output_shape(shape))
+        else:  # The predictor is a custom layer.
+            self.network = self.predictor
+            inputs = keras.KerasTensor(shape, self.compute_dtype)
+            received = tuple(self.network(inputs).shape)
+        axis = -1 if len(received) == 2 else self._channel_axis
+        if received[axis] != context.outputs:
+            raise ValueError(
+                f"`predictor` must return the {context.outputs} parameters of `M` on axis "
+                f"{axis}. Received: an output of shape {received}"
+            )
+
+    def parameters(
+        self,
+        inputs: Tensor,
+        training: bool | None = None,
+        positions: Sequence[Any] = (),
+        penalized: bool = True,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the parameters of `M`, predicted from inputs if it is dynamic.
+
+        Args:
+            inputs: Vectors `(..., features)`, or the inputs of a convolution.
+            training: bool, for batch norms of the predictor.
+            positions: The number of output positions of a convolution along each axis.
+            penalized: bool, whether to add the mean penalty on predicted `M` to the losses.
+            mask: Of vectors, boolean `(...)`: batch norms leave out the others.
+
+        Returns:
+            The parameters of a static `M`; of a predicted one, parameters for each vector
+            or position, where every size of `positions` may be 1.
+        """
+        if self.network is None:
+            return ops.convert_to_tensor(self.similarity_parameters)
+        if self._on_vectors:
+            rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
+            options = {}
+            if mask is not None and "mask" in signature(self.network.call).parameters:
+                options["mask"] = ops.reshape(mask, (-1,))
+            prediction = self.network(rows, training=training, **options)
+            leading = ops.shape(inputs)[:-1]
+        else:
+            prediction = self.network(inputs, training=training)  # NSL Eq. (3): M(x)
+            if self._channel_axis == 1 and len(prediction.shape) > 2:
+                prediction = ops.moveaxis(prediction, 1, -1)
+            leading = ops.shape(prediction)[:-1]
+            if len(leading) == 1:  # The predictor is pooled.
+                leading = (leading[0], *[1] * len(positions))
+        wide = keras.backend.result_type(prediction.dtype, "float32")
+        parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
+        parameters = ops.cast(parameters, wide)
+        if getattr(self.predictor, "residual", True):
+            parameters = parameters + ops.cast(self.identity, wide)
+        if penalized and self.similarity.regularizer is not None:
+            each = ops.reshape(parameters, (-1, *self.identity.shape))
+            count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
+            self.add_loss(self._penalty(each) / ops.cast(count, wide))
+        parameters = ops.cast(parameters, inputs.dtype)
+        if self._block > 1 and len(prediction.shape) > 2:
+            return _repeated(parameters, self._block, positions)
+        return parameters
+
+    def with_shape(self, kernel: Tensor) -> Tensor:
+        """Returns `D W`, whose gradient goes to the real parameters of the shape."""
+        real = ops.convert_to_tensor(self.shape_parameters)
+        mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
+        if self._on_vectors:
+            return ops.tile(mask, self.channels)[:, None] * kernel  # NSL Eq. (4)
+        return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
+
+    def equivalent_kernel(self, kernel: Tensor) -> Tensor:
+        """Returns the kernel `M^T D W` of a static `M`, in the shape of `kernel`."""
+        shape, width = kernel.shape, kernel.shape[-1]
+        if self.similarity.learn_shape:
+            kernel = self.with_shape(kernel)
+        if self._on_vectors:
+            by_block = ops.reshape(kernel, (-1, self.taps, width))
+            kernel = ops.swapaxes(by_block, 0, 1)
+        # An axis for the blocks of channels, and one for those of filters.
+        first, second = self._counts
+        split = (first, self.channels // first, second, width // second)
+        kernel = ops.transpose(ops.reshape(kernel, (self.taps, *split)), (1, 3, 0, 2, 4))
+        blocks = kernel.shape
+        kernel = ops.reshape(kernel, (*self._leading, *blocks[2:]))
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        equivalent = self.similarity.equivalent_kernel(parameters, kernel)
+        # In the order of the kernel: taps first, on vectors blocks of features first.
+        order = (0, 3, 2, 1, 4) if self._on_vectors else (2, 0, 3, 1, 4)
+        return ops.reshape(ops.transpose(ops.reshape(equivalent, blocks), order), shape)
+
+    def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
+        """Returns `M v` for vectors `(..., features)`, in their dtype.
+
+        A static `M` is applied in the variables' dtype.
+        """
+        dtype = vectors.dtype
+        vectors = ops.cast(vectors, parameters.dtype)
+        shape = ops.shape(vectors)
+        if self.network is None:  # All vectors are one batch of blocks.
+            rows = ops.reshape(vectors, (-1, self.taps))
+        else:
+            rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
+        compared = self.similarity.compare_rows(parameters, rows)  # NSL Eq. (3)
+        return ops.cast(ops.reshape(compared, shape), dtype)
+
+    @property
+    def similarity_matrix(self) -> Tensor:
+        """The static `M`; several with an axis in front."""
+        self.require_static("similarity_matrix")
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        return self.similarity.matrix(parameters, self._matrix_size)
+
+    @property
+    def learned_shape(self) -> Tensor:
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others."""
+        if not self.similarity.learn_shape:
+            raise ValueError(
+                "`learned_shape` needs a similarity with `learn_shape=True`. "
+                "Received: learn_shape=False"
+            )
+        validation.built(self, "learned_shape")
+        threshold = self.similarity.shape_threshold
+        kept = ops.convert_to_tensor(self.shape_parameters) > threshold
+        return ops.cast(kept, self.variable_dtype)
+
+    def require_static(self, what: str) -> None:
+        """Raises unless `M` is static and built."""
+        if self.predictor is not None:
+            raise ValueError(
+                f"`{what}` needs a static similarity; this one is predicted from the "
+                f"input. Received: predictor={self.predictor!r}"
+            )
+        validation.built(self, what)
+
+
+def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
+    """Returns parameters at every position, from parameters for each block of positions."""
+    shape = list(ops.shape(parameters))
+    for axis in range(1, len(positions) + 1):
+        shape[axis] *= block
+        # Not `ops.repeat`, which is slower on a CPU.
+        each = ops.expand_dims(parameters, axis + 1)
+        parameters = ops.reshape(ops.concatenate([each] * block, axis + 1), shape)
+    repeated = shape[1 : len(positions) + 1]
+    known = all(isinstance(each, int) for each in (*repeated, *positions))
+    if known:
+        left = [more - wanted for more, wanted in zip(repeated, positions, strict=True)]
+        if not any(left):
+            return parameters  # A slice of everything would cost a copy in the gradient.
+        if min(left) < 0 or max(left) >= block:
+            raise ValueError(
+                "`predictor` must predict once for each block of positions with the side "
+                "`downsampling`. "
+                f"Received: downsampling={block}, predictions for {repeated} positions "
+                f"of a convolution with {list(positions)}"
+            )
+    shape[1 : len(positions) + 1] = positions
+    return ops.slice(parameters, (0,) * len(shape), shape)
+
+
+class WithSimilarity(keras.layers.Layer):
+    """Private mixin: a layer whose weights the plain layer refuses to load.
+
+    A plain layer ignores the weights of a `BilinearForm`, and would load the rest.
+    """
+
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        store[_MARK] = np.ones(1)  # Keras counts the entries.
+
+    def load_own_variables(self, store: Any) -> None:
+        own = set(store.keys()) - {_MARK}
+        super().load_own_variables({key: store[key] for key in own})
+
+
+class NeuralSimilarity(WithSimilarity, FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
     A subclass names the Keras layer as `plain`, and computes the product with a predicted
@@ -28,44 +391,22 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
     dynamic_product: Any
-    product = bilinear_form.product
-    # Read-only: the `BilinearForm` holds the values.
+    # Read-only: the `BilinearForm` holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
-    similarity_initializer = property(attrgetter("bilinear_form.similarity_initializer"))
-    similarity_regularizer = property(attrgetter("bilinear_form.similarity_regularizer"))
-    similarity_constraint = property(attrgetter("bilinear_form.similarity_constraint"))
     predictor = property(attrgetter("bilinear_form.predictor"))
-    learn_shape = property(attrgetter("bilinear_form.learn_shape"))
-    shape_threshold = property(attrgetter("bilinear_form.shape_threshold"))
-    shared_by = property(attrgetter("bilinear_form.shared_by"))
 
     def __init__(
         self,
         *args: Any,
         similarity: Any = "diagonal",
-        similarity_initializer: Any = "identity",
-        similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
         predictor: Any = None,
-        learn_shape: bool = False,
-        shape_threshold: float = 0.5,
-        shared_by: str | int = "layer",
         kernel_trainable: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._kernel_trainable = validation.boolean(kernel_trainable, "kernel_trainable")
-        self.bilinear_form = bilinear_form.BilinearForm(
-            similarity,
-            similarity_initializer,
-            similarity_regularizer,
-            similarity_constraint,
-            predictor,
-            learn_shape,
-            shape_threshold,
-            shared_by,
-            dtype=self.dtype_policy,
-            name="bilinear_form",
+        self._kernel_trainable = kernel_trainable
+        self.bilinear_form = BilinearForm(
+            similarity, predictor, dtype=self.dtype_policy, name="bilinear_form"
         )
         if self.predictor is not None and getattr(self, "groups", 1) != 1:
             raise ValueError(
@@ -86,8 +427,21 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
             self.filter_axes,
         )
         rewiring.pass_on_frozen(self)
-        if not self._kernel_trainable:
-            self._apply_kernel_trainable()
+        if not self.kernel_trainable:
+            self._set_flags_of_kernel()
+
+    def product(
+        self, inputs: Tensor, training: bool | None = None, **options: Any
+    ) -> Tensor:
+        """Returns `W^T M x`; options go to `dynamic_product`."""
+        form, kernel = self.bilinear_form, ops.convert_to_tensor(self.kernel)
+        if form.network is None:
+            kernel = form.equivalent_kernel(kernel)
+            return self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
+        if self.similarity.learn_shape:
+            kernel = form.with_shape(kernel)
+        kernel = ops.cast(kernel, inputs.dtype)
+        return self.dynamic_product(inputs, kernel, training, **options)
 
     def predicting_geometry(self) -> dict[str, Any]:
         """Returns the geometry of a convolution, as its predictor network needs it."""
@@ -181,27 +535,25 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
-        # While the layer is frozen, so is its kernel: remember how it was.
-        self._kernel_trainable = self.kernel_trainable
         keras.layers.Layer.trainable.fset(self, value)
+        if self.built:
+            self._set_flags_of_kernel()
 
     @property
     def kernel_trainable(self) -> bool:
         """Whether kernel, bias and activation are trained, or the similarity alone."""
-        if self.built and self.trainable:
-            return self.kernel.trainable
         return self._kernel_trainable
 
     @kernel_trainable.setter
     def kernel_trainable(self, value: bool) -> None:
-        self._kernel_trainable = validation.boolean(value, "kernel_trainable")
+        self._kernel_trainable = value
         if self.built:
-            self._apply_kernel_trainable()
+            self._set_flags_of_kernel()
 
-    def _apply_kernel_trainable(self) -> None:
+    def _set_flags_of_kernel(self) -> None:
         for part in (self.kernel, self.bias, self.activation):
             if isinstance(part, (keras.Variable, keras.layers.Layer)):
-                part.trainable = self._kernel_trainable and self.trainable
+                part.trainable = self.kernel_trainable and self.trainable
 
     def get_config(self) -> dict[str, Any]:
         own = rewiring.arguments_of(self, NeuralSimilarity)
@@ -211,3 +563,8 @@ class NeuralSimilarity(bilinear_form.WithSimilarity, FloatKernel):
             # then a loaded model would have two of them.
             own["predictor"]["shared_object_id"] = id(self.predictor)
         return {**super().get_config(), **own}
+
+
+def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:
+    """Returns the `M` of each kernel in a layer, including its cells."""
+    return [each for each in rewiring.sublayers(layer) if isinstance(each, BilinearForm)]

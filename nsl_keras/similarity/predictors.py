@@ -222,7 +222,6 @@ class SimilarityPredictor:
         sizes = self.output_kernel_size
         for each in sizes if isinstance(sizes, (tuple, list)) else [sizes]:
             validation.optional(validation.positive_integer, each, "output_kernel_size")
-        validation.boolean(self.pooled, "pooled")
         wanted = self.batch_normalization
         if not isinstance(wanted, (bool, dict, type(None))) or (
             isinstance(wanted, dict) and SET_BY_RECIPE & wanted.keys()
@@ -232,7 +231,6 @@ class SimilarityPredictor:
                 f"{', '.join(sorted(SET_BY_RECIPE))}, which the recipe sets. "
                 f"Received: batch_normalization={wanted!r}"
             )
-        validation.boolean(self.residual, "residual")
         validation.one_of(self.start, STARTS, "start")
 
     def network(self, context: LayerContext) -> keras.Sequential:

@@ -17,7 +17,7 @@ from keras import ops
 from nsl_keras import rewiring, similarities, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
-from nsl_keras.similarity.bilinear_form import BilinearForm, WithSimilarity
+from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
 
 #: Default of the recurrent arguments: the value for the input kernel.
 SAME = "same"
@@ -32,75 +32,61 @@ class SimilarityCell(WithSimilarity):
         self,
         *args: Any,
         similarity: Any = "diagonal",
-        recurrent_similarity: Any = SAME,
-        block_size: int | None = None,
-        recurrent_block_size: int | str | None = SAME,
-        similarity_initializer: Any = "identity",
-        similarity_regularizer: Any = None,
-        similarity_constraint: Any = None,
         predictor: Any = None,
+        block_size: int | None = None,
+        recurrent_similarity: Any = SAME,
         recurrent_predictor: Any = SAME,
+        recurrent_block_size: int | str | None = SAME,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if recurrent_similarity == SAME:
-            recurrent_similarity = similarity
-        if recurrent_block_size == SAME:
-            recurrent_block_size = block_size
-        if similarity is None and recurrent_similarity is None:
-            raise ValueError(
-                "`similarity` and `recurrent_similarity` must not both be None. "
-                "Received: similarity=None, recurrent_similarity=None"
-            )
         self.similarity = validation.optional(similarities.get, similarity)
-        self.recurrent_similarity = validation.optional(
-            similarities.get, recurrent_similarity
-        )
-        self.block_size = block_size
-        self.recurrent_block_size = validation.optional(
-            validation.positive_integer, recurrent_block_size, "recurrent_block_size"
-        )
-        self.similarity_initializer = keras.initializers.get(similarity_initializer)
-        self.similarity_regularizer = keras.regularizers.get(similarity_regularizer)
-        self.similarity_constraint = keras.constraints.get(similarity_constraint)
         self.predictor = _without_state(predictor)
+        self.block_size = block_size
+        self.recurrent_similarity = (
+            self.similarity
+            if recurrent_similarity == SAME
+            else validation.optional(similarities.get, recurrent_similarity)
+        )
         self.recurrent_predictor = (
             self.predictor
             if recurrent_predictor == SAME
             else _without_state(recurrent_predictor)
         )
+        if recurrent_block_size == SAME:
+            recurrent_block_size = block_size
+        self.recurrent_block_size = validation.optional(
+            validation.positive_integer, recurrent_block_size, "recurrent_block_size"
+        )
+        if self.similarity is None and self.recurrent_similarity is None:
+            raise ValueError(
+                "`similarity` and `recurrent_similarity` must not both be None. "
+                "Received: similarity=None, recurrent_similarity=None"
+            )
         self.input_form = self._form("")
         self.state_form = self._form("recurrent_")
 
-    def _form(self, prefix: str) -> Any:
-        similarity = getattr(self, f"{prefix}similarity")
-        predictor = getattr(self, f"{prefix}predictor")
+    def _form(self, prefix: str) -> BilinearForm | None:
+        names = ("similarity", "predictor", "block_size")
+        similarity, predictor, size = (getattr(self, prefix + name) for name in names)
         if similarity is None:
             return None
-        of_static: dict[str, Any] = {
-            "similarity_initializer": self.similarity_initializer,
-            "similarity_regularizer": self.similarity_regularizer,
-            "similarity_constraint": self.similarity_constraint,
-        }
-        pairs = (
-            (self.similarity, self.predictor),
-            (self.recurrent_similarity, self.recurrent_predictor),
-        )
-        has_static = any(one is not None and other is None for one, other in pairs)
-        if predictor is not None and has_static:
-            of_static = {}
-        # A cell runs in a loop, which no loss of a step can leave.
-        elif predictor is not None and self.similarity_regularizer is not None:
+        if similarity.learn_shape or similarity.shared_by != "layer":
             raise ValueError(
-                "`similarity_regularizer` of a recurrent cell applies to a static "
-                "similarity and must be left out with a predictor. "
-                f"Received: similarity_regularizer={self.similarity_regularizer}"
+                "`learn_shape` and `shared_by` of a similarity must be left out in a "
+                f"recurrent cell. Received: learn_shape={similarity.learn_shape}, "
+                f"shared_by={similarity.shared_by!r}"
+            )
+        # A cell runs in a loop, which no loss of a step can leave.
+        if predictor is not None and similarity.regularizer is not None:
+            raise ValueError(
+                "`regularizer` of a similarity must be left out with a predictor in a "
+                f"recurrent cell. Received: regularizer={similarity.regularizer}"
             )
         return BilinearForm(
             similarity,
-            predictor=predictor,
-            **of_static,
-            block_size=getattr(self, f"{prefix}block_size"),
+            predictor,
+            size,
             dtype=self.dtype_policy,
             name=f"{prefix}similarity",
         )
@@ -226,14 +212,11 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     Args:
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
         similarity: Similarity of `W`, or `None` for none.
-        recurrent_similarity: Similarity of `R`, `None` for none, `"same"` as `similarity`.
-        block_size: int that divides the input's features, or `None`.
-        recurrent_block_size: int that divides `units`, `None`, or `"same"`.
-        similarity_initializer: Initializer of the static blocks.
-        similarity_regularizer: Regularizer of the static blocks.
-        similarity_constraint: Constraint on the static similarities' parameters.
         predictor: Predictor of `M_x`, without batch norms; `None` for a static one.
+        block_size: int that divides the input's features, or `None`.
+        recurrent_similarity: Similarity of `R`, `None` for none, `"same"` as `similarity`.
         recurrent_predictor: Predictor of `M_h`, `None`, or `"same"` as `predictor`.
+        recurrent_block_size: int that divides `units`, `None`, or `"same"`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -247,8 +230,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: See `NeuralSimilarityDense`; if both similarities are `None`, or for a
-            predictor with batch norms.
+        ValueError: See `NeuralSimilarityDense`; if both similarities are `None`, for a
+            predictor with batch norms, and for a similarity with `learn_shape`,
+            `shared_by` or, beside a predictor, a `regularizer`.
 
     Example:
 

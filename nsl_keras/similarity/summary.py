@@ -13,8 +13,8 @@ import numpy as np
 
 from nsl_keras import rewiring
 from nsl_keras.similarities import Diagonal
-from nsl_keras.similarity.bilinear_form import similarities_of
 from nsl_keras.similarity.folding import is_foldable
+from nsl_keras.similarity.neural_similarity import similarities_of
 
 _TITLES = (
     *("Layer", "Kind", "Similarity", "Parameters"),

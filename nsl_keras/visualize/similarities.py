@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras.similarities import Diagonal
-from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.visualize import figures
 
 #: The maximum of panels in a row, and of entries in a panel with numbers.
@@ -105,7 +105,7 @@ def _panels_of(part: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
                 panels.append(
                     ("M[t, u]: t down, u right", matrix, matrix - np.eye(len(matrix)))
                 )
-    if part.learn_shape:
+    if part.similarity.learn_shape:
         shape = _on_taps(ops.convert_to_numpy(part.learned_shape), part)
         panels.append(("taps that are kept", shape, shape - 1))
     return panels

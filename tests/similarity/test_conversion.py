@@ -21,7 +21,7 @@ from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, convert_batch_norms, fold, summary
-from nsl_keras.similarity.bilinear_form import similarities_of
+from nsl_keras.similarity.neural_similarity import similarities_of
 
 
 def convolutional():
@@ -107,7 +107,7 @@ UNCONSTRAINED = {"similarity": "unconstrained"}
     ("names", "options"),
     [
         (ALL, {}),
-        (ALL, {**UNCONSTRAINED, "learn_shape": True}),
+        (ALL, {"similarity": similarities.Unconstrained(learn_shape=True)}),
         (["first", "second"], {"similarity": "full"}),
         (["pointwise", "second"], {"layers": ("second", "pointwise")}),
         (["depthwise"], {"layers": lambda layer: layer.name == "depthwise"}),
@@ -265,9 +265,7 @@ CHOOSE = r"`layers` must choose one or more of the layers that can be converted:
         (error_of(layers=["first", "norm"]), rf"{CHOOSE}.*\['first', 'norm'\]"),
         (error_of(layers=lambda layer: False), CHOOSE),
         (error_of(layers=["depthwise"], similarity="full"), f"{CHOOSE}'first', 'pointw"),
-        (error_of(freeze_backbone="no"), "`freeze_backbone` must be True or False"),
         (error_of(predictor="tree"), "`predictor` must be None"),
-        (error_of(foo=1), "foo"),
     ],
 )
 def test_errors(call, message, plain):
@@ -304,8 +302,9 @@ def test_changed_outputs_are_warned_about(layer, options):
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])
 def test_training_changes_the_similarities_alone(predictor, plain):
-    options = {} if predictor else {"similarity_regularizer": keras.regularizers.L1(0.5)}
-    model = add_similarity(plain, predictor=predictor, **options)
+    regularizer = None if predictor else keras.regularizers.L1(0.5)
+    similarity = similarities.Diagonal(regularizer=regularizer)
+    model = add_similarity(plain, similarity, predictor)
     if predictor is None:
         assert trainable_names(model) == ["similarity"] * 3
         penalty = sum(float(loss) for loss in model.losses)
@@ -319,8 +318,8 @@ def test_training_changes_the_similarities_alone(predictor, plain):
         assert np.all(np.isfinite(as_numpy(variable.value)))
         if id(variable) in new or "bilinear_form" not in variable.path:
             assert changed == (id(variable) in new), variable.path
-    model.trainable = False
-    model.trainable = True
+    for layer in model.layers:
+        layer.trainable = layer.kernel_trainable = True
     assert len(model.trainable_variables) == len(new) + len(plain.trainable_variables)
 
 

@@ -26,6 +26,7 @@ from similarity_layers import (
 
 from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.similarities import Diagonal, Unconstrained
 
 each_layer = pytest.mark.parametrize("name", FAMILY)
 one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
@@ -252,11 +253,11 @@ def test_fold_computes_the_same(name, dtype):
         *([{"kernel_size": 2, "groups": 2}] if name == "conv2d" else []),
         *([{"kernel_size": 4, "padding": "causal"}] if member.rank == 1 else []),
     ]:
-        options = {"activation": "tanh", "learn_shape": "strides" in geometry}
+        similarity = Unconstrained(learn_shape="strides" in geometry)
         layer = member.make_built(
-            similarity="unconstrained", dtype=dtype, **geometry, **options
+            similarity=similarity, dtype=dtype, activation="tanh", **geometry
         )
-        if layer.learn_shape:
+        if similarity.learn_shape:
             layer.bilinear_form.shape_parameters.assign(
                 np.linspace(0.8, 0.3, layer.bilinear_form.taps)
             )
@@ -325,12 +326,12 @@ ERRORS = [
     ),
     ({"predictor": np.ones(3)}, "`predictor` must be None, .*predictor=array"),
     (
-        {"similarity_constraint": "non_neg", **DYNAMIC},
-        r"`similarity_constraint` .* must be left out with a predictor.*NonNeg",
+        {"similarity": Diagonal(constraint="non_neg"), **DYNAMIC},
+        r"`initializer` and `constraint` .* must be left out with a predictor.*NonNeg",
     ),
     (
-        {"similarity_initializer": "glorot_uniform", **DYNAMIC},
-        r"`similarity_initializer` .* must be left out with a predictor.*Glorot",
+        {"similarity": Diagonal(initializer="glorot_uniform"), **DYNAMIC},
+        r"`initializer` and `constraint` .* must be left out with a predictor.*Glorot",
     ),
     (
         {"similarity": "sparse", **DYNAMIC},
@@ -396,8 +397,6 @@ def test_any_layer_is_a_predictor_with_parameters_at_each_position():
     for dtype in ("float32", "mixed_bfloat16"):
         options = {"padding": "same", "predictor": ByCall(dtype=dtype), "dtype": dtype}
         assert NeuralSimilarityConv2D(4, 3, **options)(images).shape == (1, 6, 7, 4)
-    with pytest.raises(ValueError, match=r"at each position, \(4, 5\), or at one"):
-        NeuralSimilarityConv2D(4, 3, predictor=ByCall())(images)
 
 
 def test_error_of_integer_images():

@@ -18,6 +18,7 @@ from similarity_layers import (
     to_matrix,
 )
 
+from nsl_keras import similarities
 from nsl_keras.layers import NeuralSimilarityDense, SphereDense
 
 FEATURES, UNITS = 12, 5
@@ -34,7 +35,8 @@ def inputs(dtype="float32"):
 
 def made(similarity, **options):
     """A built layer with random weights."""
-    layer = NeuralSimilarityDense(UNITS, similarity=SIMILARITIES[similarity], **options)
+    similarity = SIMILARITIES.get(similarity, similarity)
+    layer = NeuralSimilarityDense(UNITS, similarity=similarity, **options)
     layer.build((None, None, FEATURES))
     randomize(layer)
     return layer
@@ -74,7 +76,8 @@ def test_static_formula(similarity, block_size, dtype):
 
 @pytest.mark.parametrize("predictor", [None, "cnn"])
 def test_learned_shape_masks_features_of_every_block(predictor):
-    layer = made("unconstrained", block_size=4, learn_shape=True, predictor=predictor)
+    shaped = similarities.Unconstrained(learn_shape=True)
+    layer = made(shaped, block_size=4, predictor=predictor)
     layer.bilinear_form.shape_parameters.assign([1.0, 0.4, 0.6, 0.0])
     masked = made("unconstrained", block_size=4, predictor=predictor)
     weights = {variable.path.partition("/")[2]: variable for variable in layer.weights}

@@ -61,7 +61,7 @@ def test_authors_attention(dtype):
     # The authors' L2 of 5e-4 counts half the squares.
     layer = GlobalNeuralSimilarity2D(
         similarity="softmax_attention",
-        similarity_regularizer=lambda kernel: 2.5e-4 * ops.sum(ops.square(kernel)),
+        regularizer=lambda kernel: 2.5e-4 * ops.sum(ops.square(kernel)),
         dtype=dtype,
     )
     layer.build(golden["in.x"].shape)
@@ -113,9 +113,7 @@ def test_is_its_matrix_times_the_feature_map(similarity, sphere):
     ],
 )
 def test_weights_penalties_and_start(similarity, arguments, shapes):
-    layer = GlobalNeuralSimilarity2D(
-        similarity=similarity, similarity_regularizer="l2", **arguments
-    )
+    layer = GlobalNeuralSimilarity2D(similarity=similarity, regularizer="l2", **arguments)
     layer.build(IMAGES.shape)
     assert [tuple(weight.shape) for weight in layer.weights] == shapes
     assert len(layer.losses) == len([shape for shape in shapes if shape])

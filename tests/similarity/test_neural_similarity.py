@@ -13,14 +13,17 @@ from similarity_layers import (
     assert_equal,
     predicted_matrix,
     static_matrix,
+    with_arguments,
 )
 
+from nsl_keras import similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
 RNG = np.random.default_rng(6)
 one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
 # A layer whose similarity is learned, and one whose similarity is predicted.
+SHAPED = similarities.Diagonal(learn_shape=True)
 each_predictor = pytest.mark.parametrize("predictor", [None, "sphere"])
 
 
@@ -56,15 +59,16 @@ def test_every_similarity_is_built_and_trained_by_fit(similarity, jit_compile):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_similarity_initializer_is_the_matrix(dtype):
+def test_initializer_is_the_matrix(dtype):
     member = FAMILY["conv2d"]
     matrix = RNG.normal(size=(4, 4))
     matrix = matrix @ matrix.T
     for similarity in ("unconstrained", "symmetric", "positive_semidefinite", "diagonal"):
         layer = member.make(
             kernel_size=2,
-            similarity=similarity,
-            similarity_initializer=keras.initializers.Constant(matrix),
+            similarity=with_arguments(
+                similarity, initializer=keras.initializers.Constant(matrix)
+            ),
             dtype=dtype,
         )
         layer.build(member.inputs.shape)
@@ -72,22 +76,26 @@ def test_similarity_initializer_is_the_matrix(dtype):
         assert_close(layer.similarity_matrix, expected, TOLERANCES[dtype])
 
 
-def test_similarity_initializer_by_name_and_as_a_function():
+def test_initializer_by_name_and_as_a_function():
     def authors(shape, dtype):  # Only the taps on the kernel's own diagonal are live.
         return ops.diag(ops.reshape(ops.eye(3, dtype=dtype), (-1,)))
 
-    options = {"similarity": "unconstrained", "similarity_initializer": "orthogonal"}
-    layer = NeuralSimilarityConv2D(6, 3, **options)
+    orthogonal = similarities.Unconstrained(initializer="orthogonal")
+    layer = NeuralSimilarityConv2D(6, 3, similarity=orthogonal)
     layer.build((None, 9, 8, 4))
     matrix = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(9), atol=1e-5)
-    layer = NeuralSimilarityConv2D(6, 3, similarity_initializer=authors)
+    layer = NeuralSimilarityConv2D(
+        6, 3, similarity=similarities.Diagonal(initializer=authors)
+    )
     layer.build((None, 9, 8, 4))
     assert_equal(layer.bilinear_form.similarity_parameters, np.eye(3).reshape(-1))
 
 
 def test_constraint():
-    layer = FAMILY["conv2d"].make_built(similarity_constraint="non_neg")
+    layer = FAMILY["conv2d"].make_built(
+        similarity=similarities.Diagonal(constraint="non_neg")
+    )
     constraint = layer.bilinear_form.similarity_parameters.constraint
     assert isinstance(constraint, keras.constraints.NonNeg)
 
@@ -103,7 +111,7 @@ def trained_names(layer):
 def test_kernel_trainable_can_be_set_at_any_time(when):
     member = FAMILY["conv2d"]
     layer = member.make(
-        kernel_size=2, kernel_trainable=when != "construction", learn_shape=True
+        kernel_size=2, kernel_trainable=when != "construction", similarity=SHAPED
     )
     if when == "before_build":
         layer.kernel_trainable = False
@@ -125,24 +133,23 @@ def test_the_arguments_of_a_layer_cannot_be_replaced(predictor):
         layer.similarity = "symmetric"
 
 
-def test_model_trainable_thaws_the_kernel():
+@pytest.mark.parametrize("value", [False, True])
+def test_kernel_trainable_outlives_trainable_copies_and_files(value, tmp_path):
     member = FAMILY["conv2d"]
-    layer = member.make(kernel_size=2, kernel_trainable=False)
+    layer = member.make(kernel_size=2)
     model = keras.Sequential([keras.Input(member.inputs.shape[1:]), layer])
-    assert len(model.trainable_variables) == 1
+    layer.kernel_trainable = value
+    expected = sorted(trained_names(layer))
+    assert len(expected) == (3 if value else 1)
     model.trainable = False
     assert model.trainable_variables == []
-    # Frozen as a whole: what was asked for stays asked for.
-    assert layer.kernel_trainable is False
-    assert layer.get_config()["kernel_trainable"] is False
-    model.trainable = True
-    assert len(model.trainable_variables) == 3
-    assert layer.kernel_trainable is True
-    assert layer.get_config()["kernel_trainable"] is True
-    # Frozen again, the layer remembers that its kernel was trained.
-    model.trainable = False
-    assert layer.kernel_trainable is True
-    assert layer.get_config()["kernel_trainable"] is True
+    model.save(tmp_path / "frozen.keras")
+    loaded = keras.saving.load_model(tmp_path / "frozen.keras")
+    for each in (model, loaded, keras.models.clone_model(model)):
+        each.trainable = False  # Keras passes on changes alone.
+        each.trainable = True
+        assert each.layers[0].kernel_trainable is value
+        assert sorted(trained_names(each)) == expected
 
 
 @each_predictor
@@ -150,7 +157,9 @@ def test_model_trainable_thaws_the_kernel():
 def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_path):
     member = FAMILY[name]
     layer = member.make(
-        kernel_size=2, predictor=predictor, learn_shape=True, shape_threshold=0.4
+        kernel_size=2,
+        predictor=predictor,
+        similarity=similarities.Diagonal(learn_shape=True, shape_threshold=0.4),
     )
     model = keras.Sequential([keras.Input(member.inputs.shape[1:]), layer])
     layer.kernel_trainable = False
@@ -171,12 +180,12 @@ def test_frozen_kernel_and_learned_shape_go_through_a_file(name, predictor, tmp_
 # The kernel's shape learned with the similarity: `D M`, Eqs. (4) and (5).
 
 
-def make_shaped(name, predictor=None, dtype="float32", **options):
+def make_shaped(name, predictor=None, dtype="float32", similarity="diagonal", **options):
     """A layer with random weights whose shape is still the whole kernel."""
     layer = FAMILY[name].make_built(
         **{"kernel_size": 2, "padding": "same", **options},
         predictor=predictor,
-        learn_shape=True,
+        similarity=with_arguments(similarity, learn_shape=True),
         dtype=dtype,
     )
     drop(layer)
@@ -191,7 +200,8 @@ def drop(layer, *taps):
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_shape_is_boolean_above_the_threshold(threshold):
-    layer = NeuralSimilarityConv2D(2, (2, 3), learn_shape=True, shape_threshold=threshold)
+    shaped = similarities.Diagonal(learn_shape=True, shape_threshold=threshold)
+    layer = NeuralSimilarityConv2D(2, (2, 3), similarity=shaped)
     layer.build((None, 5, 5, 2))
     assert_equal(layer.learned_shape, np.ones(6))
     real = np.array([1.0, threshold, threshold + 0.01, threshold - 0.01, -2, 7])
@@ -213,7 +223,7 @@ def test_shape_is_boolean_above_the_threshold(threshold):
 )
 def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
     member, dtype = FAMILY[name], DTYPES[0]
-    layer = make_shaped(name, similarity=SIMILARITIES[similarity], dtype=dtype)
+    layer = make_shaped(name, similarity=similarity, dtype=dtype)
     whole = ops.convert_to_numpy(layer.equivalent_kernel)
     drop(layer, 0)
     shape = np.ones(layer.bilinear_form.taps)
@@ -234,7 +244,7 @@ def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
 def test_dynamic_layer_masks_the_rows_of_every_matrix(name, similarity):
     member, dtype = FAMILY[name], DTYPES[0]
     predictor = SimilarityPredictor("sphere", downsampling=1)
-    layer = make_shaped(name, predictor, dtype, similarity=SIMILARITIES[similarity])
+    layer = make_shaped(name, predictor, dtype, similarity)
     drop(layer, 1)
     inputs = member.tensor(dtype)
     rows = np.where(np.arange(layer.bilinear_form.taps) == 1, 0, 1)[:, None]
@@ -270,12 +280,11 @@ def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
 
 
 def test_errors_of_the_learned_shape():
-    for options, message in (
-        ({}, r"`learned_shape` needs `learn_shape=True`"),
-        ({"learn_shape": True}, r"`learned_shape` needs a built"),
-        ({"shape_threshold": 1.0}, r"`shape_threshold` must be a number in"),
-        ({"learn_shape": "yes"}, r"`learn_shape` must be True or False"),
-        ({"kernel_trainable": 1}, r"`kernel_trainable` must be True or False"),
+    for similarity, message in (
+        ("diagonal", r"`learned_shape` needs a similarity with `learn_shape=True`"),
+        (SHAPED, r"`learned_shape` needs a built"),
     ):
         with pytest.raises(ValueError, match=message):
-            FAMILY["conv2d"].make(kernel_size=2, **options).learned_shape  # noqa: B018
+            FAMILY["conv2d"].make(kernel_size=2, similarity=similarity).learned_shape  # noqa: B018
+    with pytest.raises(ValueError, match=r"`shape_threshold` must be a number in"):
+        similarities.Diagonal(shape_threshold=1.0)

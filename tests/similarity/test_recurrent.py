@@ -16,7 +16,7 @@ from similarity_layers import (
     values,
 )
 
-from nsl_keras import layers, rewiring
+from nsl_keras import layers, rewiring, similarities
 from nsl_keras.convert import fold
 
 BATCH, STEPS, FEATURES, UNITS = 5, 4, 6, 4
@@ -192,18 +192,16 @@ def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
 
 
 def test_arguments_reach_both_similarities():
-    cell = built(
-        "gru",
-        similarity="unconstrained",
-        similarity_initializer=keras.initializers.Identity(0.5),
-        similarity_regularizer=keras.regularizers.L1(0.1),
-        similarity_constraint="non_neg",
+    half = keras.initializers.Identity(0.5)
+    similarity = similarities.Unconstrained(
+        initializer=half, regularizer="l1", constraint="non_neg"
     )
+    cell = built("gru", similarity=similarity)
     assert len(keras.layers.RNN(cell).losses) == 2
     for part in (cell.input_form, cell.state_form):
         constraint = part.similarity_parameters.constraint
         assert isinstance(constraint, keras.constraints.NonNeg)
-    fresh = made("gru", similarity_initializer=keras.initializers.Identity(0.5))
+    fresh = made("gru", similarity=similarities.Diagonal(initializer=half))
     fresh.build((None, FEATURES))
     assert_equal(fresh.input_form.similarity_matrix, 0.5 * np.eye(FEATURES))
     assert_equal(fresh.state_form.similarity_matrix, 0.5 * np.eye(UNITS))
@@ -299,7 +297,17 @@ def test_layers_pass_functions_on():
     ("options", "message"),
     [
         ({"similarity": None}, "`similarity` and `recurrent_similarity` must not both"),
-        ({"predictor": "cnn", "similarity_regularizer": "l1"}, "must be left out with a"),
+        (
+            {"predictor": "cnn", "similarity": similarities.Diagonal(regularizer="l1")},
+            "`regularizer` of a similarity must be left out with a predictor",
+        ),
+        *(
+            ({"recurrent_similarity": each}, "`learn_shape` and `shared_by` of a simil")
+            for each in (
+                similarities.Diagonal(learn_shape=True),
+                similarities.Diagonal(shared_by=2),
+            )
+        ),
         ({"similarity": "full"}, "`similarity` must be shared"),
         ({"block_size": 4}, "`block_size` must divide .*4, 6 features"),
         ({"recurrent_block_size": 3}, "`block_size` must divide .*3, 4 feat"),
@@ -315,13 +323,16 @@ def test_errors(options, message):
         made("gru", **options).build((None, FEATURES))
 
 
-def test_arguments_of_static_blocks_apply_beside_a_predicted_one():
-    options = {"similarity_regularizer": "l2", "similarity_constraint": "non_neg"}
-    layer = built("gru", recurrent_predictor="sphere", **options)
-    (parameters,) = (each for each in layer.weights if each.name == "similarity")
-    assert parameters.constraint is not None and len(layer.losses) == 1
-    layer = built("gru", predictor="sphere", recurrent_predictor=None, **options)
-    assert len(layer.losses) == 1
+def test_a_static_similarity_beside_a_predicted_one():
+    static = similarities.Diagonal(regularizer="l2", constraint="non_neg")
+    for options in (
+        {"similarity": static, "recurrent_similarity": "diagonal"},
+        {"recurrent_similarity": static, "predictor": "sphere"},
+    ):
+        predictors = {"recurrent_predictor": None if "predictor" in options else "sphere"}
+        layer = built("gru", **options, **predictors)
+        (parameters,) = (each for each in layer.weights if each.name == "similarity")
+        assert parameters.constraint is not None and len(layer.losses) == 1
 
 
 def test_a_custom_predictor_of_both_kernels_stays_one_layer():

@@ -13,6 +13,7 @@ from similarity_layers import (
     assert_equal,
     randomize,
     to_matrix,
+    with_arguments,
 )
 
 from nsl_keras import layers
@@ -20,7 +21,6 @@ from nsl_keras.convert import add_similarity, fold
 from nsl_keras.visualize import plot_similarities
 
 INPUTS = np.random.default_rng(5).normal(size=(2, 5, 5, 4))
-DENSE = {"block_size": 2, "similarity": "unconstrained"}
 #: Layers, and the number of `M` for each `shared_by`.
 LAYERS = {
     "conv2d": (lambda **o: layers.NeuralSimilarityConv2D(6, (2, 3), **o), 6, 4),
@@ -31,13 +31,14 @@ LAYERS = {
         4,
     ),
     "transpose": (lambda **o: layers.NeuralSimilarityConv2DTranspose(6, 2, **o), 6, 4),
-    "dense": (lambda **o: layers.NeuralSimilarityDense(6, **{**DENSE, **o}), 6, 2),
+    "dense": (lambda **o: layers.NeuralSimilarityDense(6, block_size=2, **o), 6, 2),
 }
 
 
-def built(name, **options):
-    """A layer with random weights."""
-    layer = LAYERS[name][0](dtype=DTYPES[0], **options)
+def built(name, similarity="unconstrained", predictor=None, **arguments):
+    """A layer with random weights; arguments are those of the similarity."""
+    similarity = with_arguments(similarity, **arguments)
+    layer = LAYERS[name][0](similarity=similarity, predictor=predictor, dtype=DTYPES[0])
     layer.build(INPUTS.shape)
     randomize(layer)
     return layer
@@ -59,10 +60,10 @@ def looped(name, layer, matrices):
     result = np.zeros(kernel.shape)
     for first, second in np.ndindex(kernel.shape[1:]):
         channel, filter_ = (second, first) if name == "transpose" else (first, second)
-        if layer.shared_by == "filter":
+        if layer.similarity.shared_by == "filter":
             number = filter_ + (3 * channel if name == "depthwise" else 0)
         else:
-            number = channel // layer.shared_by
+            number = channel // layer.similarity.shared_by
         result[:, first, second] = matrices[number].T @ kernel[:, first, second]
     return (result.swapaxes(0, 1) if name == "dense" else result).reshape(shape)
 
@@ -70,7 +71,7 @@ def looped(name, layer, matrices):
 @pytest.mark.parametrize("shared_by", ["filter", 1, 2])
 @pytest.mark.parametrize("name", LAYERS)
 def test_equals_the_loop_and_folds(name, shared_by):
-    layer = built(name, shared_by=shared_by, similarity="unconstrained")
+    layer = built(name, shared_by=shared_by)
     _, filters, channels = LAYERS[name]
     count = filters if shared_by == "filter" else channels // shared_by
     matrices = ops.convert_to_numpy(layer.similarity_matrix)
@@ -137,7 +138,7 @@ def test_conversion():
         ]
     )
     images = np.random.default_rng(1).normal(size=(2, 9, 9, 3)).astype("float32")
-    model = add_similarity(plain, "sparse", shared_by="filter")
+    model = add_similarity(plain, with_arguments("sparse", shared_by="filter"))
     assert_close(model(images), plain(images), 1e-6)
     randomize(model)
     folded = fold(model)

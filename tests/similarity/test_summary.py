@@ -7,6 +7,7 @@ from keras import ops
 
 from nsl_keras import layers, predictors
 from nsl_keras.convert import add_similarity, fold, summary
+from nsl_keras.similarities import Unconstrained
 
 # 9 taps, 4 channels, 6 filters, 64 positions of an 8x8 image; an LSTM cell on 7 steps.
 PLAIN = 64 * 9 * 4 * 6
@@ -134,7 +135,7 @@ def test_totals_are_those_of_the_plain_network():
     )
     plain(ops.ones((1, 9, 9, 3)))
     expected = summary(plain)
-    result = summary(add_similarity(plain, "unconstrained", learn_shape=True))
+    result = summary(add_similarity(plain, Unconstrained(learn_shape=True)))
     assert result.multiply_adds == expected.multiply_adds == expected.plain_multiply_adds
     assert result.parameters - result.similarity_parameters == expected.parameters
     assert result.similarity_parameters == (81 + 9) + (9 + 3) + (16 + 4)

@@ -88,7 +88,7 @@ def test_dynamic_equals_the_loop(geometry):
 
 
 STATIC = [
-    {"similarity": "diagonal", "learn_shape": True},
+    {"similarity": similarities.Diagonal(learn_shape=True)},
     {"similarity": "positive_semidefinite"},
 ]
 RECIPES = [{"downsampling": 2}, {"pooled": True}]
@@ -99,7 +99,7 @@ def test_other_similarities_equal_the_loop(options):
     if "similarity" in options:
         layer = built(**options)
         matrices = ops.convert_to_numpy(layer.similarity_matrix)
-        if layer.learn_shape:
+        if layer.similarity.learn_shape:
             matrices = np.diag(ops.convert_to_numpy(layer.learned_shape)) @ matrices
     else:
         layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))

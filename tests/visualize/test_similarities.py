@@ -8,7 +8,7 @@ from keras import ops
 from pictures import drawn, written
 
 import nsl_keras
-from nsl_keras import visualize
+from nsl_keras import similarities, visualize
 
 RNG = np.random.default_rng(3)
 IMAGE = RNG.random((8, 9, 1)).astype("float32")
@@ -52,9 +52,10 @@ def test_masks_and_matrices(tmp_path):
 
 
 def test_learned_kernel_shapes():
+    shaped = similarities.Diagonal(learn_shape=True)
     model = stack(
-        convolution(learn_shape=True, name="static"),
-        convolution(learn_shape=True, predictor="cnn", name="dynamic"),
+        convolution(similarity=shaped, name="static"),
+        convolution(similarity=shaped, predictor="cnn", name="dynamic"),
     )
     dynamic = model.get_layer("dynamic")
     dynamic.bilinear_form.shape_parameters.assign([1.0, 0.2, 1.0, 0.9, 0.5, 1.3])
