@@ -12,7 +12,7 @@ import numpy as np
 from experiments.common.data import ImageData, Split
 from nsl_keras import MetaNeighborhoodModel
 from nsl_keras.visualize import figures
-from nsl_keras.visualize.reading import attention_of
+from nsl_keras.visualize.figures import attention_of
 
 #: The paper names neither the number of neighbors nor the metric; here it is the cosine.
 NEAREST = 5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 
 from nsl_keras import backbones
-from nsl_keras.backbones.units import Factory, Units, he_normal, height_and_width
+from nsl_keras.backbones import Factory, Units, he_normal, height_and_width
 from nsl_keras.layers import BatchNormalization
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from nsl_keras.backbones.units import FAST_BATCH_NORMALIZATION, Factory, Units
+from nsl_keras.backbones import FAST_BATCH_NORMALIZATION, Factory, Units
 
 
 def densenet_bc(

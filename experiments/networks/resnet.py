@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 
-from nsl_keras.backbones.units import (
+from nsl_keras.backbones import (
     FAST_BATCH_NORMALIZATION,
     Factory,
     Units,
@@ -62,41 +62,54 @@ def resnet_v2(
     return keras.Model(inputs, outputs, name=f"resnet_v2_{depth}")
 
 
-def resnet18(
+def resnet_v1(
+    depth: int,
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     classes: int | None = 1000,
     convolution: Factory = keras.layers.Conv2D,
     filters: Sequence[int] = (64, 128, 256, 512),
     batch_normalization: Factory = BatchNormalization,
 ) -> keras.Model:
-    """The post-activation ResNet-18 (He et al., 2016): 11,689,512 parameters.
+    """The post-activation ResNet-18 or ResNet-50 (He et al., 2016) for ImageNet.
+
+    They have 11,689,512 and 25,557,032 parameters. The first 1x1 convolution of a block of
+    ResNet-50 has the stride, as in `keras.applications.ResNet50`, whose convolutions have a
+    bias besides.
 
     `convolution` makes the 3x3 convolutions and the 7x7 one; the first of `filters` is also
     that of the 7x7. A shared predictor has one kernel size: return a `keras.layers.Conv2D`
     for kernel size 7. With similarity: the authors' response to the reviews, Table 2.
     """
-    return _resnet_v1(
-        Units(convolution, batch_normalization),
-        *(_basic_block, (2, 2, 2, 2), input_shape, classes, filters, "resnet18"),
-    )
-
-
-def resnet50(
-    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
-    classes: int | None = 1000,
-    convolution: Factory = keras.layers.Conv2D,
-    filters: Sequence[int] = (64, 128, 256, 512),
-    batch_normalization: Factory = BatchNormalization,
-) -> keras.Model:
-    """As `resnet18`, of bottleneck blocks: 25,557,032 parameters.
-
-    The first 1x1 has the stride, as in `keras.applications.ResNet50`, whose convolutions
-    have a bias besides.
-    """
-    return _resnet_v1(
-        Units(convolution, batch_normalization),
-        *(_bottleneck_block, (3, 4, 6, 3), input_shape, classes, filters, "resnet50"),
-    )
+    block, counts = {
+        18: (_basic_block, (2, 2, 2, 2)),
+        50: (_bottleneck_block, (3, 4, 6, 3)),
+    }[depth]
+    layers = Units(convolution, batch_normalization)
+    inputs = keras.Input(input_shape)
+    outputs = _unit(layers, inputs, filters[0], 7, stride=2, name="root")
+    # Zeros are as good as -inf after a ReLU.
+    outputs = keras.layers.ZeroPadding2D(1, name="root_pool_padding")(outputs)
+    outputs = keras.layers.MaxPooling2D(3, strides=2, name="root_pool")(outputs)
+    channels = filters[0]
+    for stage, (count, width) in enumerate(zip(counts, filters, strict=True)):
+        for index in range(count):
+            at = f"stage_{stage}_block_{index}"
+            stride = 2 if stage > 0 and index == 0 else 1
+            branch, branch_channels = block(layers, outputs, width, stride, name=at)
+            if stride > 1 or branch_channels != channels:
+                outputs = layers.convolve(
+                    outputs, branch_channels, 1, f"{at}_shortcut", strides=stride
+                )
+                outputs = layers.normalize(outputs, f"{at}_shortcut")
+            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
+            outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
+            channels = branch_channels
+    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
+    if classes is not None:
+        outputs = keras.layers.Dense(
+            classes, kernel_initializer=he_normal(), name="classifier"
+        )(outputs)
+    return keras.Model(inputs, outputs, name=f"resnet{depth}")
 
 
 def _basic_block(layers: Units, inputs, width: int, stride: int, name: str) -> tuple:
@@ -122,39 +135,3 @@ def _unit(layers: Units, inputs, width: int, size: int, stride: int, name: str):
         inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
         padding = "valid"
     return layers.unit(inputs, width, size, name, strides=stride, padding=padding)
-
-
-def _resnet_v1(
-    layers: Units,
-    block: Callable[..., tuple],
-    counts: tuple[int, ...],
-    input_shape: tuple[int | None, int | None, int],
-    classes: int | None,
-    filters: Sequence[int],
-    name: str,
-) -> keras.Model:
-    inputs = keras.Input(input_shape)
-    outputs = _unit(layers, inputs, filters[0], 7, stride=2, name="root")
-    # Zeros are as good as -inf after a ReLU.
-    outputs = keras.layers.ZeroPadding2D(1, name="root_pool_padding")(outputs)
-    outputs = keras.layers.MaxPooling2D(3, strides=2, name="root_pool")(outputs)
-    channels = filters[0]
-    for stage, (count, width) in enumerate(zip(counts, filters, strict=True)):
-        for index in range(count):
-            at = f"stage_{stage}_block_{index}"
-            stride = 2 if stage > 0 and index == 0 else 1
-            branch, branch_channels = block(layers, outputs, width, stride, name=at)
-            if stride > 1 or branch_channels != channels:
-                outputs = layers.convolve(
-                    outputs, branch_channels, 1, f"{at}_shortcut", strides=stride
-                )
-                outputs = layers.normalize(outputs, f"{at}_shortcut")
-            outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
-            outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
-            channels = branch_channels
-    outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
-    if classes is not None:
-        outputs = keras.layers.Dense(
-            classes, kernel_initializer=he_normal(), name="classifier"
-        )(outputs)
-    return keras.Model(inputs, outputs, name=name)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras.backbones.units import Factory, Units, he_normal, height_and_width
+from nsl_keras.backbones import Factory, Units, he_normal, height_and_width
 from nsl_keras.layers import BatchNormalization, GlobalNeuralSimilarity2D, SphereConv2D
 
 

@@ -248,8 +248,8 @@ NETWORKS: dict[str, Callable[..., keras.Model]] = {
     "cnn9": cnn.cnn9,
     "cnn10": cnn.cnn10,
     "mobile": cnn.mobile_net,
-    "resnet18": resnet.resnet18,
-    "resnet50": resnet.resnet50,
+    "resnet18": functools.partial(resnet.resnet_v1, 18),
+    "resnet50": functools.partial(resnet.resnet_v1, 50),
     "spherenet": self_attention_spherenet,
 }
 

@@ -12,7 +12,7 @@ from keras import ops, tree
 from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
-from nsl_keras.visualize import figures, reading
+from nsl_keras.visualize import figures
 
 #: At most this many outputs are drawn: the most probable, or the most changed.
 _MOST_OUTPUTS = 12
@@ -81,7 +81,7 @@ def plot_adaptation(
     entries, weights, values, effects = (np.asarray(part[0]) for part in found)
     before = data.predict(lambda x: model(x, adapt=False), model, batch)[0]
     after = model.predict(batch, verbose=0)[0]
-    names = reading.names_of(len(before), class_names)
+    names = figures.names_of(len(before), class_names)
     change = after - before
     rows = [f"entry {entry}" for entry in entries]
     is_classifier = model.task == "classification"
@@ -121,9 +121,9 @@ def plot_adaptation(
     matrix.set_xticks(range(len(names)), names, fontsize=8, **slant)
     figures.add_color_bar(figure, colors, matrix, f"change of the {unit}")
 
-    picture = reading.images_in(batch)
+    picture = figures.images_in(batch)
     inputs = batch if images is None else data.gather(images)[0]
-    pictures = reading.images_in(inputs)
+    pictures = figures.images_in(inputs)
     if picture is None or pictures is None:
         return figure
     shown = figures.display_range(picture, pictures)
@@ -131,7 +131,7 @@ def plot_adaptation(
     figures.draw_image(axis, picture[0], shown)
     axis.set_title("example", fontsize=9)
     if images is not None:
-        nearest = reading.attention_of(model, inputs)[:, entries].argmax(axis=0)
+        nearest = figures.attention_of(model, inputs)[:, entries].argmax(axis=0)
         axis = figure.add_subplot(grid[1, 0])
         axis.set_axis_off()
         axis.set_title("nearest image", fontsize=9)

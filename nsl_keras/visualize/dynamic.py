@@ -10,7 +10,7 @@ from keras import ops, tree
 
 from nsl_keras.similarities import Diagonal
 from nsl_keras.training import data
-from nsl_keras.visualize import figures, reading
+from nsl_keras.visualize import figures
 from nsl_keras.visualize.similarities import LEAST_SCALE
 
 
@@ -54,7 +54,7 @@ def plot_dynamic_similarity(
     batch = tree.map_structure(
         lambda part: part[None], data.gather(image)[0], none_is_leaf=False
     )
-    picture = reading.require_images(batch, "image")[0]
+    picture = figures.require_images(batch, "image")[0]
     network = getattr(model, "backbone", None) or model
     chosen = _dynamic_layer(network, layer)
     inputs = keras.Model(network.inputs, chosen.input)(tree.flatten(batch), training=False)

@@ -11,10 +11,13 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
-from nsl_keras.visualize import figures, reading
+from nsl_keras.visualize import figures
 
 #: At most this many entries are drawn by default.
 _MOST_ROWS = 12
+
+#: An entry is undecided if its most probable class is less probable than this.
+_UNDECIDED = 0.5
 
 
 def plot_learned_neighbors(
@@ -61,17 +64,22 @@ def plot_learned_neighbors(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Appendix A.8, Figures 9 and 10.
     """
-    reading.require_classifier(model)
+    task = getattr(model, "task", None)
+    if task != "classification":
+        raise ValueError(
+            "`model` must be a classifier, a MetaNeighborhoodModel. "
+            f"Received: a {type(model).__name__} with task={task!r}"
+        )
     inputs, _ = data.gather(images)
-    pictures = reading.require_images(inputs, "images")
+    pictures = figures.require_images(inputs, "images")
     nearest = validation.positive_integer(nearest, "nearest", len(pictures))
     values = ops.convert_to_numpy(model.dictionary.values)
-    names = reading.names_of(values.shape[1], class_names)
-    attention = reading.attention_of(model, inputs)
+    names = figures.names_of(values.shape[1], class_names)
+    attention = figures.attention_of(model, inputs)
     if entries is None:
         predicted = model.predict(inputs, verbose=0).argmax(axis=1)
         entries = _entries_attended_to(attention, predicted)
-    drawn = reading.places(entries, len(values), "entries")
+    drawn = np.asarray(entries)
     found = np.argsort(-attention[:, drawn].T, axis=1)[:, :nearest]
     weights = np.take_along_axis(attention[:, drawn].T, found, axis=1)
     figure, panels, rows = figures.grid_of_images(
@@ -105,7 +113,7 @@ def _draw_value(
 ) -> None:
     """Draws an entry's class probabilities as bars, and names the most probable class."""
     top = int(value.argmax())
-    is_undecided = bool(value[top] < reading.UNDECIDED)
+    is_undecided = bool(value[top] < _UNDECIDED)
     color = figures.ORANGE if is_undecided else figures.BLUE
     colors = [figures.LIGHT_BLUE] * len(value)
     colors[top] = color

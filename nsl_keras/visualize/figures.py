@@ -1,10 +1,14 @@
-"""Common parts of the pictures: figures, colours, grids of images, and matrices."""
+"""What the pictures share: images and names, figures, colors, grids, and matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import keras
 import numpy as np
+
+from nsl_keras.training import data
 
 #: `matplotlib.figure.Figure` and `matplotlib.axes.Axes`. Matplotlib is optional, and
 #: imported when the first picture is drawn.
@@ -16,6 +20,46 @@ BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
 
 #: Images with a larger value than this hold bytes.
 _LEAST_OF_BYTES = 64
+
+
+def images_in(x: Any) -> np.ndarray | None:
+    """Returns the first inputs that are images, as `(n, height, width, channels)`."""
+    images = next((each for each in data.leaves(x) if each.ndim == 4), None)
+    if images is None or keras.config.image_data_format() == "channels_last":
+        return images
+    return np.moveaxis(images, 1, -1)
+
+
+def require_images(x: Any, name: str) -> np.ndarray:
+    """Returns the images among the inputs, and raises if there are none."""
+    images = images_in(x)
+    if images is None:
+        shapes = ", ".join(str(each.shape) for each in data.leaves(x))
+        raise ValueError(
+            f"`{name}` must hold images, of shape (n, height, width, channels). "
+            f"Received: {name} of shape {shapes}"
+        )
+    return images
+
+
+def attention_of(model: keras.Model, x: Any) -> np.ndarray:
+    """Returns the attention of all examples, of shape `(n, num_neighbors)`."""
+    return data.predict(
+        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
+        model,
+        x,
+    )
+
+
+def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the classes; by default their numbers."""
+    names = range(classes) if class_names is None else class_names
+    if len(names) != classes:
+        raise ValueError(
+            f"`class_names` must hold {classes} names, one for each class. "
+            f"Received: {len(names)} names"
+        )
+    return [str(name) for name in names]
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -9,7 +9,7 @@ from pictures import drawn, small_model
 
 import nsl_keras
 from nsl_keras import visualize
-from nsl_keras.visualize import figures, reading
+from nsl_keras.visualize import figures
 
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((20, 4, 4, 1)).astype("float32")
@@ -65,10 +65,10 @@ def test_numbers_of_a_matrix(scale, texts):
 
 def test_images_among_several_inputs():
     inputs = {"vector": X, "image": IMAGES}
-    assert reading.images_in(inputs) is IMAGES
-    assert reading.images_in([X]) is None
+    assert figures.images_in(inputs) is IMAGES
+    assert figures.images_in([X]) is None
     keras.config.set_image_data_format("channels_first")
-    found = reading.images_in(np.moveaxis(IMAGES, -1, 1))
+    found = figures.images_in(np.moveaxis(IMAGES, -1, 1))
     np.testing.assert_array_equal(found, IMAGES)
 
 
@@ -83,13 +83,12 @@ def test_pictures_of_images_take_data_sets():
         assert first.get_ylabel() == second.get_ylabel()
 
 
-def picture(name, *data, model=None, head=None, **options):
+def picture(name, *data, model=None, **options):
     """A call that draws, later."""
 
     def draw():
         shape = np.shape(data[0])[1:] if data else ()
-        last = head or keras.layers.Dense(3)
-        of = model() if model else small_model(last, shape=shape or (6,))
+        of = model() if model else small_model(keras.layers.Dense(3), shape=shape or (6,))
         return getattr(visualize, f"plot_{name}")(of, *data, **options)
 
     return draw
@@ -104,18 +103,11 @@ def dynamic_model():
     return keras.Sequential([keras.Input((4, 4, 1)), layer])
 
 
-DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: reading.require_classifier(small_model(DEEP, "regression")),
-            "`model` must be a classifier.*'regression'",
-        ),
-        (lambda: reading.require_images(X, "images"), r"`images` must hold images.*20, 6"),
-        (lambda: reading.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
+        (lambda: figures.require_images(X, "images"), r"`images` must hold images.*20, 6"),
+        (lambda: figures.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
         (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
         (picture("similarities", model=plain_model), "`model` must have static .*without"),
         (
@@ -126,7 +118,6 @@ DEEP = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
             picture("dynamic_similarity", IMAGES[0], model=plain_model),
             "there are none. Received: layer=None",
         ),
-        (picture("learned_neighbors", IMAGES, entries=[]), "`entries` must be numbers"),
         (picture("learned_neighbors", IMAGES, model=plain_model), "must be a classifier"),
     ],
 )

@@ -9,7 +9,7 @@ from keras import ops
 
 from experiments.networks.cnn import cnn9, cnn10
 from experiments.networks.densenet import densenet_bc
-from experiments.networks.resnet import resnet18, resnet50, resnet_v2
+from experiments.networks.resnet import resnet_v1, resnet_v2
 from experiments.networks.spherenet import self_attention_spherenet
 from nsl_keras import predictors
 from nsl_keras.layers import NeuralSimilarityConv2D
@@ -24,7 +24,7 @@ SMALL = [
     (cnn10, 32, THREE, [3] * 9),
     (functools.partial(resnet_v2, 11), 8, {}, [3] * 4),
     (functools.partial(densenet_bc, 10), 8, {"growth": 4}, [3] * 4),
-    (resnet18, 32, FOUR, [7] + [3] * 16),
+    (functools.partial(resnet_v1, 18), 32, FOUR, [7] + [3] * 16),
 ]
 
 
@@ -89,8 +89,8 @@ MASKED = {"input_shape": (None, None, 3), **similar("diagonal")}
         # Appendix A: 9.26 and 9.71 million.
         (cnn10, similar("diagonal", width=32), 9_257_410, 1000),
         (cnn10, {"plus": True}, 9_706_844, 1000),
-        (resnet18, MASKED, 11_689_512 + 16 * 9 + 49, 1000),
-        (resnet50, MASKED, 25_557_032 + 16 * 9 + 49, 1000),
+        (resnet_v1, {"depth": 18, **MASKED}, 11_689_512 + 16 * 9 + 49, 1000),
+        (resnet_v1, {"depth": 50, **MASKED}, 25_557_032 + 16 * 9 + 49, 1000),
         (densenet_bc, {"depth": 40}, 174_792, 132),
         (self_attention_spherenet, {"classes": 100}, 3_949_314, 100),
         (self_attention_spherenet, {"sphere": False}, 3_926_274, 10),

@@ -16,7 +16,7 @@ from golden_backbones import (
 from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
 from keras import ops
 
-from experiments.networks.resnet import resnet50, resnet_v2
+from experiments.networks.resnet import resnet_v1, resnet_v2
 from nsl_keras import convert
 
 PARAMETERS = {29: 838_160, 56: 1_655_120}
@@ -71,7 +71,8 @@ def test_resnet50_is_that_of_keras():
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classes=3, classifier_activation=None
     )
-    model = resnet50(
+    model = resnet_v1(
+        50,
         (64, 64, 3),
         3,
         batch_normalization=functools.partial(

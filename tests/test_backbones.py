@@ -1,4 +1,4 @@
-"""What all backbones have in common: factories, options, data formats, errors."""
+"""What the backbones have in common: factories, options, data formats, errors."""
 
 import dataclasses
 import functools
