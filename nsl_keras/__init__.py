@@ -8,7 +8,6 @@
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: the networks of the papers.
 * `callbacks`: resume a killed training run; start and watch the dictionary.
-* `distribution`: `fit` on several devices and machines.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbours and predictions.
 * `key_metrics`, `losses`, `regularizers`: what the names say.
@@ -23,7 +22,6 @@ from nsl_keras import backend as backend  # isort: split
 from nsl_keras import backbones as backbones
 from nsl_keras import callbacks as callbacks
 from nsl_keras import convert as convert
-from nsl_keras import distribution as distribution
 from nsl_keras import export as export
 from nsl_keras import few_shot as few_shot
 from nsl_keras import key_metrics as key_metrics
@@ -41,7 +39,7 @@ from nsl_keras.version import __version__ as __version__
 
 # `dir` shows what is public.
 for _module in (
-    *(backbones, callbacks, convert, distribution, export, few_shot, key_metrics),
+    *(backbones, callbacks, convert, export, few_shot, key_metrics),
     *(layers, losses, predictors, regularizers, similarities, visualize),
 ):
     if hasattr(_module, "__all__"):

@@ -95,9 +95,9 @@ for name, chosen in {
             ]
             for each in model.dictionary.weights
         }
-# The page's code for JAX, after two blocks for TensorFlow.
+# The page's code for JAX, after a block for TensorFlow.
 blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 with contextlib.redirect_stdout(io.StringIO()) as printed:
-    exec("\n".join(blocks[2:]), {})
+    exec("\n".join(blocks[1:]), {})
 found["page"] = printed.getvalue()
 print(json.dumps(found))

@@ -13,7 +13,6 @@ LEVELS = {
     "version": 0,
     "validation": 0,
     "backend": 1,
-    "distribution": 2,
     "losses": 2,
     "regularizers": 2,
     "rewiring": 2,

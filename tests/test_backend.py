@@ -4,10 +4,8 @@ import types
 
 import keras
 import pytest
-import tensorflow as tf
 from helpers import run_python
 
-import nsl_keras
 from nsl_keras.backend import is_first_process
 
 #: Tries to import the package beside missing modules and others in place of Keras.
@@ -72,14 +70,3 @@ def test_the_first_process_writes(task, jobs, first):
     strategy = types.SimpleNamespace(cluster_resolver=resolver)
     model = types.SimpleNamespace(distribute_strategy=strategy)
     assert is_first_process(model) is first
-
-
-@pytest.mark.jax
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow heeds its scopes")
-def test_jax_refuses_the_scopes_of_tensorflow():
-    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    with (
-        strategy.scope(),
-        pytest.raises(RuntimeError, match=r"outside of `tf\.distribute`"),
-    ):
-        nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(3), 6)

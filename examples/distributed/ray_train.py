@@ -43,18 +43,21 @@ def train(config: dict) -> dict:
         What `fit` reported last.
     """
     import keras
+    import tensorflow as tf
     from sklearn.datasets import load_digits
 
     import nsl_keras
     from nsl_keras import layers
 
     if "TF_CONFIG" in os.environ:
-        scope = nsl_keras.distribution.multi_worker_strategy(timeout=120).scope()
+        scope = tf.distribute.MultiWorkerMirroredStrategy().scope()
     else:
         scope = keras.name_scope("one_device")
     keras.utils.set_random_seed(0)
     digits = load_digits()
     x, y = digits.images[..., None].astype("float32") / 16, digits.target
+    rest = len(x) % config["batch_size"]  # Batches must divide among the workers.
+    x, y = x[rest:], y[rest:]
     with scope:
         backbone = keras.Sequential(
             [

@@ -1,15 +1,15 @@
 """What the package needs of TensorFlow or JAX, under one name for both.
 
-`backend/jax.py` has the functions of `backend/tensorflow.py`, and those of
-`backend/replicas.py` that other modules call on both. Without Keras 3 and one of the two
-backends, `import nsl_keras` raises an `ImportError` that says what to install.
+`backend/jax.py` has the functions of `backend/tensorflow.py`. Without Keras 3 and one of
+the two backends, `import nsl_keras` raises an `ImportError` that says what to install.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 SUPPORTED_BACKENDS = ("tensorflow", "jax")
 
@@ -42,7 +42,6 @@ require_backend()
 import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
-    from nsl_keras.backend.replicas import *  # noqa: F403
     from nsl_keras.backend.tensorflow import *  # noqa: F403
     from nsl_keras.backend.tensorflow import BackendTensor, sum_in_loop
 else:
@@ -69,6 +68,12 @@ def leave_out_of_xla(layer: keras.layers.Layer) -> None:
     """
     if keras.backend.backend() == "tensorflow":
         layer.supports_jit = False
+
+
+def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the `tf.distribute` strategy under which a model was made."""
+    strategy = getattr(model, "distribute_strategy", None)  # JAX has none.
+    return strategy.scope() if strategy else contextlib.nullcontext()
 
 
 def begin_fit_at(model: keras.Model, epoch: int) -> None:

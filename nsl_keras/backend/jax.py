@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -102,50 +101,17 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
     return function(list(tensors))
 
 
-# Data and devices.
+# Devices.
+
+#: `keras.distribution` runs one program on all devices, with Keras's own steps.
+ReplicatedModel = keras.Model
 
 
-class ReplicatedSteps(keras.Model):
-    """A Keras model: `keras.distribution` runs one program on all devices.
-
-    Batches must divide among the devices.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        tf = sys.modules.get("tensorflow")
-        if tf is not None and tf.distribute.has_strategy():
-            raise RuntimeError(
-                "On JAX a model must be made outside of `tf.distribute` scopes, which it "
-                "would ignore; use keras.distribution. Received: a scope of "
-                f"{type(tf.distribute.get_strategy()).__name__}"
-            )
+def replicas_in_sync() -> int:
+    """Returns 1, since a program sees the whole batch, whatever devices share it."""
+    return 1
 
 
 def is_first_process(model: keras.Model) -> bool:
     """Whether this process is the first of those that train the model, or the only one."""
     return jax.process_index() == 0
-
-
-def start_workers(timeout: float) -> Any:
-    """Raises a `RuntimeError`: `tf.distribute` exists only on TensorFlow."""
-    raise RuntimeError(
-        "`multi_worker_strategy` needs the TensorFlow backend; on JAX use "
-        "keras.distribution.initialize and keras.distribution.DataParallel. Received: "
-        f"backend={keras.backend.backend()!r}"
-    )
-
-
-def on_all_replicas(examples: Any) -> Any:
-    """Returns the number of examples of a batch: the program is one on all devices."""
-    return keras.ops.cast(examples, "float32")
-
-
-def counted(tensors: Any) -> Any:
-    """Returns the tensors: all of their examples count."""
-    return tensors
-
-
-def variable_scope(model: keras.Model) -> Any:
-    """Returns a scope without an effect."""
-    return contextlib.nullcontext()

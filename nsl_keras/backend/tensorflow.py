@@ -187,3 +187,50 @@ def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[An
         rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
         filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
     return keras.tree.map_structure(lambda each: each[:size], function(filled))
+
+
+# Devices.
+
+
+def replicas_in_sync() -> int:
+    """Returns the number of replicas of the current `tf.distribute` strategy."""
+    count: int = tf.distribute.get_strategy().num_replicas_in_sync
+    return count
+
+
+class ReplicatedModel(keras.Model):
+    """A Keras model that trains under `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Keras 3.15 fails there for two reasons (keras-team/keras issue 20585), and for the
+    second also under `MirroredStrategy` if the first batch does not divide.
+    """
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
+        results: dict[str, Any] = super().compute_metrics(x, y, y_pred, sample_weight)
+        replicas, devices = replicas_in_sync(), self.distribute_strategy.extended
+        if replicas > 1 and replicas > len(devices.worker_devices):
+            # Keras averages over workers along an axis that results do not have.
+            results = {name: tf.expand_dims(each, 0) for name, each in results.items()}
+        return results
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Keras averages the first batch over the replicas, to see its shape.
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync > 1 and iterator is not None:
+            *_, batches = next(iter(iterator))
+            data_batch = keras.tree.map_structure(
+                lambda each: strategy.experimental_local_results(each)[0], next(batches)
+            )
+            iterator = None
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+
+
+def is_first_process(model: keras.Model) -> bool:
+    """Whether this process is the first of those that train the model, or the only one."""
+    resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
+    if resolver is None or resolver.task_type in (None, "chief"):
+        return True
+    has_chief = "chief" in resolver.cluster_spec().jobs
+    return resolver.task_type == "worker" and resolver.task_id == 0 and not has_chief

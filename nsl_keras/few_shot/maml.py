@@ -1,6 +1,6 @@
 """Model-agnostic meta-learning: a network that is trained to be finetuned.
 
-A training step runs in this order: `train_step` of the base `ReplicatedSteps`,
+A training step runs in this order: `train_step` of `keras.Model`,
 `EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._values_after`, which
 evaluates the model at other weights by `FunctionalModel`.
 """

@@ -425,7 +425,9 @@ class MetaNeighborhoodModel(CheckedModel):
             predictions = self(x, training=True)
             # MN Algorithm 1, line 9; MN Eq. (2).
             loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
-        self.descend(outer_tape, loss)  # MN Algorithm 1, line 10.
+            scaled_loss = self.optimizer.scale_loss(loss)
+        gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         self.track_loss(loss, x)
         return self.compute_metrics(x, y, predictions, sample_weight)
 

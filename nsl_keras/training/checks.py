@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.backend import ReplicatedSteps, Tensor
+from nsl_keras.backend import ReplicatedModel, Tensor, replicas_in_sync
 from nsl_keras.training.data import leaves
 
 
@@ -69,12 +69,18 @@ _FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
-class CheckedModel(ReplicatedSteps):
+class CheckedModel(ReplicatedModel):
     """Base of the models that check their data in `fit` and `evaluate`."""
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         """Raises for bad arrays; ignores data sets and generators."""
         raise NotImplementedError
+
+    def track_loss(self, loss: Any, x: Any) -> None:
+        """Feeds the reported loss, which Keras has divided by the number of replicas."""
+        tracker = self.metrics[0]
+        examples = ops.shape(leaves(x)[0])[0]
+        tracker.update_state(loss * replicas_in_sync(), sample_weight=examples)
 
     from_config = classmethod(rewiring.from_arguments)
 

@@ -16,11 +16,7 @@ import keras
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import (
-    Tensor,
-    at_least_float32,
-    on_all_replicas,
-)
+from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync
 
 #: Minimum averaging window, in examples.
 SHORTEST_WINDOW = 32.0
@@ -291,7 +287,7 @@ def move_statistics(
     rate = ops.convert_to_tensor(1 - layer.momentum, dtype)
     some: Any = True
     if layer.momentum_warmup:
-        count = on_all_replicas(examples)
+        count = ops.cast(examples, "float32") * replicas_in_sync()
         seen = ops.convert_to_tensor(layer.seen_examples)
         window = ops.maximum(PART_OF_EXAMPLES * seen, ops.minimum(seen, SHORTEST_WINDOW))
         some = count > 0
