@@ -20,6 +20,7 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check \
 
 # Two processes; the one that is done first takes over tests of the other.
 PYTEST := -m pytest --numprocesses=2 --dist=worksteal
+TESTS := tests examples/tests experiments/tests
 # The folder of tensorflow-datasets' prepared copies, for examples on real images.
 DATA := $(NSL_KERAS_DATA_DIR)
 
@@ -37,8 +38,7 @@ test: $(TEST)
 
 # The examples and their tables, notebooks, documentation, other processes and devices, JAX.
 test-long: $(DEV)
-	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PY) $(PYTEST) examples/tests experiments/tests
-	$(PY) $(PYTEST) -m long
+	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PY) $(PYTEST) -m long $(TESTS)
 	KERAS_BACKEND=jax $(PY) $(PYTEST) -m jax
 
 # The same tests as `make test` with the lowest and with the latest versions of the metadata,

@@ -1,5 +1,6 @@
 import gc
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -19,12 +20,21 @@ os.environ.setdefault(
 import keras
 import pytest
 
+TESTS = pathlib.Path(__file__).parent
+
 
 def pytest_configure(config):
     # `eager` leaves the functions of tf.data as they are, which TensorFlow warns about.
     config.addinivalue_line(
         "filterwarnings", "ignore:Even though the `tf.config:UserWarning"
     )
+
+
+def pytest_collection_modifyitems(items):
+    # Examples and experiments take longer than `make test` may.
+    for item in items:
+        if not item.path.is_relative_to(TESTS):
+            item.add_marker("long")
 
 
 def pytest_collection_finish():

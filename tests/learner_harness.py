@@ -167,13 +167,15 @@ class ScaledProduct(nsl_keras.key_metrics.KeyMetric):
 def check_learner(case, folder):
     """Runs the checks that need no compilation; `folder` is for files."""
     check_config(case)
-    check_building(case)
-    check_file(case, folder)
-    check_frozen(case, folder)
-    check_mixed_precision(case)
+    model, inputs, labels = case.built(**({"run_eagerly": True} if case.trains else {}))
+    outputs = as_numpy(model(inputs))
+    check_shapes(model, inputs, outputs)
+    check_mixed_precision(case, model, outputs)
+    check_frozen(model, inputs, outputs, folder)
     check_bad_arrays(case)
     if case.trains:
-        check_step(case)
+        check_step(model, inputs, labels)
+    check_file(case, model, inputs, labels, folder)
 
 
 def check_config(case):
@@ -191,66 +193,45 @@ def numbers_and_names(config):
     return {key: value for key, value in config.items() if not isinstance(value, dict)}
 
 
-def check_building(case):
-    model, (inputs, _) = case.make(), case.data()
-    outputs = model(inputs)
-    shapes = keras.tree.map_structure(lambda each: each.shape, inputs)
-    if isinstance(inputs, tuple):
-        shapes = [each.shape for each in inputs]
-    assert model.compute_output_shape(shapes) == tuple(outputs.shape)
-    assert np.ptp(as_numpy(outputs)) > 0
+def check_shapes(model, inputs, outputs):
+    shapes = shapes_of(inputs)
+    assert model.compute_output_shape(shapes) == outputs.shape
+    assert np.ptp(outputs) > 0
     count = len(model.weights)
     model.build(shapes)
     assert len(model.weights) == count
 
 
-def check_file(case, folder):
-    """A loaded learner computes the same, and its training goes on the same."""
-    options = {"run_eagerly": True} if case.trains else {}
-    model, inputs, labels = case.built(**options)
-    if case.trains:
-        model.train_on_batch(inputs, labels)
-    path = folder / f"{case.name}.keras"
-    model.save(path)
-    again = keras.saving.load_model(path)
-    np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
-    if case.trains:
-        again.run_eagerly = True
-        for each in (model, again):
-            each.train_on_batch(inputs, labels)
-    for one, two in zip(model.weights, again.weights, strict=True):
-        np.testing.assert_allclose(as_numpy(one), as_numpy(two), atol=1e-6)
+def shapes_of(inputs):
+    return [each.shape for each in inputs] if isinstance(inputs, tuple) else inputs.shape
 
 
-def check_frozen(case, folder):
-    model, inputs, _ = case.built()
-    expected = as_numpy(model(inputs))
-    weights = len(model.weights)
-    model.trainable = False
-    # Frozen batch norms have their moving statistics.
-    if getattr(model, "effective_batch_normalization", None) is None:
-        np.testing.assert_array_equal(as_numpy(model(inputs)), expected)
-    assert not model.trainable_variables
-    expected = as_numpy(model(inputs))
-    model.save(folder / "frozen.keras")
-    again = keras.saving.load_model(folder / "frozen.keras")
-    np.testing.assert_allclose(as_numpy(again(inputs)), expected, atol=1e-6)
-    assert not again.trainable_variables and len(again.weights) == weights
-
-
-def check_mixed_precision(case):
-    reference, inputs, labels = case.built()
-    expected = as_numpy(reference(inputs))
+def check_mixed_precision(case, reference, outputs):
+    inputs, labels = case.data()
     keras.config.set_dtype_policy("mixed_float16")
     model = case.compiled(run_eagerly=True)
     keras.config.set_dtype_policy("float32")
-    model(inputs)
+    model.build(shapes_of(inputs))
     model.set_weights(reference.get_weights())
     found = as_numpy(model(inputs))
-    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
+    assert np.abs(found - outputs).max() <= 0.05 * np.abs(outputs).max()
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     if case.trains:
         assert np.isfinite(model.train_on_batch(inputs, labels))
+
+
+def check_frozen(model, inputs, outputs, folder):
+    model.trainable = False
+    frozen = as_numpy(model(inputs))
+    # Frozen batch norms have their moving statistics.
+    if getattr(model, "effective_batch_normalization", None) is None:
+        np.testing.assert_array_equal(frozen, outputs)
+    assert not model.trainable_variables
+    model.save(folder / "frozen.keras")
+    again = keras.saving.load_model(folder / "frozen.keras")
+    np.testing.assert_allclose(as_numpy(again(inputs)), frozen, atol=1e-6)
+    assert not again.trainable_variables and len(again.weights) == len(model.weights)
+    model.trainable = True
 
 
 def check_bad_arrays(case):
@@ -263,10 +244,8 @@ def check_bad_arrays(case):
                 run(given, targets, verbose=0)
 
 
-def check_step(case, **options):
+def check_step(model, inputs, labels):
     """A training step changes every variable, and leaves all of them finite."""
-    options = options or {"run_eagerly": True}
-    model, inputs, labels = case.built(**options)
     before = [as_numpy(each) for each in model.trainable_variables]
     model.fit(inputs, labels, verbose=0)
     for variable, old in zip(model.trainable_variables, before, strict=True):
@@ -275,6 +254,20 @@ def check_step(case, **options):
         # Biases before a batch norm, or where distances alone count, have no gradient.
         if variable.name != "bias":
             assert np.any(new != old), f"{variable.path} got no gradient"
+
+
+def check_file(case, model, inputs, labels, folder):
+    """A loaded learner computes the same, and its training goes on the same."""
+    path = folder / f"{case.name}.keras"
+    model.save(path)
+    again = keras.saving.load_model(path)
+    np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
+    if case.trains:
+        again.run_eagerly = True
+        for each in (model, again):
+            each.train_on_batch(inputs, labels)
+    for one, two in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_allclose(as_numpy(one), as_numpy(two), atol=1e-6)
 
 
 def check_adapt(case, folder):
@@ -344,17 +337,20 @@ def check_exported_episodes(case, folder):
 
 def check_compiled(case, folder):
     """Training and prediction in graphs, several numbers of examples, and an export."""
-    model, inputs, _ = case.built(jit_compile=False)
-    if case.trains:
-        check_step(case, jit_compile=False)
+    model, inputs, labels = case.built(jit_compile=False)
     expected = as_numpy(model(inputs))
     found = model.predict(inputs, verbose=0)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
     first = keras.tree.map_structure(lambda each: each[:1], inputs)
     found = model.predict(first, verbose=0)
     np.testing.assert_allclose(found, expected[:1], rtol=1e-3, atol=1e-4)
-    if not IS_TENSORFLOW:
-        return
+    if IS_TENSORFLOW:
+        check_export(case, model, inputs, expected, folder)
+    if case.trains:
+        check_step(model, inputs, labels)
+
+
+def check_export(case, model, inputs, expected, folder):
     import tensorflow as tf
 
     signature = keras.tree.map_structure(

@@ -7,5 +7,6 @@ from tests.conftest import (  # noqa: F401
     free_memory,
     one_thread,
     pytest_collection_finish,
+    pytest_collection_modifyitems,
     pytest_configure,
 )

@@ -4,6 +4,7 @@ import few_shot_episodes as data
 import learner_harness as harness
 import numpy as np
 import pytest
+from helpers import as_numpy
 
 from experiments.few_shot.matching import MatchingNet
 from experiments.few_shot.nearest_neighbor import NearestNeighbor
@@ -41,8 +42,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_learner(case, tmp_path):
-    harness.check_building(case)
-    harness.check_file(case, tmp_path)
-    harness.check_adapt(case, tmp_path)
+    model, inputs, labels = case.built(**({"run_eagerly": True} if case.trains else {}))
+    harness.check_shapes(model, inputs, as_numpy(model(inputs)))
     if case.trains:
-        harness.check_step(case)
+        harness.check_step(model, inputs, labels)
+    harness.check_file(case, model, inputs, labels, tmp_path)
+    harness.check_adapt(case, tmp_path)

@@ -55,14 +55,22 @@ def test_recorded_predictions_and_cards(name, digits, served):
     assert f"{100 * record['test_accuracy']:.2f} %" in card and record["command"] in card
 
 
-@every_model
-def test_tensorflow_alone(name, digits, served, tmp_path):
+SERVE_ALL = """
+import sys
+from examples.serving import __main__ as served  # Blocks the two packages.
+for folder, predictions in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+    served.main(folder, sys.argv[1], predictions)
+"""
+
+
+def test_tensorflow_alone(digits, served, tmp_path):
     images = digits.test.images[:100]
     np.save(tmp_path / "images.npy", images)
-    files = tmp_path / "images.npy", tmp_path / "answers.npy"
-    # It blocks the two packages, and sends unequal batches.
-    run_python("-m", "examples.serving", MODELS[name], *files)
-    assert_agree(np.load(files[1]), served[name].serve(images))
+    files = {name: tmp_path / f"{name}.npy" for name in MODELS}
+    pairs = (each for name in MODELS for each in (MODELS[name], files[name]))
+    run_python("-c", SERVE_ALL, tmp_path / "images.npy", *pairs)
+    for name, file in files.items():
+        assert_agree(np.load(file), served[name].serve(images))
 
 
 def interpret(content, images):
