@@ -2,15 +2,9 @@
 
 import functools
 
-import keras
 import pytest
 
-from nsl_keras import backbones, few_shot, key_metrics, layers
-
-
-def small_network():
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-
+from nsl_keras import backbones, key_metrics, layers
 
 #: Callable, argument, and the largest number it takes.
 LARGEST = [
@@ -19,9 +13,6 @@ LARGEST = [
         "inner_steps",
         "1,000",
     ),
-    (lambda **given: few_shot.MAML(small_network(), **given), "test_inner_steps", "1,000"),
-    (lambda **given: few_shot.MAML(small_network(), **given), "extra_steps", "1,000"),
-    (lambda **given: few_shot.Finetuner(small_network(), 3, **given), "steps", "1,000,000"),
     (layers.NeighborDictionary, "num_neighbors", "2,147,483,647"),
     (functools.partial(backbones.convnet4, (32, 32, 3)), "filters", "2,147,483,647"),
 ]
@@ -42,8 +33,6 @@ def test_numbers_that_would_end_the_process(make, name, largest):
         (layers.InstanceFiLM, "residual"),
         (functools.partial(layers.NeighborDictionary, 5), "learn_temperature"),
         (key_metrics.Euclidean, "squared"),
-        (lambda **given: few_shot.MAML(small_network(), **given), "first_order"),
-        (lambda **given: few_shot.Finetuner(small_network(), 3, **given), "new_classifier"),
     ],
 )
 def test_words_are_no_booleans(make, name):

@@ -143,8 +143,7 @@ FUZZED = {
     "maml": """inner_variables inner_steps inner_learning_rate extra_steps
         learning_rate_form first_order test_inner_steps extra_variables test_extra_steps
         batch_normalization""",
-    "finetuner": """ways steps variables rule similarity_rule batch_size epochs
-        new_classifier seed""",
+    "finetuner": "ways steps variables rule new_classifier classifier_initializer",
     "proto_net": "ways metric temperature learn_temperature batch_normalization",
     "backup": "folder data callbacks every delete_at_end",
 }

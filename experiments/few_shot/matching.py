@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner
-from nsl_keras.neighborhoods.key_metrics import Cosine
+from nsl_keras.few_shot import ProtoNet
 
 
 @keras.saving.register_keras_serializable("experiments")
-class MatchingNet(MetricLearner):
+class MatchingNet(ProtoNet):
     """Matching network: labels are read from the support set by attention.
 
         a_i       = softmax_i(cos(f(query), g(x_i)) / temperature)
@@ -33,7 +32,7 @@ class MatchingNet(MetricLearner):
         h_k        = u_k + f'(query)
 
     Args:
-        Same as `ProtoNet` without `metric`, plus:
+        Same as `ProtoNet`, with `metric="cosine"` by default, plus:
         reading_steps: int, the number of readings of full context embeddings; `None` for
             the backbone's features.
 
@@ -62,24 +61,29 @@ class MatchingNet(MetricLearner):
         self,
         backbone: keras.Model,
         ways: int = 5,
+        metric: Any = "cosine",
         temperature: float = 1.0,
         learn_temperature: bool = False,
         reading_steps: int | None = None,
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.temperature = validation.positive_number(temperature, "temperature")
-        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
-        self.reading_steps = validation.optional(
-            validation.number_of_steps, reading_steps, "reading_steps"
+        super().__init__(
+            backbone,
+            ways,
+            metric,
+            temperature,
+            learn_temperature,
+            batch_normalization,
+            **kwargs,
         )
+        self.reading_steps = reading_steps
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         super().build_for(feature_shape)
         if self.reading_steps is None:
             return
-        (features,) = feature_shape
+        features = math.prod(feature_shape)
         self.support_context = keras.layers.Bidirectional(
             keras.layers.LSTM(features, return_sequences=True, dtype=self.dtype_policy),
             merge_mode="sum",
@@ -94,20 +98,14 @@ class MatchingNet(MetricLearner):
         )
         self.reader.build((None, 2 * features))
 
-    def references(
-        self, support: Tensor, membership: Tensor, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        if self.reading_steps is not None:
-            context = self.support_context(support, training=training)
-            support = support + ops.cast(context, support.dtype)
-        return support, membership
-
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
         if self.reading_steps is not None:
+            context = self.support_context(support, training=training)
+            support = support + ops.cast(context, support.dtype)
             queries = self._read(support, queries, self.reading_steps, training)
-        scores = self.scaled(Cosine()(queries, support))
+        scores = self.scaled(self.metric(queries, support))
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
         # The logarithm of Matching Networks Eq. (1): attention on each class's images.

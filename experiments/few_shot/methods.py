@@ -13,6 +13,7 @@ import numpy as np
 import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
+from experiments.few_shot.closer_look import BatchFinetuner
 from experiments.few_shot.matching import MatchingNet
 from experiments.few_shot.nearest_neighbor import NearestNeighbor
 from experiments.few_shot.relation import RelationLoss, RelationNet
@@ -99,7 +100,7 @@ def classifier(
     """The features' network followed by a dense layer; its weights are shared."""
     layer = keras.layers.Dense(classes, kernel_initializer=initializer, name="classifier")
     outputs = layer(network.output)
-    return keras.Model(network.input, outputs, name=f"{network.name}_classifier")
+    return keras.Model(network.input, outputs, name=f"{network.name}finetuned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +117,20 @@ class Task:
     options: dict[str, Any]
 
 
-def finetuned(network: keras.Model, task: Task, **finetuning: Any) -> Callable:
+def finetuned(
+    network: keras.Model,
+    task: Task,
+    variables: str = "classifier",
+    kind: Callable = few_shot.Finetuner,
+    **finetuning: Any,
+) -> Callable:
     """Finetuning of the classifier, and of a similarity where `variables` names it."""
-    if "similarity" in finetuning["variables"]:
+    if "similarity" in variables:
         network = nsl_keras.convert.add_similarity(
             network, "diagonal", freeze_backbone=False
         )
     made = classifier(network, task.ways)
-    return few_shot.Finetuner(made, task.ways, **{**finetuning, **task.options})
+    return kind(made, task.ways, variables, **finetuning, **task.options)
 
 
 def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task], Any]:
@@ -213,18 +220,19 @@ class Method:
 _from_scratch = functools.partial(Method, pretrained=False, episodic=True)
 _meta_learned = functools.partial(Method, episodic=True)
 _INNER_RATES = (0.01, 0.03, 0.1)
-_classifier = functools.partial(finetuned, variables="classifier")
 
 METHODS = {
-    "finetuning": Method("finetuning of the classifier, from zero", _classifier),
+    "finetuning": Method("finetuning of the classifier, from zero", finetuned),
     "closer_look": Method(
         "finetuning of the classifier, CloserLookFewShot's recipe",
-        functools.partial(finetuned, **few_shot.finetuning_recipe("closer_look")),
+        functools.partial(finetuned, kind=BatchFinetuner),
         paper={"cnn4": "49.79 ± 0.79"},
     ),
     "finetuning_glorot": Method(
         "finetuning of the classifier, full batches from a Glorot initialization",
-        functools.partial(_classifier, classifier_initializer="glorot_uniform"),
+        functools.partial(
+            finetuned, kind=BatchFinetuner, batch_size=None, start="glorot_uniform"
+        ),
     ),
     "nearest_neighbor": Method(
         "nearest neighbour",
@@ -258,7 +266,7 @@ METHODS = {
     ),
     "dynamic_nsn": Method(
         "dynamic NSN",
-        _classifier,
+        finetuned,
         network="dynamic",
         paper={"cnn4": "71.26 ± 0.65", "cnn9": "77.44 ± 0.63"},
     ),
@@ -275,12 +283,12 @@ METHODS = {
             ("depthwise", "depthwise first layer of predictors"),
         )
         for learner, title, make in (
-            ("nsn", "NSN", _classifier),
+            ("nsn", "NSN", finetuned),
             ("centroid", "network, nearest centroid", nearest_centroid),
         )
     },
     # For the time of the dynamic one: see the group "network" of `experiments.speed`.
-    "longer": Method("plain network, trained 3.3 times as long", _classifier, budget=3.3),
+    "longer": Method("plain network, trained 3.3 times as long", finetuned, budget=3.3),
     **{
         f"{network}{suffix}": Method(f"{what}{title}", learner, network=network)
         for network, what in (
@@ -290,7 +298,7 @@ METHODS = {
             ("condconv", "CondConv network"),
         )
         for suffix, title, learner in (
-            ("", "", _classifier),
+            ("", "", finetuned),
             ("_centroid", ", nearest centroid", nearest_centroid),
         )
     },

@@ -8,12 +8,12 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.few_shot.pretrained import PretrainedLearner
+from nsl_keras.few_shot import NearestCentroid
 from nsl_keras.neighborhoods import key_metrics
 
 
 @keras.saving.register_keras_serializable("experiments")
-class NearestNeighbor(PretrainedLearner):
+class NearestNeighbor(NearestCentroid):
     """Nearest neighbour on features of a pretrained network. Nothing is trained.
 
         logits_c = max over support examples x of class c of sim(z(query), z(x))
@@ -23,8 +23,7 @@ class NearestNeighbor(PretrainedLearner):
     runs in inference mode.
 
     Args:
-        Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
-        metric: `"cosine"` by default.
+        Same as `NearestCentroid`, with `normalize=False` by default.
 
     Example:
 
@@ -49,15 +48,15 @@ class NearestNeighbor(PretrainedLearner):
         backbone: keras.Model,
         ways: int = 5,
         metric: str | key_metrics.KeyMetric = "cosine",
+        normalize: bool = False,
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, ways, batch_normalization, **kwargs)
-        self.metric = key_metrics.get(metric)
+        super().__init__(backbone, ways, metric, normalize, batch_normalization, **kwargs)
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        similarity = self.metric(self.centered(queries), self.centered(support))
+        similarity = self.metric(self.vectors(queries), self.vectors(support))
         of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
         return ops.max(of_class, axis=2)

@@ -9,7 +9,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.few_shot.metric_learner import MetricLearner, flattened, outputs_of_sets
+from nsl_keras.few_shot.metric_learner import MetricLearner, outputs_of_sets
 from nsl_keras.training.normalization import BatchNormalization
 
 
@@ -117,8 +117,6 @@ class RelationNet(MetricLearner):
         2018), Section 3.2, Eq. (1); sum over shots: Section 3.2, "K-shot".
     """
 
-    flattens = False
-
     def __init__(
         self,
         backbone: keras.Model,
@@ -142,6 +140,7 @@ class RelationNet(MetricLearner):
                 "axis, neither pooled away nor flattened, or a custom `relation` be given. "
                 f"Received: features of shape {(None, *feature_shape)}"
             )
+        self.maps = feature_shape
         first = keras.config.image_data_format() == "channels_first"
         self.channel_axis = 0 if first else len(feature_shape) - 1
         joined = list(feature_shape)
@@ -158,9 +157,11 @@ class RelationNet(MetricLearner):
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        batch, maps = ops.shape(support)[0], support.shape[2:]
-        sums = ops.matmul(ops.swapaxes(membership, 1, 2), flattened(support))
-        sums = ops.reshape(sums, (batch, self.ways, *maps))
+        sums = ops.matmul(ops.swapaxes(membership, 1, 2), support)
+        sums, support, queries = (
+            ops.reshape(each, (*ops.shape(each)[:2], *self.maps))
+            for each in (sums, support, queries)
+        )
         sets = [self._pairs(sums, queries)]
         if self.batch_normalization == "support":
             sets.insert(0, self._pairs(sums, support))

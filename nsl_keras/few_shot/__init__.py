@@ -12,11 +12,12 @@ from nsl_keras.few_shot.classes import (
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate
-from nsl_keras.few_shot.finetuning import Finetuner, finetuning_recipe
+from nsl_keras.few_shot.finetuning import Finetuner
 from nsl_keras.few_shot.maml import MAML
+from nsl_keras.few_shot.nearest_centroid import NearestCentroid
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner
-from nsl_keras.few_shot.pretrained import NearestCentroid
 from nsl_keras.few_shot.prototypical import ProtoNet
+from nsl_keras.few_shot.second_order import check_second_order
 
 __all__ = [
     "MAML",
@@ -29,9 +30,9 @@ __all__ = [
     "NearestCentroid",
     "NeighborhoodLearner",
     "ProtoNet",
+    "check_second_order",
     "compare",
     "evaluate",
-    "finetuning_recipe",
     "select_classes",
     "split_classes",
 ]

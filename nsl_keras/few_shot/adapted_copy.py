@@ -13,20 +13,21 @@ from nsl_keras.training.normalization import from_keras
 
 
 def copy_with_classifier(
-    model: keras.Model, ways: int, new_classifier: bool
+    model: keras.Model, ways: int, starts: dict[str, Any] | None
 ) -> tuple[keras.Model, list[Any]]:
-    """Returns a copy of a model, and the source of each variable of the copy."""
+    """Returns a copy of a model, and the source of each variable of the copy.
+
+    Args:
+        model: The model.
+        ways: int, the number of outputs of the copy.
+        starts: Initializers of the new classifier, whose variables are their own sources;
+            `None` to keep the model's.
+    """
     classifier = last_layer_with_weights(model)
-    new = _new_classifier(classifier, ways) if new_classifier else None
-    called = [call.layer for call in rewiring.calls(model)]
-    last = called[called.index(classifier) :] if classifier in called else [classifier]
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        if new and layer is classifier:
-            return new
-        if new and layer in last and type(layer) is keras.layers.Reshape:
-            # To the new number of outputs.
-            return [keras.layers.Flatten(name=layer.name, dtype=layer.dtype_policy)]
+        if starts is not None and layer is classifier:
+            return [_new_classifier(layer, ways, starts)]
         replacement = from_keras(layer)
         return None if replacement is None else [replacement]
 
@@ -37,31 +38,27 @@ def copy_with_classifier(
             f"classifier. Received: ways={ways}, and a model with outputs "
             f"of shape {copy.outputs[0].shape}"
         )
-    replaced = set(map(id, classifier.variables)) if new_classifier else set()
+    new = set() if starts is None else set(map(id, classifier.variables))
     sources = [
-        own if id(source) in replaced else source
+        own if id(source) in new else source
         for own, source in zip(copy.variables, model.variables, strict=True)
     ]
     # Sequential models have no graph to be cut.
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
 
-def _new_classifier(layer: keras.layers.Layer, ways: int) -> list[keras.layers.Layer]:
-    """Returns a new layer in place of a classifier; of a 1x1 convolution, a dense one."""
+def _new_classifier(
+    layer: keras.layers.Layer, ways: int, starts: dict[str, Any]
+) -> keras.layers.Layer:
     config = layer.get_config()
-    if type(layer) is keras.layers.Conv2D and layer.kernel_size == (1, 1):
-        dtype, activation = layer.dtype_policy, layer.activation
-        options = {"use_bias": layer.use_bias, "dtype": dtype, "name": layer.name}
-        dense = keras.layers.Dense(ways, activation, **options)
-        return [keras.layers.Flatten(dtype=dtype), dense]
-    if "units" not in config or not hasattr(layer, "kernel"):
+    if "units" not in config or "kernel_initializer" not in config:
         raise ValueError(
-            "`model` must end in a layer with `units` and a kernel, as Dense has, or in a "
-            "1x1 convolution, for a new classifier of the episode's ways; or "
-            "`new_classifier` must be False. "
+            "`model` must end in a layer with `units` and a kernel, as Dense has, for a "
+            "new classifier of the episode's ways; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    return [type(layer).from_config({**config, "units": ways, "trainable": True})]
+    own = {name: each for name, each in starts.items() if name in config}
+    return type(layer).from_config({**config, "units": ways, "trainable": True, **own})
 
 
 def cut(

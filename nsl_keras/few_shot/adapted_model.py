@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
+from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training.data import gather
@@ -38,7 +39,7 @@ class WithClassNames(keras.Model):
 class AdaptedModel(WithClassNames, keras.Sequential):
     """A network, and a head made from a support set."""
 
-    # Keras's own arguments alone would let a conversion make this class without names.
+    # Its own, so that no conversion takes the class for one of Keras's arguments alone.
     def __init__(
         self,
         layers: Any = None,
@@ -86,13 +87,14 @@ class Adapting:
         that normalize by the support set keep its statistics.
 
         Args:
-            x: Array of the support examples, of shape `(examples, ...)`, in the range that
-                the learner was trained on; or a data set of batches `(examples, labels)`,
-                for example of `keras.utils.image_dataset_from_directory`.
-            y: Array of labels, from 0 to one less than the number of classes, or names;
-                with an `inner_loss` targets; `None` if `x` is a data set.
-            class_names: Names of the classes, in the order of their numbers. `None` takes
-                them from the data set, or from `y` in alphabetical order, if it has names.
+            x: Array or list of the support examples, each of the shape and in the range
+                that the learner was trained on; or a data set of batches `(examples,
+                labels)`, for example of `keras.utils.image_dataset_from_directory`.
+            y: Array of labels, numbers or names of the classes; with an `inner_loss`
+                targets; `None` if `x` is a data set.
+            class_names: Names of the classes. Labels are then these names, or numbers that
+                count them from 0. `None` takes them from the data set, or else the labels
+                themselves, in ascending order.
 
         Returns:
             A built model, not compiled, with the attribute `class_names`. From a
@@ -118,13 +120,13 @@ class Adapting:
         """
         if class_names is None:
             class_names = getattr(x, "class_names", None)
-        images, labels = gather(x, y)
-        validation.finite(images, "x")
+        examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
+        validation.finite(examples, "x")
         names = ways = None
         if self.classifies:
-            labels, names = _labels_and_names(images, labels, class_names)
-            ways = int(labels.max()) + 1
-        self._build_for(images.shape[1:], np.shape(labels)[1:])
+            labels, names = _numbered(labels, class_names, len(examples))
+            ways = len(names)
+        self._build_for(examples.shape[1:], np.shape(labels)[1:])
         if self.effective_batch_normalization == "transductive":
             raise ValueError(
                 '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
@@ -136,10 +138,10 @@ class Adapting:
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "
                 f"Received: {ways} classes"
             )
-        found = self._adapted(images, labels, ways)
+        found = self._adapted(examples, labels, ways)
         model = AdaptedModel(found) if isinstance(found, list) else found
         model.class_names = names
-        model(images[:1])  # Keras exports no model to ONNX that was never called.
+        model(examples[:1])  # Keras exports no model to ONNX that was never called.
         return model
 
     def _build_for(
@@ -152,39 +154,40 @@ class Adapting:
         raise NotImplementedError
 
 
-def _labels_and_names(
-    images: Any, labels: Any, class_names: Sequence[str] | None
-) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def _numbered(
+    labels: Any, class_names: Sequence[str] | None, examples: int
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels from 0 on, and the names of the classes."""
-    given = np.asarray(labels)
-    labels = given[:, 0] if given.shape[1:] == (1,) else given
-    names = None if class_names is None else tuple(map(str, class_names))
-    if labels.dtype.kind in "OSU" and labels.ndim == 1:
-        labels = labels.astype(str)
-        names = names or tuple(np.unique(labels).tolist())
-        labels = np.array([names.index(each) if each in names else -1 for each in labels])
-    found = np.unique(labels) if labels.shape == images.shape[:1] else np.array([])
-    ways = len(found if names is None else names)
-    if ways < 2 or not np.array_equal(found, np.arange(ways)):
-        raise ValueError(
-            "`y` must hold a label for each example: the numbers from 0 on of two or more "
-            "classes, or their names, each at least once, and `class_names` a name for "
-            f"each class. Received: x of shape {images.shape}, y of shape {given.shape} "
-            f"with the labels {np.unique(given.astype(str)).tolist()}, "
-            f"class_names={class_names!r}"
+    given = as_classes(labels, "y")
+    found, numbers = np.unique(given, return_inverse=True)
+    names = [*map(str, found.tolist() if class_names is None else class_names)]
+    if class_names is not None:
+        is_named = given.dtype.kind == "U"
+        numbers = np.array(
+            [names.index(each) if each in names else -1 for each in given.tolist()]
+            if is_named
+            else given
         )
-    return labels.astype("int32"), names
+    wanted = np.arange(len(names))
+    if len(given) != examples or len(names) < 2 or set(numbers) != set(wanted):
+        raise ValueError(
+            "`y` must hold a label for each example, of two or more classes, and "
+            "`class_names` a name for each class, each of them at least once in `y`. "
+            f"Received: {len(given)} labels for {examples} examples, of the classes "
+            f"{found.tolist()}, and class_names={class_names!r}"
+        )
+    return numbers.astype("int32"), tuple(names)
 
 
 def adapted_copy(
-    model: keras.Model, policy: str, images: Any, values: dict[int, Any] | None = None
+    model: keras.Model, policy: str, examples: Any, values: dict[int, Any] | None = None
 ) -> list[Any]:
     """Returns an input, and a copy that computes as a model does in an episode.
 
     Args:
         model: A built model.
         policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
-        images: The support examples.
+        examples: The support examples.
         values: New values of variables, by the variables' ids.
     """
     # A subclassed model is copied through its config and weights.
@@ -194,17 +197,17 @@ def adapted_copy(
         if values and id(variable) in values:
             new.assign(ops.convert_to_numpy(values[id(variable)]))
     if effective_policy(copied, policy) == "support":
-        _, found = FunctionalModel(copied, (), policy).outputs([], images)
+        _, found = FunctionalModel(copied, (), policy).outputs([], examples)
         if len(set(map(id, found.layers))) < len(found.layers):
             raise ValueError(
                 '`batch_normalization` must be "moving" for `adapt` where layers share a '
                 f'batch norm. Received: batch_normalization="support", model {model.name!r}'
             )
-        pairs = zip(found.values[::2], found.values[1::2], strict=True)
-        for layer, (mean, variance) in zip(found.layers, pairs, strict=True):
-            layer.moving_mean.assign(mean)
-            layer.moving_variance.assign(variance)
-    shape, dtype = tuple(images.shape[1:]), None
+        statistics = iter(found.values)
+        for layer in found.layers:
+            layer.moving_mean.assign(next(statistics))
+            layer.moving_variance.assign(next(statistics))
+    shape, dtype = tuple(examples.shape[1:]), None
     if is_graph:
         given = model.inputs[0]
         dtype = given.dtype

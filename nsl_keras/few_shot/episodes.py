@@ -267,7 +267,7 @@ class _EpisodeBatches(keras.utils.PyDataset):
         self.batch_size = validation.positive_integer(batch_size, "batch_size")
         self.steps = validation.positive_integer(steps, "steps")
         self.start = validation.non_negative_integer(start, "start")
-        self.fresh = validation.boolean(fresh, "fresh")
+        self.fresh = fresh
         self.epoch = 0
         # Whether an epoch has begun, and the batches taken since the last one ended.
         self._begun = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +18,16 @@ from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import CheckedModel, loss_of_logits
 from nsl_keras.training.data import is_in_memory
 
+_FIT = inspect.signature(keras.Model.fit)
+
 
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `logits` and `_adapted`, sets `ways` in `build` at the latest, and
+    A subclass writes `call` and `_adapted`, sets `ways` in `build` at the latest, and
     keeps each of its arguments as an attribute, for its config.
 
     Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
-    In other data an episode has NaN logits, so that `fit` stops, if its support labels
-    are not the classes or its numbers are not finite.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -34,54 +35,19 @@ class EpisodicLearner(Adapting, CheckedModel):
     #: The shape of a support label; `None` before a regression is built.
     label_shape: Any = ()
 
-    def __init__(self, batch_normalization: str, **kwargs: Any) -> None:
+    def __init__(
+        self, network: keras.Model, batch_normalization: str, **kwargs: Any
+    ) -> None:
+        # Not the network's own policy: half precision would round all variables that a
+        # learner reads. The network's layers keep theirs.
+        kwargs.setdefault("dtype", network.variable_dtype)
         super().__init__(autocast=False, **kwargs)
-        if self.compute_dtype != self.variable_dtype:
-            # In an autocast scope of half precision, every variable that a learner reads
-            # would be rounded. The layers of its networks open their own scopes.
-            self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
 
-    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
-        episode_shapes(shapes_of(inputs), self.label_shape)
-        support, labels, queries = map(ops.convert_to_tensor, inputs)
-        if self.classifies:
-            labels = ops.one_hot(ops.cast(labels, "int32"), self.ways)
-        outputs = self.logits(support, labels, queries, bool(training))
-        # Valid: every label is a class, every class has a label, all numbers are finite.
-        valid = ops.ones(ops.shape(labels)[:1], "bool")
-        if self.classifies:
-            valid &= ops.all(ops.any(labels > 0, axis=2), axis=1)
-            valid &= ops.all(ops.any(labels > 0, axis=1), axis=1)
-        for each in (support, labels, queries):
-            if keras.backend.is_float_dtype(each.dtype):
-                axes = tuple(range(1, len(each.shape)))
-                valid &= ops.all(ops.isfinite(each), axis=axes)
-        valid = ops.reshape(valid, (-1, *(1 for _ in outputs.shape[1:])))
-        return ops.where(valid, outputs, float("nan"))
-
-    def logits(
-        self,
-        support_images: Tensor,
-        membership: Tensor,
-        query_images: Tensor,
-        training: bool,
-    ) -> Tensor:
-        """Returns logits of shape `(batch, queries, ways)`, or outputs of a regression.
-
-        Args:
-            support_images: Tensor of shape `(batch, support examples, ...)`.
-            membership: One-hot labels, of shape `(batch, support examples, ways)`, or
-                targets.
-            query_images: Tensor of shape `(batch, queries, ...)`.
-            training: bool, whether this is a training step.
-        """
-        raise NotImplementedError
-
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        batch, queries = episode_shapes(input_shape, self.label_shape)[2][:2]
+        batch, queries = input_shape[2][:2]
         return (batch, queries, *self.outputs_shape)
 
     @property
@@ -116,12 +82,13 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
-        if options.get("class_weight"):
+        class_weight = _FIT.bind(self, *args, **options).arguments.get("class_weight")
+        if class_weight:
             # Keras would take the labels of an episode for one-hot labels.
             raise ValueError(
                 "`class_weight` must be None: the classes of episodes are numbered anew. "
                 "Pass `sample_weight`, with a weight for each episode or query. "
-                f"Received: class_weight={options['class_weight']}"
+                f"Received: class_weight={class_weight}"
             )
         return super().fit(*args, **options)
 
@@ -156,14 +123,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         if y is not None:
             self._check_targets(ops.convert_to_numpy(y))
 
-    def _build_for(
-        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
-    ) -> None:
-        if not self.built:
-            images, labels = (None, None, *shape), (None, None, *label_shape)
-            with variable_scope(self):
-                self.build((images, labels, images))
-
     def _check_targets(self, y: np.ndarray) -> None:
         if y.ndim not in (2, 3):
             raise ValueError(
@@ -171,6 +130,14 @@ class EpisodicLearner(Adapting, CheckedModel):
                 f"queries, {self.ways}). Received: y.shape={y.shape}"
             )
         validation.class_labels(y.reshape(-1, *y.shape[2:]), self.ways)
+
+    def _build_for(
+        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
+    ) -> None:
+        if not self.built:
+            images, labels = (None, None, *shape), (None, None, *label_shape)
+            with variable_scope(self):
+                self.build((images, labels, images))
 
     def compute_loss(
         self,
@@ -181,17 +148,18 @@ class EpisodicLearner(Adapting, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
-        if not self.classifies and not _fits(np.shape(y), np.shape(y_pred)):
+        if not self.classifies and not _fits(y.shape, y_pred.shape):
             # Keras would broadcast them.
             raise ValueError(
                 f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
-                f"Received: y.shape={tuple(np.shape(y))}"
+                f"Received: y.shape={tuple(y.shape)}"
             )
-        if sample_weight is not None:
-            # Keras would broadcast them along other axes: losses reduce the last one alone.
+        if sample_weight is not None and len(y_pred.shape) > 2:
+            # Keras would broadcast weights of episodes along another axis.
+            batch, queries = ops.shape(y_pred)[:2]
             ones = (1,) * (len(y_pred.shape) - 3)
-            shape = (ops.shape(y_pred)[0], -1, *ones)
-            sample_weight = ops.reshape(sample_weight, shape)
+            sample_weight = ops.reshape(sample_weight, (batch, -1, *ones))
+            sample_weight = ops.broadcast_to(sample_weight, (batch, queries, *ones))
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
@@ -216,13 +184,13 @@ def episode_shapes(
 
     Labels may have any shape for `label_shape=None`.
     """
+
     if len(input_shape) == 3 and all(
-        isinstance(each, (tuple, list)) for each in input_shape
+        isinstance(each, (tuple, list)) and len(each) >= 2 for each in input_shape
     ):
         support, labels, query = shapes = tuple(map(tuple, input_shape))
         if (
-            min(map(len, shapes)) >= 2
-            and _fits(labels[:2], support[:2])
+            _fits(labels[:2], support[:2])
             and _fits(support[:1], query[:1])
             and support[2:] == query[2:]
             and label_shape in (None, labels[2:])

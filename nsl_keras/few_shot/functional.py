@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import rewiring
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.neural_similarity import BilinearForm
 from nsl_keras.training.normalization import (
     BatchNormalization,
     BatchStatistics,
@@ -23,9 +22,8 @@ from nsl_keras.training.normalization import (
     normalizing_by_batch,
 )
 
-Selection: TypeAlias = str | Sequence[str] | Sequence[int] | Callable[[Any], bool]
+Selection: TypeAlias = str | Collection[str] | Sequence[int] | Callable[[Any], bool]
 
-SELECTIONS = ("similarity", "predictor", "classifier", "all")
 POLICIES = ("support", "transductive", "moving")
 
 
@@ -49,70 +47,53 @@ def select_variables(
     Raises:
         ValueError: If the selection, or a part of it, matches no trainable variable.
     """
-    if _holds(selection, int):
-        return [model.variables[place] for place in selection]
+    if callable(selection):
+        parts: list[Any] = [selection]
+    else:
+        parts = selection.split("+") if isinstance(selection, str) else [*selection]
+    if parts and all(isinstance(each, int) for each in parts):
+        return [model.variables[place] for place in parts]
     variables = model.trainable_variables
     if not variables:
         with rewiring.unfrozen(model):
             variables = model.trainable_variables
-    parts = _parts(model, selection, argument)
-    for name, matches in parts.items():
-        if not any(map(matches, variables)):
-            frozen = len(variables) < len(model.variables)
-            raise ValueError(
-                f"`{argument}` must match trainable variables of the model, which are: "
-                f"{', '.join(each.path for each in variables) or 'none at all'}"
-                f"{' (layers with trainable=False have none)' if frozen else ''}. "
-                f"Received: {argument}={selection!r}, of which {name} matches none of them"
-            )
-    return [each for each in variables if any(take(each) for take in parts.values())]
+    chosen: set[int] = set()
+    found: set[int] = set()
+    for part in parts:
+        found = {id(each) for each in variables} & set(map(id, _named(model, part)))
+        chosen |= found
+        if not found:
+            break
+    if not found:
+        raise ValueError(
+            f'`{argument}` must be "all", "classifier", "similarity" or "predictor", '
+            "names of trainable variables, or a function of a variable, and each must "
+            "match one (layers with trainable=False have none). Received: "
+            f"{argument}={selection!r} for a model with the trainable variables "
+            f"{[each.path for each in variables]}"
+        )
+    return [each for each in variables if id(each) in chosen]
 
 
-def _holds(selection: Any, kind: type) -> TypeGuard[Collection[Any]]:
-    """Whether a selection is a collection, not empty, of values of one type."""
-    return (
-        isinstance(selection, Collection)
-        and len(selection) > 0
-        and all(isinstance(each, kind) for each in selection)
-    )
-
-
-def _parts(
-    model: keras.Model, selection: Selection, argument: str
-) -> dict[str, Callable[[Any], bool]]:
-    """Returns a test of variables for each part of a selection, by the part's name."""
-    if callable(selection):
-        return {"it": selection}
-    if isinstance(selection, str):
-        parts = selection.split("+")
-        for each in parts:
-            validation.one_of(each, SELECTIONS, argument)
-        last = last_layer_with_weights(model).variables if "classifier" in parts else []
-        classifier = set(map(id, last))
-        predicting = {
-            id(variable)
+def _named(model: keras.Model, part: Any) -> list[Any]:
+    """Returns the variables that one part of a selection names, frozen ones included."""
+    if callable(part):
+        return [*filter(part, model.variables)]
+    if part == "all":
+        return model.variables
+    if part == "classifier":
+        return last_layer_with_weights(model).variables
+    if part in ("similarity", "predictor"):
+        forms = [
+            layer
             for layer in rewiring.sublayers(model)
-            if isinstance(layer, BilinearForm) and layer.network is not None
-            for variable in layer.network.variables
-        }
-        kinds: dict[str, Callable[[Any], bool]] = {
-            "all": lambda variable: True,
-            "similarity": lambda variable: variable.name == "similarity",
-            "predictor": lambda variable: id(variable) in predicting,
-            "classifier": lambda variable: id(variable) in classifier,
-        }
-        return {repr(each): kinds[each] for each in parts}
-    if _holds(selection, str):
-
-        def has_name(name: str) -> Callable[[Any], bool]:
-            return lambda variable: name in (variable.name, variable.path)
-
-        return {repr(name): has_name(str(name)) for name in selection}
-    raise ValueError(
-        f"`{argument}` must be one of {', '.join(map(repr, SELECTIONS))}, some of them "
-        "joined by +, a collection of variables' names, or a function of a variable. "
-        f"Received: {argument}={selection!r}"
-    )
+            if hasattr(layer, "similarity_parameters")
+        ]
+        if part == "similarity":
+            return [each.similarity_parameters for each in forms]
+        networks = [getattr(each, "network", None) for each in forms]
+        return [v for network in networks if network for v in network.variables]
+    return [each for each in model.variables if part in (each.name, each.path)]
 
 
 def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
@@ -126,11 +107,9 @@ def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
             f"Received: model {model.name!r} of type {type(model).__name__}"
         )
     for layer in reversed(layers):
-        if isinstance(layer, keras.Model):
-            if layer.weights:
-                return last_layer_with_weights(layer)
-        elif layer.weights:
-            return layer
+        if layer.weights:
+            is_model = isinstance(layer, keras.Model)
+            return last_layer_with_weights(layer) if is_model else layer
     raise ValueError(f"`model` must have weights. Received: model {model.name!r}")
 
 
@@ -142,12 +121,9 @@ def effective_policy(model: keras.Model, policy: str) -> str | None:
     return policy if any(each.trainable for each in norms) else "moving"
 
 
-def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    return [
-        layer
-        for layer in rewiring.sublayers(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
+def _batch_norms(model: keras.Model) -> list[Any]:
+    layers = rewiring.sublayers(model)
+    return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
 
 
 class FunctionalModel:
@@ -181,17 +157,13 @@ class FunctionalModel:
         self.batch_normalization = batch_normalization
         self._norms = _batch_norms(model)
         if batch_normalization != "moving":
-            self._require_convertible_norms()
+            self.trainable_norms()
 
-    @property
-    def norms(self) -> list[BatchNormalization]:
-        """The trainable batch norms, which must be able to normalize by batches."""
-        self._require_convertible_norms()
-        return [each for each in self._norms if each.trainable]
-
-    def _require_convertible_norms(self) -> None:
-        for layer in self._norms:
-            if layer.trainable and not isinstance(layer, BatchNormalization):
+    def trainable_norms(self) -> list[BatchNormalization]:
+        """Returns the trainable batch norms, which must be able to normalize by batches."""
+        norms = [each for each in self._norms if each.trainable]
+        for layer in norms:
+            if not isinstance(layer, BatchNormalization):
                 raise ValueError(
                     "Trainable batch norms must be `nsl_keras.layers.BatchNormalization` "
                     "to normalize by the examples of an episode. Convert the model with "
@@ -200,6 +172,7 @@ class FunctionalModel:
                     "batch_normalization="
                     f"{self.batch_normalization!r}, and layer {layer.name!r} of Keras"
                 )
+        return norms
 
     def values(self) -> list[Tensor]:
         """Returns the values that the model's variables have."""
@@ -208,44 +181,52 @@ class FunctionalModel:
     def outputs(
         self,
         values: Sequence[Tensor],
-        images: Tensor,
+        examples: Tensor,
         given: Sequence[Tensor] | None = None,
+        by_batch: bool | None = None,
     ) -> tuple[Tensor, BatchStatistics]:
-        """Returns the outputs under the policy, in float32 or wider, and statistics."""
+        """Returns the outputs, in float32 or wider, and statistics of batch norms.
+
+        Args:
+            values: Values of the `variables`.
+            examples: A batch of examples.
+            given: Statistics to normalize by instead of those of the batch.
+            by_batch: bool, whether to normalize by batches. `None`: as the policy says.
+        """
+        if by_batch is None:
+            by_batch = self.batch_normalization != "moving"
         # Every variable: a StatelessScope hides the scopes around it. Later values count.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
-        by_batch: contextlib.AbstractContextManager[BatchStatistics] = (
-            contextlib.nullcontext(BatchStatistics())
-            if self.batch_normalization == "moving"
-            else normalizing_by_batch(given)
+        statistics: contextlib.AbstractContextManager[BatchStatistics] = (
+            normalizing_by_batch(given)
+            if by_batch
+            else contextlib.nullcontext(BatchStatistics())
         )
-        with keras.StatelessScope(state), by_batch as statistics:
-            outputs = self.model(images, training=False)
-        return at_least_float32(outputs), statistics
+        with keras.StatelessScope(state), statistics as measured:
+            outputs = self.model(examples, training=False)
+        return at_least_float32(outputs), measured
 
     def query_outputs(
-        self, values: Sequence[Tensor], support_images: Tensor, query_images: Tensor
+        self, values: Sequence[Tensor], support: Tensor, queries: Tensor
     ) -> Tensor:
         """Returns the outputs for queries under the policy, in float32 or wider."""
         given = None
-        if self.batch_normalization == "support" and self.norms:
-            given = self.outputs(values, support_images)[1].values
-        return self.outputs(values, query_images, given)[0]
-
-    def batch_statistics(self, values: Sequence[Tensor], images: Tensor) -> list[Tensor]:
-        """Returns, under "moving", the mean and variance of a batch at each norm."""
-        with normalizing_by_batch() as found:
-            self.outputs(values, images)
-        pairs = zip(found.values[::2], found.values[1::2], strict=True)
-        of_layer = dict(zip(map(id, found.layers), pairs, strict=True))
-        return [each for layer in self.norms for each in of_layer[id(layer)]]
+        if self.batch_normalization == "support" and self.trainable_norms():
+            given = self.outputs(values, support)[1].values
+        return self.outputs(values, queries, given)[0]
 
 
 def move_by_episodes(
     layers: Sequence[BatchNormalization], statistics: Sequence[Tensor], examples: Any
 ) -> None:
-    """Moves moving statistics towards those of all episodes of a batch together."""
+    """Moves moving statistics towards those of all episodes of a batch together.
+
+    Args:
+        layers: The layers, in the order in which they were called.
+        statistics: Means and variances of each, in turn, of shape `(episodes, channels)`.
+        examples: The number of examples.
+    """
     pairs = zip(layers, statistics[::2], statistics[1::2], strict=True)
     for layer, means, variances in pairs:
         variance = ops.mean(variances, axis=0) + ops.var(means, axis=0)

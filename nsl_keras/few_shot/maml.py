@@ -1,8 +1,7 @@
 """Model-agnostic meta-learning: a network that is trained to be finetuned.
 
-A training step runs in this order: `train_step` of `keras.Model`,
-`EpisodicLearner.call`, `MAML.logits`, and in each episode `MAML._values_after`, which
-evaluates the model at other weights by `FunctionalModel`.
+Keras's `train_step` runs `MAML.call`, which in each episode takes the inner steps
+(`_values_after`) and evaluates the network at the new weights by `FunctionalModel`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from nsl_keras.few_shot.functional import (
     move_by_episodes,
     select_variables,
 )
-from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.training.checks import require_logits
-from nsl_keras.training.second_order import require_second_derivatives
 
 FORMS = ("fixed", "learned")
+
+_CROSS_ENTROPY = functools.partial(keras.losses.categorical_crossentropy, from_logits=True)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -52,7 +51,9 @@ class MAML(EpisodicLearner):
     All layers run in inference mode in training too, without dropout, except batch norms
     that normalize by batches.
     Losses from `add_loss` are ignored. Training holds the activations of all inner steps of
-    all episodes of a batch; `first_order=True` needs less.
+    all episodes of a batch; `first_order=True` needs less. Without it, training needs the
+    second derivatives of all layers, which some lack on TensorFlow (image resizing, for
+    example): `check_second_order` measures how exact a network's are.
 
     Args:
         model: Keras classifier of any kind, from examples to logits of shape `(batch,
@@ -104,9 +105,8 @@ class MAML(EpisodicLearner):
 
     Raises:
         ValueError: For arguments outside these ranges; for a selection that matches no
-            variable; for models other than described; without `first_order` on
-            TensorFlow, for a layer whose second derivative is missing or inexact; for
-            data as `ProtoNet`, and for targets of another shape or not finite.
+            variable; for models other than described; for data as `ProtoNet`, and for
+            targets of another shape or not finite.
 
     Example:
 
@@ -149,55 +149,47 @@ class MAML(EpisodicLearner):
     ) -> None:
         if not isinstance(model, keras.Model):
             raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
-        kwargs.setdefault("dtype", model.dtype_policy)
-        super().__init__(batch_normalization, **kwargs)
-        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
+        super().__init__(model, batch_normalization, **kwargs)
+        steps, extra = validation.positive_integer, validation.non_negative_integer
+        optional = validation.optional
+        self.inner_steps = steps(inner_steps, "inner_steps")
         self.inner_learning_rate = validation.positive_number(
             inner_learning_rate, "inner_learning_rate"
         )
         self.learning_rate_form = validation.one_of(
             learning_rate_form, FORMS, "learning_rate_form"
         )
-        self.first_order = validation.boolean(first_order, "first_order")
-        self.extra_steps = validation.non_negative_integer(
-            extra_steps, "extra_steps", validation.MOST_STEPS
-        )
-        self.test_inner_steps = validation.optional(
-            validation.number_of_steps, test_inner_steps, "test_inner_steps"
-        )
-        self.test_extra_steps = validation.optional(
-            validation.non_negative_integer,
-            test_extra_steps,
-            "test_extra_steps",
-            validation.MOST_STEPS,
-        )
+        self.first_order = first_order
+        self.extra_steps = extra(extra_steps, "extra_steps")
+        self.test_inner_steps = optional(steps, test_inner_steps, "test_inner_steps")
+        self.test_extra_steps = optional(extra, test_extra_steps, "test_extra_steps")
         self.inner_variables = inner_variables
         self.extra_variables = extra_variables
         self.model = model
         validation.built(model, "MAML")
         self.inner_loss = inner_loss
         self.classifies = inner_loss is None
-        self._loss_of: Any = keras.losses.get(inner_loss) or cross_entropy
+        self._loss_of: Any = keras.losses.get(inner_loss) or _CROSS_ENTROPY
         if self.classifies:
             require_logits(model, "model")
         else:
             self.label_shape = None
         inner = select_variables(model, inner_variables, "inner_variables")
-        extra = []
+        further = []
         if extra_steps or test_extra_steps:
-            extra = select_variables(model, extra_variables, "extra_variables")
-        self.functional = FunctionalModel(model, [*inner, *extra], batch_normalization)
+            further = select_variables(model, extra_variables, "extra_variables")
+        self.functional = FunctionalModel(model, [*inner, *further], batch_normalization)
         #: The places of the variables that the steps change.
         self._inner, self._extra = (
             [p for p, each in enumerate(self.functional.variables) if id(each) in chosen]
-            for chosen in (set(map(id, inner)), set(map(id, extra)))
+            for chosen in (set(map(id, inner)), set(map(id, further)))
         )
 
     def get_config(self) -> dict[str, Any]:
-        # Names and `trainable` flags may have changed when the model is loaded.
+        # Places: names and `trainable` flags may have changed when the model is loaded.
         places = {id(each): place for place, each in enumerate(self.model.variables)}
         names = {"inner_variables": self._inner, "extra_variables": self._extra}
-        own = {
+        own: dict[str, Any] = {
             name: [places[id(self.functional.variables[p])] for p in chosen]
             for name, chosen in names.items()
             if chosen
@@ -208,7 +200,7 @@ class MAML(EpisodicLearner):
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
             return
-        support, _, _ = episode_shapes(input_shape)
+        support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
         found = rewiring.output_spec(self.model, images)
         shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
@@ -222,9 +214,7 @@ class MAML(EpisodicLearner):
             (self.ways,) = shape
         else:
             self.label_shape = shape
-        self._logits_dtype = keras.backend.result_type(found.dtype, "float32")
-        if not self.first_order:
-            require_second_derivatives(self.model, remedy=", or pass first_order=True")
+        self._outputs_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [
                 self.add_weight(
@@ -247,68 +237,60 @@ class MAML(EpisodicLearner):
             for variable in self.functional.variables
         ]
 
-    def logits(
-        self,
-        support_images: Tensor,
-        membership: Tensor,
-        query_images: Tensor,
-        training: bool,
-    ) -> Tensor:
-        norms = self.functional.norms if training else []
-        moves = self.batch_normalization == "moving" and bool(norms)
-        shape = (query_images.shape[1], *self.outputs_shape)
-        outputs = [keras.KerasTensor(shape, self._logits_dtype)]
-        if moves:
-            outputs += [
-                keras.KerasTensor(each.moving_mean.shape, self._logits_dtype)
-                for each in norms
-                for _ in ("mean", "variance")
-            ]
+    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
+        support, targets, queries = inputs
+        if self.classifies:
+            targets = ops.one_hot(ops.cast(targets, "int32"), self.ways)
+        network, norms = self.functional, []
+        if training and self.batch_normalization == "moving":
+            norms = network.trainable_norms()
+        shapes = [(queries.shape[1], *self.outputs_shape)]
+        shapes += [each.moving_mean.shape for each in norms for _ in ("mean", "variance")]
 
-        def one_episode(elements: list[Tensor]) -> list[Tensor]:
-            images, targets, queries = elements
-            values = self._values_after(images, targets, training)
-            logits = self.functional.query_outputs(values, images, queries)
-            if not moves:
-                return [logits]
-            fixed = [ops.stop_gradient(value) for value in values]
-            statistics = self.functional.batch_statistics(fixed, queries)
-            return [logits, *map(ops.stop_gradient, statistics)]
+        def one_episode(episode: list[Tensor]) -> list[Tensor]:
+            support, targets, queries = episode
+            values = self._values_after(support, targets, bool(training))
+            outputs = network.query_outputs(values, support, queries)
+            if not norms:
+                return [outputs]
+            fixed = [*map(ops.stop_gradient, values)]
+            found = network.outputs(fixed, queries, by_batch=True)[1]
+            return [outputs, *map(ops.stop_gradient, found.of(norms))]
 
-        elements = [support_images, membership, query_images]
-        logits, *statistics = map_elements(one_episode, elements, outputs)
-        if moves:
-            examples = ops.shape(query_images)[0] * ops.shape(query_images)[1]
+        outputs, *statistics = map_elements(
+            one_episode,
+            [support, targets, queries],
+            [keras.KerasTensor(shape, self._outputs_dtype) for shape in shapes],
+        )
+        if norms:
+            examples = ops.shape(queries)[0] * ops.shape(queries)[1]
             move_by_episodes(norms, statistics, examples)
-        return logits
+        return outputs
 
     def _values_after(
-        self, images: Tensor, targets: Tensor, training: bool
+        self, support: Tensor, targets: Tensor, training: bool
     ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
         inner, extra = self.inner_steps, self.extra_steps
         if not training:
             inner = inner if self.test_inner_steps is None else self.test_inner_steps
             extra = extra if self.test_extra_steps is None else self.test_extra_steps
-        rates = self.inner_learning_rates
-        values = self.functional.values()
+
+        def loss(values: list[Tensor]) -> tuple[Tensor, None]:
+            outputs, _ = self.functional.outputs(values, support)
+            of_example = self._loss_of(ops.cast(targets, outputs.dtype), outputs)
+            return ops.mean(of_example), None
+
+        rates, values = self.inner_learning_rates, self.functional.values()
         for changed in [self._inner] * inner + [self._extra] * extra:
-            loss_at = functools.partial(self._loss, values, changed, images, targets)
-            gradients, _ = gradients_of(loss_at, [values[place] for place in changed])
+            gradients, _ = gradients_of(loss, values)
             values = [*values]
-            for place, gradient in zip(changed, gradients, strict=True):
+            for place in changed:
+                gradient = gradients[place]
                 gradient = ops.stop_gradient(gradient) if self.first_order else gradient
                 # MAML's inner update (Algorithm 2, lines 6 and 7); NSL Eq. (7).
                 values[place] = values[place] - rates[place] * gradient
         return values
-
-    def _loss(
-        self, values: Any, changed: list[int], images: Tensor, targets: Any, at: Any
-    ) -> tuple[Tensor, None]:
-        """Returns the mean inner loss with the values `at` at the places `changed`."""
-        new = {**dict(enumerate(values)), **dict(zip(changed, at, strict=True))}
-        outputs, _ = self.functional.outputs([*new.values()], images)
-        return ops.mean(self._loss_of(ops.cast(targets, outputs.dtype), outputs)), None
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
         targets = ops.one_hot(labels, ways) if self.classifies else labels

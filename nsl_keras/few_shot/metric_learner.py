@@ -1,4 +1,4 @@
-"""Base of the learners that compare features, and the parts that they share."""
+"""Base of the learners that compare features, and the layer that `adapt` makes of them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,10 @@ from nsl_keras.few_shot.functional import (
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass writes `compare`, and `build_for` if it has further weights.
+    A subclass writes `compare`, and `build_for` if it has weights of its own.
     """
 
     ways_are_fixed = False
-    #: Whether features are flattened.
-    flattens = True
-    temperature: float
-    learn_temperature = False
 
     def __init__(
         self,
@@ -45,8 +41,7 @@ class MetricLearner(EpisodicLearner):
                 "`backbone` must be a Keras model from examples to features. "
                 f"Received: backbone={backbone!r}"
             )
-        kwargs.setdefault("dtype", backbone.dtype_policy)
-        super().__init__(batch_normalization, **kwargs)
+        super().__init__(backbone, batch_normalization, **kwargs)
         if batch_normalization != "moving":
             leave_out_of_xla(self)
         self.backbone = backbone
@@ -55,57 +50,32 @@ class MetricLearner(EpisodicLearner):
     def build(self, input_shape: Any) -> None:
         if self.built:
             return
-        support, _, _ = episode_shapes(input_shape)
-        images = keras.KerasTensor((None, *support[2:]))
-        features = rewiring.output_spec(self.backbone, images)
+        support, _, _ = episode_shapes(input_shape, ())
+        features = rewiring.output_spec(
+            self.backbone, keras.KerasTensor((None, *support[2:]))
+        )
         shape = tuple(getattr(features, "shape", ())[1:])
         if not shape or None in shape:
             raise ValueError(
                 "`backbone` must have one output, of shape (batch, ...) with known sizes. "
                 f"Received: outputs {features!r} for examples of shape {support[2:]}"
             )
-        self.build_for((math.prod(shape),) if self.flattens else shape)
+        self.build_for(shape)
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         """Creates what `compare` needs for features of a shape, without the batch axis."""
-        if self.learn_temperature:
-            self.log_temperature = self.add_weight(
-                name="log_temperature",
-                shape=(),
-                initializer=keras.initializers.Constant(math.log(self.temperature)),
-                dtype="float32",
-                autocast=False,
-            )
 
-    def scaled(self, scores: Tensor) -> Tensor:
-        """Returns scores divided by the temperature."""
-        if not self.learn_temperature:
-            return scores / self.temperature
-        return scores * ops.cast(ops.exp(-self.log_temperature), scores.dtype)
-
-    def logits(
-        self,
-        support_images: Tensor,
-        membership: Tensor,
-        query_images: Tensor,
-        training: bool,
-    ) -> Tensor:
-        sets = [support_images, query_images]
-        support, queries = map(
-            at_least_float32,
-            outputs_of_sets(self.backbone, self.batch_normalization, sets, training),
+    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
+        support, labels, queries = inputs
+        policy = self.batch_normalization
+        sets = outputs_of_sets(self.backbone, policy, [support, queries], bool(training))
+        support, queries = (
+            ops.reshape(each, (*ops.shape(each)[:2], math.prod(each.shape[2:])))
+            for each in map(at_least_float32, sets)
         )
-        if self.flattens:
-            support, queries = flattened(support), flattened(queries)
-        membership = ops.cast(membership, support.dtype)
-        references = self.references(support, membership, training)
-        return self.compare(*references, queries, training)
-
-    def references(
-        self, support: Tensor, membership: Tensor, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the features that queries are compared with, and their one-hot labels."""
-        return support, membership
+        labels = ops.cast(labels, "int32")
+        membership = ops.one_hot(labels, self.ways, dtype=support.dtype)
+        return self.compare(support, membership, queries, bool(training))
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
@@ -113,72 +83,54 @@ class MetricLearner(EpisodicLearner):
         """Returns logits of shape `(batch, queries, ways)`.
 
         Args:
-            support: Features of shape `(batch, support examples, ...)`, or `references`.
+            support: Features of shape `(batch, support examples, features)`.
             membership: Their one-hot labels, of shape `(batch, support examples, ways)`.
-            queries: Features of shape `(batch, queries, ...)`.
+            queries: Features of shape `(batch, queries, features)`.
             training: bool, whether this is a training step.
         """
         raise NotImplementedError
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
-        features = ops.convert_to_tensor(layers[-1].predict(images, verbose=0))
-        if self.flattens and len(features.shape) > 2:
-            layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
-            features = ops.reshape(features, (len(images), -1))
-        membership = ops.one_hot(labels, ways, dtype=at_least_float32(features).dtype)
-        return self.adapted_to(layers, at_least_float32(features), membership)
-
-    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
-        """Returns the model that `adapt` returns, or its layers.
-
-        Args:
-            layers: Input and backbone, and the layer that flattens.
-            support: Features of shape `(support examples, ...)`.
-            membership: One-hot labels, of shape `(support examples, ways)`.
-        """
-        shape = support.shape[1:]
-        backbone = keras.Sequential([keras.Input(shape), keras.layers.Identity()])
+        features = at_least_float32(layers[-1].predict(images, verbose=0))
+        # A learner of the same weights, from features to logits.
+        dtype = keras.backend.standardize_dtype(features.dtype)
+        inputs = keras.Input(features.shape[1:], dtype=dtype)
+        backbone = keras.Model(inputs, keras.layers.Identity(dtype=dtype)(inputs))
         backbone = keras.saving.serialize_keras_object(backbone)
-        config = {"backbone": backbone, "ways": membership.shape[1]}
-        (support,), (membership,) = self.references(support[None], membership[None], False)
-        learner = self.from_config({**self.get_config(), **config})
-        dtype = keras.backend.standardize_dtype(support.dtype)
-        head = SupportSet(learner, len(support), dtype=dtype)
-        head.build((None, *shape))
+        config = {**self.get_config(), "backbone": backbone, "ways": ways}
+        head = SupportSet(self.from_config(config), len(features), dtype=dtype)
+        head.build(features.shape)
         others = set(map(id, self.backbone.weights))
         own = [each for each in self.weights if id(each) not in others]
         head.learner.set_weights([*map(ops.convert_to_numpy, own)])
-        head.features.assign(support)
-        head.membership.assign(membership)
+        head.features.assign(features)
+        head.labels.assign(labels)
         return [*layers, head]
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SupportSet(keras.layers.Layer):
-    """Compares features with a stored support set, as a metric learner does."""
+    """Answers single queries as a learner does in the episode of a stored support set."""
 
-    def __init__(self, learner: MetricLearner, images: int, **kwargs: Any) -> None:
+    def __init__(self, learner: MetricLearner, examples: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.learner, self.images = learner, images
+        self.learner, self.examples = learner, examples
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.learner._build_for(input_shape[1:])
-        options: Any = {"trainable": False, "autocast": False}
-        shapes = (*input_shape[1:],), (self.learner.ways,)
-        self.features, self.membership = (
-            self.add_weight(shape=(self.images, *shape), **options) for shape in shapes
-        )
+        shape = (self.examples, *input_shape[1:])
+        self.learner._build_for(shape[1:])
+        self.features = self.add_weight(shape=shape, trainable=False, autocast=False)
+        self.labels = self.add_weight(shape=shape[:1], dtype="int32", trainable=False)
 
     def call(self, inputs: Tensor) -> Tensor:
-        support, membership = map(ops.convert_to_tensor, (self.features, self.membership))
-        queries = ops.cast(inputs, support.dtype)
-        sets = support[None], membership[None], queries[None]
-        return self.learner.compare(*sets, training=False)[0]
+        episode = self.features, self.labels, inputs
+        inputs = [ops.convert_to_tensor(each)[None] for each in episode]
+        return self.learner(inputs, training=False)[0]
 
     def get_config(self) -> dict[str, Any]:
         learner = keras.saving.serialize_keras_object(self.learner)
-        return {**super().get_config(), "learner": learner, "images": self.images}
+        return {**super().get_config(), "learner": learner, "examples": self.examples}
 
     from_config = classmethod(rewiring.from_arguments)
 
@@ -186,16 +138,22 @@ class SupportSet(keras.layers.Layer):
 def outputs_of_sets(
     model: keras.Model, policy: str, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
-    """Returns a model's outputs for sets of examples, under a policy of batch norms."""
+    """Returns a model's outputs for sets of examples, under a policy of batch norms.
+
+    Args:
+        model: The model.
+        policy: See `batch_normalization` of `ProtoNet`.
+        sets: Support set and queries, of shape `(batch, examples, ...)`; or one set.
+        training: bool, whether this is a training step.
+    """
     if effective_policy(model, policy) in ("moving", None):
+        # Dropout and noise stay off by episode.
         return _in_one_batch(model, sets, training and policy == "moving")
     functional = FunctionalModel(model, (), policy)
-    # Filled below, since `vectorized_map` can return tensors only.
-    layers: list[Any] = []
+    layers: list[Any] = []  # Filled below: `vectorized_map` returns tensors only.
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-        given = None
-        outputs, measured = [], []
+        given, outputs, measured = None, [], []
         for images in sets:
             found, statistics = functional.outputs([], images, given)
             outputs.append(found)
@@ -218,18 +176,12 @@ def outputs_of_sets(
 def _in_one_batch(
     model: keras.Model, sets: Sequence[Tensor], training: bool
 ) -> list[Tensor]:
-    images = ops.concatenate(sets, axis=1)  # One set, or two.
+    images = ops.concatenate(sets, axis=1)
     batch, count = ops.shape(images)[:2]
     found = model(ops.reshape(images, (-1, *images.shape[2:])), training=training)
     found = ops.reshape(found, (batch, count, *found.shape[1:]))
     first = ops.shape(sets[0])[1]
     return [found[:, :first], found[:, first:]][: len(sets)]
-
-
-def flattened(features: Tensor) -> Tensor:
-    """Reshapes features from `(batch, examples, ...)` to `(batch, examples, features)`."""
-    size = math.prod(features.shape[2:])
-    return ops.reshape(features, (*ops.shape(features)[:2], size))
 
 
 def class_means(support: Tensor, membership: Tensor) -> Tensor:

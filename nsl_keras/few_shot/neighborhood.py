@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, leave_out_of_xla
-from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
+from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla
+from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods, adapted_copy
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.cosine import CosineDense
@@ -95,7 +97,7 @@ class NeighborhoodLearner(MetricLearner):
         self.head = validation.one_of(head, HEADS, "head")
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
-        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
             inner_learning_rate,
             learning_rate_form,
@@ -108,7 +110,7 @@ class NeighborhoodLearner(MetricLearner):
         self.scale = validation.positive_number(scale, "scale")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        kernel = (*feature_shape, self.ways)
+        kernel = (math.prod(feature_shape), self.ways)
         if self.head == "dense":
             self.rate.build_for([kernel, (self.ways,)])
             return
@@ -146,20 +148,26 @@ class NeighborhoodLearner(MetricLearner):
             one_episode, [support, membership, attention, queries, prototypes]
         )
 
-    def adapted_to(self, layers: list[Any], support: Tensor, membership: Tensor) -> Any:
-        ways, options = membership.shape[1], {"dtype": self.dtype_policy}
+    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+        layers = adapted_copy(self.backbone, self.batch_normalization, images)
+        layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
+        backbone = keras.Sequential(layers)
+        support = at_least_float32(backbone.predict(images, verbose=0))
+        validation.finite(ops.convert_to_numpy(support), "features")
+        membership = np.eye(ways)[labels]
+        options = {"dtype": self.dtype_policy}
         is_cosine = self.head == "cosine"
         head = (CosineDense if is_cosine else keras.layers.Dense)(ways, **options)
         dictionary = NeighborDictionary(
             len(support),
             metric=self.metric,
             temperature=self.temperature,
-            fixed_values=ops.convert_to_numpy(membership),
+            fixed_values=membership,
             dropout=0.0,
             **options,
         )
         model = AdaptedNeighborhoods(
-            keras.Sequential(layers),
+            backbone,
             head,
             dictionary,
             self.inner_steps,
@@ -168,12 +176,14 @@ class NeighborhoodLearner(MetricLearner):
             **options,
         )
         model.build(layers[0].shape)
-        validation.finite(ops.convert_to_numpy(support), "features")
         dictionary.keys.assign(support)
-        prototypes = class_means(unit_norm(support)[None], membership[None])[0]
-        head.kernel.assign((1.0 if is_cosine else 0.0) * ops.transpose(prototypes))
         if is_cosine:
+            one_hot = ops.cast(membership[None], support.dtype)
+            prototypes = class_means(unit_norm(support)[None], one_hot)[0]
+            head.kernel.assign(ops.transpose(prototypes))
             head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
+        else:
+            head.kernel.assign(ops.zeros_like(head.kernel))
         rates = [*map(ops.convert_to_numpy, self.rate.weights)]
         model.neighborhood.rate.set_weights(rates)
         return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -48,8 +49,8 @@ class ProtoNet(MetricLearner):
             and `"transductive"` switch dropout off and need this package's batch norms
             (`convert.convert_batch_norms`); frozen batch norms always use their moving
             statistics.
-        **kwargs: `name`, `dtype`, `trainable` of `keras.Model`. `dtype` is by default the
-            backbone's; scores are computed in full precision.
+        **kwargs: `name`, `trainable` of `keras.Model`. Scores are computed in full
+            precision.
 
     Call arguments:
         inputs: `(support_images, support_labels, query_images)`. Labels are integers
@@ -68,8 +69,8 @@ class ProtoNet(MetricLearner):
             fit each other; at the first call, for batch norms of Keras that cannot
             normalize by episode; at `compile`, for a loss of probabilities; for arrays with
             labels outside the classes, a class without an example, or examples that are not
-            finite. Data sets with these give NaN logits, and `fit` raises
-            `NonFiniteLossError`.
+            finite. Of a data set only a `keras.utils.PyDataset` is checked, in its first
+            batch.
 
     Example:
 
@@ -106,16 +107,27 @@ class ProtoNet(MetricLearner):
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
-        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
+        self.learn_temperature = learn_temperature
 
-    def references(
-        self, support: Tensor, membership: Tensor, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        # Prototypical Networks Eq. (1)
-        return class_means(support, membership), ops.eye(membership.shape[-1])[None]
+    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+        if self.learn_temperature:
+            self.log_temperature = self.add_weight(
+                name="log_temperature",
+                shape=(),
+                initializer=keras.initializers.Constant(math.log(self.temperature)),
+                dtype="float32",
+                autocast=False,
+            )
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
+        prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
-        return self.scaled(self.metric(queries, support))
+        return self.scaled(self.metric(queries, prototypes))
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Returns scores divided by the temperature."""
+        if not self.learn_temperature:
+            return scores / self.temperature
+        return scores * ops.cast(ops.exp(-self.log_temperature), scores.dtype)

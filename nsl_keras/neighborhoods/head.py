@@ -28,7 +28,6 @@ from nsl_keras.neighborhoods.inner_loop import (
     NestedTape,
 )
 from nsl_keras.training.checks import require_logits
-from nsl_keras.training.second_order import require_second_derivatives
 
 INNER_LOOPS = ("auto", "dual", "tape")
 RANKINGS = ("effect", "attention")
@@ -181,7 +180,6 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         if self.task == "classification":
             require_logits(self.head, "head")
         _require_plain_layers(self.head)
-        require_second_derivatives(self.head, argument="head")
         self.dictionary.set_outputs(outputs[-1], self.task)
         self._finetuning = self._dual_form() or self._nested_tape(features)
         shapes = [tuple(variable.shape) for variable in self._finetuning.variables]

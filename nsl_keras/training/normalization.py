@@ -39,6 +39,12 @@ class BatchStatistics:
     layers: list[BatchNormalization] = dataclasses.field(default_factory=list)
     values: list[Tensor] = dataclasses.field(default_factory=list)
 
+    def of(self, layers: Sequence[BatchNormalization]) -> list[Tensor]:
+        """Returns mean and variance of the last call of each of some layers."""
+        pairs = zip(self.values[::2], self.values[1::2], strict=True)
+        found = dict(zip(map(id, self.layers), pairs, strict=True))
+        return [each for layer in layers for each in found[id(layer)]]
+
 
 _by_batch: contextvars.ContextVar[BatchStatistics | None] = contextvars.ContextVar(
     "normalizing_by_batch", default=None
@@ -126,7 +132,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().__init__(axis, momentum, epsilon, **kwargs)
         validation.fraction(self.momentum, "momentum")
         validation.non_negative_number(self.epsilon, "epsilon")
-        self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
+        self.momentum_warmup = momentum_warmup
         if getattr(self, "renorm", False):
             raise ValueError(
                 "`renorm` must be False: use `keras.layers.BatchNormalization` for batch "

@@ -22,7 +22,11 @@ def test_names_are_labels_or_number_them():
     made = learner()
     assert made.adapt(SUPPORT, named).class_names == ("elk", "lynx", "owl")
     assert made.adapt(SUPPORT, named[:, None], NAMES).class_names == NAMES
-    assert made.adapt(SUPPORT, LABELS).class_names is None
+    assert made.adapt(list(SUPPORT), LABELS).class_names == ("0", "1", "2")
+    model = made.adapt(SUPPORT, np.array([3, 5, 8])[LABELS])
+    assert model.class_names == ("3", "5", "8")
+    expected = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
+    np.testing.assert_array_equal(model.predict(SUPPORT, verbose=0), expected)
 
 
 def test_a_data_set_has_labels_and_names():
@@ -84,12 +88,12 @@ def test_neighbors_of_an_adapted_model_are_support_images():
 @pytest.mark.parametrize(
     "x, y, names, message",
     [
-        (SUPPORT, LABELS + 1, None, "`y` must hold a label for each example"),
+        (SUPPORT, LABELS + 1, NAMES, "`y` must hold a label for each example"),
         (SUPPORT, LABELS[:-1], None, "`y` must hold a label for each example"),
-        (SUPPORT, None, None, "`y` must hold a label for each example"),
-        (SUPPORT, np.zeros(6), None, "two or more classes"),
+        (SUPPORT, None, None, "`y` must be class numbers or names"),
+        (SUPPORT, np.zeros(6, int), None, "two or more classes"),
         (SUPPORT, LABELS, NAMES[:2], "`class_names` a name for each class"),
-        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl", "bee"), "names, each"),
+        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl", "bee"), "a name for each class"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
     ],
 )

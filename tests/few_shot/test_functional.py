@@ -38,7 +38,7 @@ def test_selections():
     assert names(lambda each: "head" in each.path) == names("classifier")
     assert names([2, 0]) == [model.variables[place].path for place in (2, 0)]
     model.get_layer("convolution").trainable = False
-    with pytest.raises(ValueError, match="`inner_variables` must match trainable"):
+    with pytest.raises(ValueError, match="`inner_variables` must be"):
         names("similarity")
 
 
@@ -85,20 +85,14 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
 
 
 @pytest.mark.parametrize(
-    ("selection", "message"),
+    "selection",
     [
-        ("similarity", r"which are: net/convolution/kernel, .*head/bias"),
-        ("similarity+classifier", "of which 'similarity' matches none"),
-        (["head", "gamma"], "of which 'head' matches none"),
-        (lambda each: False, "of which it matches none"),
-        ("predictor", "of which 'predictor' matches none"),
-        ("head", "`inner_variables` must be one of"),
-        ("classifier+head", "`inner_variables` must be one of.*Received.*'head'"),
-        ([0.5], "`inner_variables` must be one of"),
-        ([], r"`inner_variables` must be one of.*Received: inner_variables=\[\]"),
+        *("similarity", "predictor", "head", "similarity+classifier", "classifier+head"),
+        *(["head", "gamma"], lambda each: False, [0.5], []),
     ],
 )
-def test_wrong_selections(selection, message):
+def test_wrong_selections(selection):
+    message = r"`inner_variables` must be .*Received.*variables \['net/convolution/kernel'"
     with pytest.raises(ValueError, match=message):
         select_variables(network(), selection)
 
@@ -106,7 +100,7 @@ def test_wrong_selections(selection, message):
 def test_what_is_frozen_does_not_adapt_unless_all_is():
     model = network()
     model.get_layer("head").trainable = False
-    with pytest.raises(ValueError, match=r"kernel.* \(layers with trainable=False have"):
+    with pytest.raises(ValueError, match=r"\(layers with trainable=False have.*kernel"):
         select_variables(model, "classifier")
     model.trainable = False
     assert len(select_variables(model, "classifier")) == 2

@@ -384,12 +384,3 @@ def test_a_file_keeps_what_adapts(selection, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(as_numpy(loaded(inputs)), expected, rtol=1e-5)
-
-
-@tensorflow_only
-def test_a_missing_second_gradient_names_the_layer():
-    enlarged = layers.UpSampling2D(2, interpolation="bilinear", name="enlarged")
-    model = of_layers(enlarged, layers.Flatten(), layers.Dense(WAYS))
-    with pytest.raises(ValueError, match=r"or pass first_order=True.*layer 'enlarged'"):
-        built(model)
-    built(model, first_order=True)

@@ -158,8 +158,6 @@ def test_bad_targets():
     ):
         with pytest.raises(ValueError, match=message):
             model.adapt(x[0], given)
-    found = as_numpy(model((x, with_nan(y), queries)))
-    assert np.isnan(found[0]).all() and np.isfinite(found[1:]).all()
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="SavedModels are TensorFlow's")

@@ -247,7 +247,6 @@ RENORM = "renorm" in inspect.signature(keras.layers.BatchNormalization).paramete
     ("use", "message"),
     [
         (lambda: BatchNormalization(momentum=1.0), r"`momentum` must be .* \[0, 1\).*=1.0"),
-        (lambda: BatchNormalization(momentum_warmup="no"), "`momentum_warmup` .*='no'"),
         (lambda: BatchNormalization().fold(), "`fold` needs a built layer"),
         (masked_by_batch, "must not have masked inputs"),
         pytest.param(

@@ -1,0 +1,118 @@
+"""Finetuning by batches, from a classifier that each episode draws for itself."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras.backend import Tensor
+from nsl_keras.few_shot import Finetuner
+from nsl_keras.few_shot.functional import last_layer_with_weights
+
+#: Kernel and bias uniform in ±1 / sqrt(features), as PyTorch's `nn.Linear`.
+TORCH_LINEAR = "torch_linear"
+
+
+class BatchFinetuner(Finetuner):
+    """The recipe of CloserLookFewShot's code: 100 epochs in batches of 4.
+
+    Draws depend on `seed` and the episode's support examples alone, not on its place in a
+    batch.
+
+    Args:
+        Same as `nsl_keras.few_shot.Finetuner`, plus:
+        epochs: int, the number of passes over the support set.
+        batch_size: int, the number of support examples in a step. Each pass draws a new
+            order; its last batch is smaller if the size does not divide the set. `None`:
+            the whole set in each step.
+        start: `"torch_linear"`; or a Keras initializer of the kernel by its name, with
+            biases at zero.
+        seed: int of at least 0.
+
+    Reference:
+        A Closer Look at Few-shot Classification (Chen et al., ICLR 2019), Section 3.2, and
+        `methods/baselinefinetune.py` of its authors' code,
+        https://github.com/wyharveychen/CloserLookFewShot. Neural Similarity Learning (Liu
+        et al., NeurIPS 2019), Appendix A, has the same rule and number of epochs.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        ways: int,
+        variables: Any = "classifier",
+        epochs: int = 100,
+        batch_size: int | None = 4,
+        start: str = TORCH_LINEAR,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, ways, variables, **options)
+        self.epochs, self.batch_size = epochs, batch_size
+        self.start, self.seed = start, seed
+        classifier = last_layer_with_weights(self._copy)
+        self._drawn = [classifier.kernel, classifier.bias]
+
+    def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
+        """Returns the starts of kernel and bias, and the places of each step's examples.
+
+        Places are of shape `(episodes, steps, batch size)`, -1 where a batch is smaller.
+        """
+        count = support_images.shape[1]
+        drawn = []
+        for images in support_images:
+            digest = zlib.crc32(np.ascontiguousarray(images, "float32").tobytes())
+            of_starts, of_batches = np.random.default_rng([self.seed, digest]).spawn(2)
+            starts = self._starts(of_starts)
+            size = min(self.batch_size or count, count)
+            drawn.append([*starts, self._batches(count, size, of_batches)])
+        return [np.stack(each) for each in zip(*drawn, strict=True)]
+
+    def _starts(self, generator: np.random.Generator) -> list[np.ndarray]:
+        kernel, bias = self._drawn
+        if self.start == TORCH_LINEAR:
+            limit = 1 / math.sqrt(kernel.shape[0])
+            return [
+                generator.uniform(-limit, limit, each.shape).astype(each.dtype)
+                for each in self._drawn
+            ]
+        config = keras.initializers.get(self.start).get_config()
+        config["seed"] = int(generator.integers(2**31))
+        initializer = type(keras.initializers.get(self.start)).from_config(config)
+        start = ops.convert_to_numpy(initializer(kernel.shape, kernel.dtype))
+        return [start, np.zeros(bias.shape, bias.dtype)]
+
+    def _batches(
+        self, images: int, size: int, generator: np.random.Generator
+    ) -> np.ndarray:
+        of_pass = math.ceil(images / size)
+        places = np.full((self.epochs, of_pass * size), -1, "int32")
+        in_order = np.tile(np.arange(images, dtype="int32"), (self.epochs, 1))
+        if size < images:
+            in_order = generator.permuted(in_order, axis=1)
+        places[:, :images] = in_order
+        return places.reshape(-1, size)
+
+    def _values_after(
+        self, support: Tensor, labels: Tensor, *drawn: Tensor
+    ) -> list[Tensor]:
+        *starts, batches = drawn
+        own = dict(zip(map(id, self._drawn), starts, strict=True))
+        pairs = zip(self._after.variables, self._after.values(), strict=True)
+        values = [own.get(id(variable), value) for variable, value in pairs]
+
+        def loss(values: list[Tensor], index: Tensor) -> Tensor:
+            places = ops.take(batches, index, axis=0)
+            images, targets = (
+                ops.take(each, ops.maximum(places, 0), axis=0) for each in (support, labels)
+            )
+            losses = self._losses(values, images, targets)
+            shares = ops.cast(places >= 0, losses.dtype)
+            return ops.sum(shares * losses) / ops.sum(shares)
+
+        return self._descended(values, loss, ops.shape(batches)[0])
