@@ -6,7 +6,7 @@
 * `convert`: adds similarities or iFiLM to a trained network, and folds static similarities
   into plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
-* `backbones`: the networks of the papers.
+* `backbones`: three networks of the papers.
 * `callbacks`: resume a killed training run; start and watch the dictionary.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbours and predictions.
