@@ -5,8 +5,16 @@ import graphlib
 import pathlib
 import re
 
-PACKAGE = pathlib.Path(__file__).parents[1] / "nsl_keras"
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "nsl_keras"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+#: Where people meet a name, except pages that trace the papers and the authors' code.
+PAGES = [
+    path
+    for pattern in ("README.md", "docs/**/*.md", "examples/**/*.py", "examples/**/*.ipynb")
+    for path in ROOT.glob(pattern)
+    if path.name not in ("papers.md", "authors_code.md", "results.md")
+]
 
 #: Levels from the ground up. A module imports only from levels below its own.
 LEVELS = {
@@ -38,6 +46,12 @@ def folder_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def named_modules():
+    for path in MODULES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
 def imports_of(path):
     """Full names of what a module imports, functions' own imports included."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -63,11 +77,8 @@ def test_imports_run_down():
 
 def test_no_module_imports_itself_by_way_of_others():
     """Within a folder too, and nothing hidden from a running program."""
-    names = {}
-    for path in MODULES:
-        assert "TYPE_CHECKING" not in path.read_text(), path
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        names[".".join(parts).removesuffix(".__init__")] = path
+    assert not [path for path in MODULES if "TYPE_CHECKING" in path.read_text()]
+    names = dict(named_modules())
     del names["nsl_keras"]  # All modules say `from nsl_keras import ...`.
     imported = {}
     for name, path in names.items():
@@ -92,7 +103,7 @@ def test_backends_stay_in_their_folder():
 def test_public_api_only():
     sources = [*MODULES]
     for folder in ("examples", "experiments", "tools"):
-        sources += PACKAGE.parent.glob(f"{folder}/**/*.py")
+        sources += ROOT.glob(f"{folder}/**/*.py")
     for path in sources:
         found = re.search(r"keras\.src|tensorflow\.python|tf\.python", path.read_text())
         assert not found, f"{path} uses {found.group()}"
@@ -102,3 +113,45 @@ def test_name_modules_hold_no_code():
     for name in ("callbacks", "convert", "key_metrics", "layers", "predictors"):
         for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
             assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), name
+
+
+def full_names(tree):
+    """Names of this package that a program reads, as `nsl_keras.layers.CosineDense`."""
+    bound = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for each in node.names:
+                bound[each.asname or each.name] = prefix + each.name
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            first, *rest = ast.unparse(node).split(".")
+            yield ".".join([bound.get(first, first), *rest])
+
+
+def test_nothing_is_there_for_the_experiments_alone():
+    used = set()
+    for path in ROOT.glob("experiments/**/*.py"):
+        if "tests" not in path.parts:
+            used |= set(full_names(ast.parse(path.read_text())))
+    used = {name for name in used if re.fullmatch(r"nsl_keras(\.\w+)+", name)}
+    assert len(used) > 50
+    needed = set(re.findall(r"\w+", "".join(path.read_text() for path in PAGES)))
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            # Not where it is defined, nor where a module of public names lists it.
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                needed.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                needed.add(node.attr)
+    imports = {name for path in MODULES for name in imports_of(path)}
+    modules = imports | {name.rpartition(".")[0] for name in imports}
+    modules &= {name for name, _ in named_modules()}
+    offenders = {name for name in used if name.rpartition(".")[2] not in needed}
+    assert not offenders - modules
+
+
+def test_the_package_does_not_import_the_experiments():
+    for path in MODULES:
+        found = [name for name in imports_of(path) if name.split(".")[0] == "experiments"]
+        assert not found, path
