@@ -10,7 +10,7 @@
 * `callbacks`: resume a killed training run; start and watch the dictionary.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbours and predictions.
-* `key_metrics`, `losses`, `regularizers`: what the names say.
+* `key_metrics`, `regularizers`: what the names say.
 
 Models save and load as Keras's own do, in a process that has imported nsl_keras. README.md
 has a first program; docs/papers.md says how this package differs from the two papers.
@@ -26,7 +26,6 @@ from nsl_keras import export as export
 from nsl_keras import few_shot as few_shot
 from nsl_keras import key_metrics as key_metrics
 from nsl_keras import layers as layers
-from nsl_keras import losses as losses
 from nsl_keras import predictors as predictors
 from nsl_keras import regularizers as regularizers
 from nsl_keras import similarities as similarities
@@ -40,7 +39,7 @@ from nsl_keras.version import __version__ as __version__
 # `dir` shows what is public.
 for _module in (
     *(backbones, callbacks, convert, export, few_shot, key_metrics),
-    *(layers, losses, predictors, regularizers, similarities, visualize),
+    *(layers, predictors, regularizers, similarities, visualize),
 ):
     if hasattr(_module, "__all__"):
         vars(_module)["__dir__"] = _module.__all__.copy

@@ -185,7 +185,8 @@ class Diagonal(Similarity):
         return np.diagonal(matrix)
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
-        return parameters[..., None] * ops.eye(size, dtype=parameters.dtype)
+        # Not `parameters[..., None]`, a slice that LiteRT refuses.
+        return ops.expand_dims(parameters, -1) * ops.eye(size, dtype=parameters.dtype)
 
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         return parameters[..., None, None] * kernel  # NSL Eq. (2) with a diagonal `M`

@@ -21,7 +21,6 @@ LEVELS = {
     "version": 0,
     "validation": 0,
     "backend": 1,
-    "losses": 2,
     "regularizers": 2,
     "rewiring": 2,
     "similarities": 3,

@@ -132,7 +132,7 @@ FUZZED = {
     "similarity": "initializer regularizer constraint shared_by shape_threshold",
     "global": "similarity hidden_filters data_format",
     "predictor": """kind width output_kernel_size downsampling start
-        batch_normalization kernel_regularizer""",
+        batch_normalization""",
     "cosine": "units",
     "film": "dictionary_size sharpness learn_sharpness residual axis",
     "normalization": "momentum momentum_warmup epsilon",

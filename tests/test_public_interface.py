@@ -13,7 +13,6 @@ MODULES = (
     nsl_keras.callbacks,
     nsl_keras.layers,
     nsl_keras.convert,
-    nsl_keras.losses,
     nsl_keras.similarities,
     nsl_keras.predictors,
     nsl_keras.regularizers,

@@ -301,8 +301,8 @@ SMALL_NEGATIVE = GRAM @ GRAM.T - 0.01 * np.eye(6)
         (similarities.Product, 0, "`factors` must be a positive integer"),
         (product_of, "deep", "`similarity` must be one of .*'deep'"),
         (product_of, similarities.Diagonal(regularizer="l1"), "`kind` must be .*'L1'"),
-        (dynamic_with, "product", "static and takes no predictor"),
-        (dynamic_with, PerChannel(), "static and takes no predictor"),
+        (dynamic_with, "product", "with a predictor must not be static only"),
+        (dynamic_with, PerChannel(), "with a predictor must not be static only"),
     ],
 )
 def test_errors(call, argument, message):

@@ -21,6 +21,7 @@ from keras import ops
 
 import nsl_keras
 from experiments.common import data, runs
+from experiments.common.losses import SmoothedCrossentropy
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float("stop_after_minutes", None, "Stop then; the same command goes on.")
@@ -145,7 +146,7 @@ def compile_classifier(
         metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(5, name="top_5"))
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if recipe.label_smoothing:
-        loss = nsl_keras.losses.SmoothedCrossentropy(recipe.label_smoothing)
+        loss = SmoothedCrossentropy(recipe.label_smoothing)
     model.compile(
         optimizer=recipe.make_optimizer(spared),
         loss=loss,

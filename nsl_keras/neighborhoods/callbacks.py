@@ -59,11 +59,12 @@ class EntryStatistics(_NeighborhoodCallback):
 
     Example:
 
+    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
-    >>> model.compile(loss=nsl_keras.losses.SmoothedCrossentropy())
+    >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
     >>> statistics = nsl_keras.callbacks.EntryStatistics(x)
     >>> history = model.fit(x, np.arange(32) % 3, callbacks=[statistics], verbose=0)
@@ -124,11 +125,12 @@ class DictionaryInitializer(_NeighborhoodCallback):
 
     Example:
 
+    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
-    >>> model.compile(loss=nsl_keras.losses.SmoothedCrossentropy())
+    >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> x, y = np.random.default_rng(0).normal(size=(32, 8)), np.arange(32) % 3
     >>> start = nsl_keras.callbacks.DictionaryInitializer(x, y, epochs=1, seed=0)
     >>> history = model.fit(x, y, epochs=2, callbacks=[start], verbose=0)

@@ -65,27 +65,24 @@ class BilinearForm(keras.layers.Layer):
         self.similarity_parameters = None
         self.shape_parameters = None
         if self.predictor is not None:
-            self._refuse_static_arguments()
+            self._require_predictable()
 
-    def _refuse_static_arguments(self) -> None:
-        similarity = self.similarity
-        if similarity.static_only:
+    def _require_predictable(self) -> None:
+        start = self.similarity.initializer
+        starts_elsewhere = (
+            not isinstance(start, keras.initializers.Identity) or start.gain != 1
+        )
+        if (
+            self.similarity.static_only
+            or self.similarity.shared_by != "layer"
+            or self.similarity.constraint is not None
+            or starts_elsewhere
+        ):
             raise ValueError(
-                f"`similarity` {type(similarity).__name__!r} is static and takes no "
-                f"predictor. Received: predictor={self.predictor!r}"
-            )
-        if similarity.shared_by != "layer":
-            raise ValueError(
-                "`shared_by` must be 'layer' with a predictor: others would need several "
-                f"`M` at every position. Received: shared_by={similarity.shared_by!r}"
-            )
-        start = similarity.initializer
-        starts_at_identity = isinstance(start, keras.initializers.Identity)
-        if not starts_at_identity or start.gain != 1 or similarity.constraint is not None:
-            raise ValueError(
-                "`initializer` and `constraint` apply to a static similarity and must be "
-                f"left out with a predictor. Received: initializer={start}, "
-                f"constraint={similarity.constraint}"
+                "`similarity` with a predictor must not be static only, and takes no "
+                "`initializer`, `constraint` or `shared_by`. Received: "
+                f"similarity={type(self.similarity).__name__} with "
+                f"{self.similarity.get_config()}, predictor={self.predictor!r}"
             )
 
     def build(

@@ -27,14 +27,6 @@ from nsl_keras.training.normalization import BatchNormalization
 #: Minimum hidden width when it is derived from the layer's width.
 LEAST_WIDTH = 8
 
-#: Where `M` starts: at the identity, or near it as in the authors' code.
-STARTS = ("identity", "published")
-
-#: Arguments of batch norms that follow from `start`, `residual` and the layer.
-SET_BY_RECIPE = frozenset(
-    ("axis", "beta_initializer", "center", "dtype", "gamma_initializer", "name", "scale")
-)
-
 #: Plain and hyperspherical layers, and poolings, by the number of spatial axes.
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
     0: (FloatDense, SphereDense, None),
@@ -82,10 +74,9 @@ class LayerContext:
         return 0 if self.geometry is None else len(self.geometry["kernel_size"])
 
     @property
-    def is_dilated(self) -> bool:
-        """Whether the layer is a dilated convolution."""
-        ones = (1,) * self.rank
-        return self.geometry is not None and self.geometry["dilation_rate"] != ones
+    def in_blocks(self) -> bool:
+        """Whether blocks of positions can share a prediction."""
+        return self.rank > 0 and max(self.geometry["dilation_rate"]) == 1
 
     @property
     def channel_axis(self) -> int:
@@ -164,8 +155,7 @@ class SimilarityPredictor:
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
-            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms
-            (not `axis`, `center`, `scale`, the initializers of both, `name` or `dtype`).
+            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
             The momentum is 0.9 unless the dictionary has another: an average over many
             steps lags behind weights that change fast.
         residual: bool. `True`, as in the authors' code: the network returns the difference
@@ -178,8 +168,8 @@ class SimilarityPredictor:
             batch norm, the last kernel, or, if it compares by angle, a factor for each
             output. `"published"`: as in the authors' code the scale starts at one and the
             last kernel at He's normal times 0.001; `M` starts near the identity.
-        kernel_regularizer: Regularizer of the network's kernels; `None` for the
-            regularizer of the layer's kernel.
+
+    The kernels of the network have the regularizer of the layer's kernel.
 
     Raises:
         ValueError: For arguments outside the ranges above, at construction; for
@@ -212,41 +202,23 @@ class SimilarityPredictor:
     batch_normalization: bool | dict[str, Any] | None = None
     residual: bool = True
     start: str = "identity"
-    kernel_regularizer: Any = None
 
     def __post_init__(self) -> None:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
         validation.optional(validation.positive_integer, self.downsampling, "downsampling")
-        sizes = self.output_kernel_size
-        for each in sizes if isinstance(sizes, (tuple, list)) else [sizes]:
-            validation.optional(validation.positive_integer, each, "output_kernel_size")
-        wanted = self.batch_normalization
-        if not isinstance(wanted, (bool, dict, type(None))) or (
-            isinstance(wanted, dict) and SET_BY_RECIPE & wanted.keys()
-        ):
-            raise ValueError(
-                "`batch_normalization` must be None, True, False or a dictionary without "
-                f"{', '.join(sorted(SET_BY_RECIPE))}, which the recipe sets. "
-                f"Received: batch_normalization={wanted!r}"
-            )
-        validation.one_of(self.start, STARTS, "start")
+        validation.one_of(self.start, ("identity", "published"), "start")
 
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
         geometry, block = context.geometry, self.block_side(context)
-        if geometry is None and (
-            self.pooled or block > 1 or self.output_kernel_size is not None
-        ):
+        of_convolutions = self.pooled or self.output_kernel_size is not None
+        if (geometry is None and of_convolutions) or (block > 1 and not context.in_blocks):
             raise ValueError(
-                "`pooled`, `downsampling` and `output_kernel_size` of a predictor apply to "
-                f"convolutions. Received: predictor={self}"
-            )
-        if block > 1 and context.is_dilated:
-            raise ValueError(
-                "`downsampling` of a predictor must be 1 in a dilated convolution. "
-                f"Received: predictor={self}, dilation_rate={geometry['dilation_rate']}"
+                "`pooled` and `output_kernel_size` of a predictor apply to convolutions, "
+                "`downsampling` to convolutions without dilation. Received: "
+                f"predictor={self}, geometry={geometry}"
             )
         if self.pooled and geometry["padding"] == "causal":
             raise ValueError(
@@ -300,7 +272,7 @@ class SimilarityPredictor:
 
     def block_side(self, context: LayerContext) -> int:
         """Returns the side of a block: `downsampling`, or the default for the layer."""
-        alone = context.is_diagonal or context.is_dilated or context.geometry is None
+        alone = context.is_diagonal or not context.in_blocks
         own = 1 if alone or callable(self.kind) or self.start == "published" else 2
         return self.downsampling or own
 
@@ -372,7 +344,7 @@ class SimilarityPredictor:
             use_bias=bias is not None,
             bias_initializer=_constant(bias),
             kernel_initializer=initializer,
-            kernel_regularizer=self.kernel_regularizer or context.kernel_regularizer,
+            kernel_regularizer=context.kernel_regularizer,
             dtype=context.dtype,
             name=name,
         )

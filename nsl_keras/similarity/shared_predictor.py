@@ -24,17 +24,15 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
     CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same size; anything the recipe leaves open, such as the width, is taken from the
-    first layer built.
+    the same size; what the recipe leaves open, such as the width, and the regularizer are
+    those of the first layer built.
 
     A `.keras` file keeps the sharing. An `.h5` file, `to_json` and
     `keras.models.clone_model`, which describe layers one by one, give each layer a separate
     predictor.
 
     Args:
-        predictor: A `SimilarityPredictor`, or a name of its `kind`. The shared kernels
-            have the recipe's regularizer, and those of the adaptations too or, without
-            one, that of their layer's kernel.
+        predictor: A `SimilarityPredictor`, or a name of its `kind`.
         adapted_filters: int, the number of channels after each layer's adaptation.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
@@ -108,7 +106,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 context,
                 channels=self.adapted_filters,
                 geometry=context.geometry | changes,
-                kernel_regularizer=None,
                 is_depthwise=False,
             )
             # A loaded model may build its layers in another order.
@@ -133,8 +130,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             **context.geometry,
             use_bias=False,
             kernel_initializer="he_normal",
-            kernel_regularizer=self.predictor.kernel_regularizer
-            or context.kernel_regularizer,
+            kernel_regularizer=context.kernel_regularizer,
             dtype=context.dtype,
             name="adaptation",
         )

@@ -325,17 +325,14 @@ ERRORS = [
         "must be None, one of 'sphere', 'full_sphere', 'cnn'.*'other'",
     ),
     ({"predictor": np.ones(3)}, "`predictor` must be None, .*predictor=array"),
-    (
-        {"similarity": Diagonal(constraint="non_neg"), **DYNAMIC},
-        r"`initializer` and `constraint` .* must be left out with a predictor.*NonNeg",
-    ),
-    (
-        {"similarity": Diagonal(initializer="glorot_uniform"), **DYNAMIC},
-        r"`initializer` and `constraint` .* must be left out with a predictor.*Glorot",
-    ),
-    (
-        {"similarity": "sparse", **DYNAMIC},
-        r"`similarity` 'Sparse' is static and takes no predictor.*sphere",
+    *(
+        ({"similarity": similarity, **DYNAMIC}, rf"`similarity` with a predictor .*{name}")
+        for similarity, name in (
+            (Diagonal(constraint="non_neg"), "Diagonal .*NonNeg"),
+            (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
+            (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
+            ("sparse", "Sparse .*predictor=.*sphere"),
+        )
     ),
     (
         {"predictor": keras.layers.Conv2D(81, 3)},

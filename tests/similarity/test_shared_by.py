@@ -35,10 +35,10 @@ LAYERS = {
 }
 
 
-def built(name, similarity="unconstrained", predictor=None, **arguments):
+def built(name, similarity="unconstrained", **arguments):
     """A layer with random weights; arguments are those of the similarity."""
     similarity = with_arguments(similarity, **arguments)
-    layer = LAYERS[name][0](similarity=similarity, predictor=predictor, dtype=DTYPES[0])
+    layer = LAYERS[name][0](similarity=similarity, dtype=DTYPES[0])
     layer.build(INPUTS.shape)
     randomize(layer)
     return layer
@@ -154,7 +154,6 @@ def test_conversion():
         ({"shared_by": "channel"}, "`shared_by` must be one of 'layer', 'filter'"),
         ({"shared_by": 0}, "`shared_by` must be a positive integer"),
         ({"shared_by": 3}, "`shared_by` must divide .*=3, 4 channels"),
-        ({"shared_by": 2, "predictor": "cnn"}, "`shared_by` must be 'layer' with a pred"),
     ],
 )
 def test_errors(options, message):
