@@ -24,8 +24,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
     CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same size; what the recipe leaves open, such as the width, and the regularizer are
-    those of the first layer built.
+    the same size; anything the recipe leaves open, such as the width, is taken from the
+    first layer built. Adaptations have the regularizer of their layer's kernel, the shared
+    kernels none.
 
     A `.keras` file keeps the sharing. An `.h5` file, `to_json` and
     `keras.models.clone_model`, which describe layers one by one, give each layer a separate
@@ -106,6 +107,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 context,
                 channels=self.adapted_filters,
                 geometry=context.geometry | changes,
+                kernel_regularizer=None,
                 is_depthwise=False,
             )
             # A loaded model may build its layers in another order.

@@ -42,6 +42,22 @@ def test_selections():
         names("similarity")
 
 
+class Named(layers.Layer):
+    """Somebody else's weight, called as the parameters of `M` are."""
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(name="similarity", shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return self.scale * inputs
+
+
+def test_similarities_are_selected_by_the_layer_not_by_the_name():
+    model = keras.Sequential([network(similarity=True), Named()])
+    (selected,) = select_variables(model, "similarity")
+    assert selected is model.layers[0].layers[0].bilinear_form.similarity_parameters
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_predictors_alone_adapt(shared):
     predictor = nsl_keras.predictors.SharedSimilarityPredictor() if shared else "sphere"

@@ -344,7 +344,7 @@ ERRORS = [
     ),
     (
         {"predictor": BLOCKS, "dilation_rate": 2},
-        r"`downsampling` of a predictor must be 1 in a dilated convolution.*\(2, 2\)",
+        r"`downsampling` to convolutions without dilation.*\(2, 2\)",
     ),
     (
         {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},

@@ -139,3 +139,20 @@ def test_fold_of_other_similarities(similarity):
     folded = fold(model)
     assert [type(each) for each in folded.layers] == [keras.layers.Conv2DTranspose]
     assert_close(folded(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
+def test_unknown_sizes_run_in_litert(tmp_path):
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+    layer = layers.NeuralSimilarityConv2DTranspose(2, 3, predictor="cnn")
+    model = keras.Sequential([keras.Input((None, None, 3)), layer])
+    randomize(model)
+    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    runner = interpreter.Interpreter(str(tmp_path / "model.tflite"))
+    images = INPUTS.astype("float32")
+    (inputs,), (outputs,) = runner.get_input_details(), runner.get_output_details()
+    runner.resize_tensor_input(inputs["index"], images.shape)
+    runner.allocate_tensors()
+    runner.set_tensor(inputs["index"], images)
+    runner.invoke()
+    assert_close(runner.get_tensor(outputs["index"]), model(images), 1e-4)
