@@ -32,14 +32,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Call:
     """One call of a layer, or of an operation of `keras.ops`, in a model's graph.
 
-    Shapes include the batch axis. `repeats` is the number of calls per example: the time
-    steps inside `keras.layers.TimeDistributed`, 1 elsewhere; `None` if unknown.
+    `repeats` is the number of calls per example: the time steps inside
+    `keras.layers.TimeDistributed`, 1 elsewhere; `None` if unknown.
     """
 
     layer: keras.Operation
-    input_shapes: Shapes
-    output_shapes: Shapes
+    inputs: tuple[keras.KerasTensor, ...]
+    outputs: tuple[keras.KerasTensor, ...]
     repeats: int | None = 1
+
+    @property
+    def input_shapes(self) -> Shapes:
+        """The shapes of the inputs, with the batch axis."""
+        return tuple(tuple(each.shape) for each in self.inputs)
+
+    @property
+    def output_shapes(self) -> Shapes:
+        """The shapes of the outputs, with the batch axis."""
+        return tuple(tuple(each.shape) for each in self.outputs)
 
 
 def is_graph(layer: Any) -> bool:
@@ -85,9 +95,13 @@ def calls(model: keras.Model) -> list[Call]:
     Nested models and `keras.layers.TimeDistributed` are entered, with the shapes of their
     call in this model. A shared layer appears once for each call.
     """
+    return traced(model)[0]
+
+
+def traced(model: keras.Model) -> tuple[list[Call], list[keras.KerasTensor]]:
+    """Returns `calls` and the outputs of the model, which its last calls return."""
     found: list[Call] = []
-    _noting_calls(model, found)
-    return found
+    return found, list(_noting_calls(model, found).outputs)
 
 
 def layers(model: keras.Model) -> list[Layer]:
@@ -424,7 +438,10 @@ class _Probe(keras.Operation):
             on_its_own_inputs = len(inside)
             outputs = model.compute_output_spec(*args, **kwargs)
             # Keras makes no new calls on inputs of the same shapes.
-            self._found += inside[on_its_own_inputs:] or inside
+            inside = inside[on_its_own_inputs:] or inside
+            own = [*model.inputs, *model.outputs]
+            others = [*_tensors((args, kwargs)), *_tensors(outputs)]
+            self._found += _connected(inside, own, others)
             return outputs
         outputs = layer.compute_output_spec(*args, **kwargs)
         inputs = _tensors((args, kwargs))
@@ -437,8 +454,21 @@ class _Probe(keras.Operation):
                 repeats = steps * call.repeats if is_known else None
                 self._found.append(dataclasses.replace(call, repeats=repeats))
         else:
-            self._found.append(Call(layer, _shapes(inputs), _shapes(_tensors(outputs))))
+            self._found.append(Call(layer, inputs, _tensors(outputs)))
         return outputs
+
+
+def _connected(calls: list[Call], own: Sequence[Any], others: Sequence[Any]) -> list[Call]:
+    """Returns the calls inside a nested model, on the tensors of the model around it."""
+    outside = {id(one): other for one, other in zip(own, others, strict=False)}
+    return [
+        dataclasses.replace(
+            call,
+            inputs=tuple(outside.get(id(each), each) for each in call.inputs),
+            outputs=tuple(outside.get(id(each), each) for each in call.outputs),
+        )
+        for call in calls
+    ]
 
 
 def _noting_calls(model: Any, found: list[Call]) -> keras.Model:
@@ -456,9 +486,6 @@ def _uncompiled(model: keras.Model) -> keras.Model:
     return keras.Model(model.input, model.output, name=model.name)
 
 
-def _tensors(structure: Any) -> list[keras.KerasTensor]:
-    return [each for each in tree.flatten(structure) if isinstance(each, keras.KerasTensor)]
-
-
-def _shapes(tensors: list[keras.KerasTensor]) -> Shapes:
-    return tuple(tuple(each.shape) for each in tensors)
+def _tensors(structure: Any) -> tuple[keras.KerasTensor, ...]:
+    leaves = tree.flatten(structure)
+    return tuple(each for each in leaves if isinstance(each, keras.KerasTensor))

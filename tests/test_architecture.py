@@ -23,6 +23,7 @@ LEVELS = {
     "backend": 1,
     "regularizers": 2,
     "rewiring": 2,
+    "endings": 3,
     "similarities": 3,
     "training": 3,
     "similarity": 4,

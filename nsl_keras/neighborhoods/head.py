@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla
+from nsl_keras.endings import require_linear
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
@@ -27,7 +28,6 @@ from nsl_keras.neighborhoods.inner_loop import (
     InnerLoop,
     NestedTape,
 )
-from nsl_keras.training.checks import require_logits
 
 INNER_LOOPS = ("auto", "dual", "tape")
 RANKINGS = ("effect", "attention")
@@ -178,7 +178,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 f"Received: output shape {outputs}"
             )
         if self.task == "classification":
-            require_logits(self.head, "head")
+            require_linear(self.head, "head")
         _require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
         self._finetuning = self._dual_form() or self._nested_tape(features)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from nsl_keras import rewiring
+from nsl_keras.endings import behavior, ending_of
 from nsl_keras.neighborhoods.cosine import CosineDense
 
 
@@ -19,30 +20,27 @@ def split_classifier(
     becomes a dense layer. `softmax` decides whether a softmax at the end is dropped or
     refused.
     """
-    calls = rewiring.calls(model)
-    passing = [keras.activations.linear]
-    if softmax:
-        passing.append(keras.activations.softmax)
-    dropped = []
-    while calls and _activation_of(calls[-1].layer) in passing:
-        dropped.append(calls.pop().layer)
-    last: Any = calls[-1].layer if calls else None
-    activation = getattr(last, "activation", keras.activations.linear)
+    ends, after = ending_of(model)
+    last: Any = ends[0].layer if ends else None
+    dropped = [call.layer for call in after]
+    found = [_behavior_of(call) for call in after]
+    if callable(activation := getattr(last, "activation", None)):
+        found.append(behavior(activation, ends[0].output_shapes[0]))
+    passing = {"identity", "softmax"} if softmax else {"identity"}
     is_dense = type(last) in (keras.layers.Dense, CosineDense) or (
-        _is_dense_convolution(calls[-1]) if calls else False
+        _is_dense_convolution(ends[0]) if ends else False
     )
-    if not is_dense or activation not in passing:
-        name = getattr(activation, "__name__", activation)
-        found = "nothing else" if last is None else f"{type(last).__name__} {last.name!r}"
+    if len(ends) != 1 or not is_dense or not passing.issuperset(found):
+        names = [repr(call.layer.name) for call in (*ends, *reversed(after))]
         raise ValueError(
-            "`model` must end in a Dense or CosineDense layer with linear outputs, or a "
+            "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow (a "
             "sigmoid of one output may not: use a softmax of two). "
-            f"Received: model {model.name!r}, which ends in {found}, activation={name!r}"
+            f"Received: model {model.name!r}, which ends in {', '.join(names)}"
         )
     dropped.append(last)
-    uses = [call.layer for call in calls].count(last)
-    axes = len(calls[-1].output_shapes[0])
+    uses = [call.layer for call in rewiring.calls(model)].count(last)
+    axes = len(ends[0].output_shapes[0])
     is_vector = axes == (4 if isinstance(last, keras.layers.Conv2D) else 2)
     if (
         len(model.outputs) != 1
@@ -89,13 +87,11 @@ def _is_dense_convolution(call: rewiring.Call) -> bool:
     return shape[1:] == [1, 1] and layer.groups == 1
 
 
-def _activation_of(layer: Any) -> Any:
-    """Returns the activation of a layer without weights; `None` for others."""
-    if type(layer) is keras.layers.Softmax and layer.axis in (-1, 1):
-        return keras.activations.softmax
-    if type(layer) in (keras.layers.Flatten, keras.layers.Reshape):
-        return keras.activations.linear
-    return layer.activation if type(layer) is keras.layers.Activation else None
+def _behavior_of(call: rewiring.Call) -> str:
+    """Returns the `behavior` of a layer without weights, which can be replaced."""
+    if len(call.inputs) != 1 or not isinstance(call.layer, keras.layers.Layer):
+        return "other"
+    return behavior(call.layer, call.input_shapes[0])
 
 
 def _passing_on(layer: Any) -> keras.layers.Layer:

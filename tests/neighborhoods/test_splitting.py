@@ -140,6 +140,16 @@ def several_outputs():
     return keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])
 
 
+def two_last_layers():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(3)(inputs) + layers.Dense(3)(inputs))
+
+
+def an_operation():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, ops.softmax(layers.Dense(3)(inputs)))
+
+
 def same_layer_twice():
     inputs = keras.Input((3,))
     dense = layers.Dense(3)
@@ -154,15 +164,21 @@ REGRESSION = {"task": "regression"}
     [
         (keras.Model, {}, "`model` must be a functional or Sequential model"),
         (lambda: keras.Sequential([layers.Dense(3)]), {}, "and must be built"),
-        (several_outputs, {}, "`model` must have one output"),
+        (several_outputs, {}, "must end in one Dense.*'dense.*'dense"),
         (same_layer_twice, {}, "used 2 times"),
-        (sequential, {}, "which ends in Dropout"),
-        (lambda: sequential(layers.Dense(3), layers.ReLU()), {}, "which ends in ReLU"),
-        (lambda: sequential(layers.Activation("tanh")), {}, "which ends in Activation"),
+        (two_last_layers, {}, "must end in one Dense"),
+        (an_operation, {}, "which ends in 'dense.*', 'softmax"),
+        (sequential, {}, "which ends in 'batch_normalization"),
+        (
+            lambda: sequential(layers.Dense(3), layers.ReLU()),
+            {},
+            "ends in 'dense.*', 're_lu",
+        ),
+        (lambda: sequential(layers.Dense(3, "tanh")), {}, "ends in 'dense"),
         (
             lambda: sequential(layers.Dense(3, "sigmoid")),
             {},
-            "must end in a Dense or CosineDense.*activation='sigmoid'",
+            "must end in one Dense or CosineDense.*a sigmoid of one output",
         ),
         (lambda: stack((5, 4), layers.Dense(3)), {}, r"of shape \(batch, classes\) or \("),
         (
@@ -173,7 +189,7 @@ REGRESSION = {"task": "regression"}
         (
             lambda: stack((8, 8, 3), layers.Conv2D(3, 1), layers.Flatten()),
             {},
-            "which ends in Conv2D",
+            "which ends in 'conv2d",
         ),
         (lambda: sequential(layers.Dense(1)), {}, "at least two classes"),
         (lambda: sequential(layers.Dense(3, "softmax")), REGRESSION, "with linear outputs"),
