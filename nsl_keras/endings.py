@@ -73,7 +73,7 @@ def require_linear(model: keras.layers.Layer, argument: str) -> None:
     else:
         after, ends = [], [(model, (2, 5))]
     steps = [
-        (call.layer, call.layer, call.input_shapes[0])
+        (call.layer, call.on, call.input_shapes[0])
         for call in after
         if len(call.inputs) == 1
     ]

@@ -37,9 +37,18 @@ class Call:
     """
 
     layer: keras.Operation
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
     inputs: tuple[keras.KerasTensor, ...]
     outputs: tuple[keras.KerasTensor, ...]
     repeats: int | None = 1
+
+    def on(self, tensor: Any) -> Any:
+        """Calls the layer again, on a tensor in place of its input."""
+        args, kwargs = tree.map_structure(
+            lambda each: tensor if isinstance(each, keras.KerasTensor) else each,
+            self.arguments,
+        )
+        return self.layer(*args, **kwargs)
 
     @property
     def input_shapes(self) -> Shapes:
@@ -454,7 +463,7 @@ class _Probe(keras.Operation):
                 repeats = steps * call.repeats if is_known else None
                 self._found.append(dataclasses.replace(call, repeats=repeats))
         else:
-            self._found.append(Call(layer, inputs, _tensors(outputs)))
+            self._found.append(Call(layer, (args, kwargs), inputs, _tensors(outputs)))
         return outputs
 
 

@@ -12,7 +12,7 @@ from keras import ops
 
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot import Finetuner
-from nsl_keras.few_shot.functional import last_layer_with_weights
+from nsl_keras.few_shot.functional import classifier_of
 
 #: Kernel and bias uniform in ±1 / sqrt(features), as PyTorch's `nn.Linear`.
 TORCH_LINEAR = "torch_linear"
@@ -55,7 +55,7 @@ class BatchFinetuner(Finetuner):
         super().__init__(model, ways, variables, **options)
         self.epochs, self.batch_size = epochs, batch_size
         self.start, self.seed = start, seed
-        classifier = last_layer_with_weights(self._copy)
+        classifier = classifier_of(self._copy)
         self._drawn = [classifier.kernel, classifier.bias]
 
     def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:

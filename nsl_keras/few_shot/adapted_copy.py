@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from nsl_keras import rewiring
-from nsl_keras.few_shot.functional import last_layer_with_weights
+from nsl_keras.few_shot.functional import classifier_of
 from nsl_keras.training.normalization import from_keras
 
 
@@ -23,7 +23,7 @@ def copy_with_classifier(
         starts: Initializers of the new classifier, whose variables are their own sources;
             `None` to keep the model's.
     """
-    classifier = last_layer_with_weights(model)
+    classifier = classifier_of(model)
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
         if starts is not None and layer is classifier:

@@ -17,6 +17,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
+from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
@@ -25,12 +26,12 @@ from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalModel,
     Selection,
-    last_layer_with_weights,
+    classifier_of,
     select_variables,
 )
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.training.checks import NonFiniteLossError, require_logits
+from nsl_keras.training.checks import NonFiniteLossError
 
 #: The most episodes that are finetuned at once, which bounds the memory.
 _AT_ONCE = 8
@@ -123,7 +124,7 @@ class Finetuner(Adapting):
         jit_compile: bool = False,
     ) -> None:
         rewiring.require_graph(model)
-        require_logits(model, "model")
+        require_linear(model, "model")
         self.model = model
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps")
@@ -147,7 +148,7 @@ class Finetuner(Adapting):
             has_static = any(id(each) in adaptable for each in static)
             variables = "similarity+classifier" if has_static else "classifier"
         adapted = select_variables(copy, variables, "variables")
-        classifier = last_layer_with_weights(copy)
+        classifier = classifier_of(copy)
         if new_classifier:
             self._require_trained(classifier, adapted)
         before, after = cut(copy, adapted)

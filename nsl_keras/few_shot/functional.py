@@ -15,6 +15,7 @@ from keras import ops
 
 from nsl_keras import rewiring
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.endings import ending_of
 from nsl_keras.training.normalization import (
     BatchNormalization,
     BatchStatistics,
@@ -82,7 +83,7 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
     if part == "all":
         return model.variables
     if part == "classifier":
-        return last_layer_with_weights(model).variables
+        return classifier_of(model).variables
     if part in ("similarity", "predictor"):
         forms = [
             layer
@@ -96,21 +97,20 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
     return [each for each in model.variables if part in (each.name, each.path)]
 
 
-def last_layer_with_weights(model: keras.Model) -> keras.layers.Layer:
-    """Returns the last layer with weights, not itself a model, that a built model calls."""
-    is_graph = rewiring.is_graph(model)
-    layers = rewiring.layers(model) if is_graph else model.layers
-    if not is_graph and sum(bool(layer.weights) for layer in layers) > 1:
+def classifier_of(model: keras.Model) -> keras.layers.Layer:
+    """Returns the only layer with weights that the outputs reach without another."""
+    if rewiring.is_graph(model):
+        found = [call.layer for call in ending_of(model)[0]]
+    else:  # Its order does not show.
+        found = [each for each in model.layers if each.weights]
+    if len(found) != 1:
         raise ValueError(
-            "`model` must be functional or Sequential: others do not show which layer is "
-            "the classifier. You can select variables by their names. "
-            f"Received: model {model.name!r} of type {type(model).__name__}"
+            "`model` must be functional or Sequential and end in one layer with weights, "
+            "its classifier; or select variables by their names. Received: model "
+            f"{model.name!r}, which may end in {[each.name for each in found]}"
         )
-    for layer in reversed(layers):
-        if layer.weights:
-            is_model = isinstance(layer, keras.Model)
-            return last_layer_with_weights(layer) if is_model else layer
-    raise ValueError(f"`model` must have weights. Received: model {model.name!r}")
+    (layer,) = found
+    return classifier_of(layer) if isinstance(layer, keras.Model) else layer
 
 
 def effective_policy(model: keras.Model, policy: str) -> str | None:

@@ -16,6 +16,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
+from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
@@ -24,7 +25,6 @@ from nsl_keras.few_shot.functional import (
     move_by_episodes,
     select_variables,
 )
-from nsl_keras.training.checks import require_logits
 
 FORMS = ("fixed", "learned")
 
@@ -171,7 +171,7 @@ class MAML(EpisodicLearner):
         self.classifies = inner_loss is None
         self._loss_of: Any = keras.losses.get(inner_loss) or _CROSS_ENTROPY
         if self.classifies:
-            require_logits(model, "model")
+            require_linear(model, "model")
         else:
             self.label_shape = None
         inner = select_variables(model, inner_variables, "inner_variables")

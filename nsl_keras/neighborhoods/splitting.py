@@ -91,7 +91,7 @@ def _behavior_of(call: rewiring.Call) -> str:
     """Returns the `behavior` of a layer without weights, which can be replaced."""
     if len(call.inputs) != 1 or not isinstance(call.layer, keras.layers.Layer):
         return "other"
-    return behavior(call.layer, call.input_shapes[0])
+    return behavior(call.on, call.input_shapes[0])
 
 
 def _passing_on(layer: Any) -> keras.layers.Layer:

@@ -181,26 +181,3 @@ def _expects_probabilities(loss: Any) -> bool:
         return True
     argument = inspect.signature(loss).parameters.get("from_logits")
     return getattr(loss, "from_logits", argument and argument.default) is False
-
-
-def require_logits(model: keras.layers.Layer, argument: str) -> None:
-    """Raises if a layer or model ends in a softmax or sigmoid.
-
-    Args:
-        model: A layer, or a model that is built.
-        argument: Its name in the message.
-    """
-    last: Any = model
-    if rewiring.is_graph(model):
-        called = rewiring.calls(model)
-        last = called[-1].layer if called else model
-    squashing = (keras.activations.softmax, keras.activations.sigmoid)
-    if (
-        getattr(last, "activation", None) in squashing
-        # `keras.layers.Softmax`, and operations of `keras.ops`, which are not public.
-        or type(last).__name__ in ("Softmax", "Sigmoid")
-    ):
-        raise ValueError(
-            f"`{argument}` must return logits, without a softmax or sigmoid at its end. "
-            f"Received: {argument}={model.name!r} ending in {last.name!r}"
-        )

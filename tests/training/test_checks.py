@@ -104,13 +104,6 @@ def test_losses_of_probabilities():
         checks.loss_of_logits(loss)
 
 
-def test_a_subclassed_model_may_hold_a_sigmoid():
-    model = keras.Sequential([keras.layers.Dense(3)])
-    subclassed = type("Gated", (keras.Model,), {})()
-    subclassed.classifier, subclassed.gate = model, keras.layers.Activation("sigmoid")
-    checks.require_logits(subclassed, "model")
-
-
 def test_bad_examples_are_marked():
     inputs = {"a": np.ones((3, 2), "float32"), "b": np.arange(3)}
     inputs["a"][1, 0] = np.inf
