@@ -15,7 +15,7 @@ from nsl_keras.key_metrics import Cosine
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
 
-#: Ten colours for colour-blind readers (M. A. Petroff, 2021), and ten shapes.
+#: Ten colors for color-blind readers (M. A. Petroff, 2021), and ten shapes.
 _COLORS = [
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
@@ -31,7 +31,7 @@ def plot_feature_map(
 ) -> figures.Figure:
     """Figure 5: the dictionary's keys among the features of examples, in a joint t-SNE.
 
-    Colours and shapes are classes. An entry has the most probable class of its value; its
+    Colors and shapes are classes. An entry has the most probable class of its value; its
     mark is large, and hollow if that class has less than 50 %. With the cosine metric all
     vectors are first scaled to unit length.
     """

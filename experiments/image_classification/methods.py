@@ -256,7 +256,7 @@ EXPERIMENTS = {
         ("plain", "neighborhoods"),
         coarse=True,
         note="The paper, CIFAR-100 and DenseNet: 80.30 % and 80.18 % of the coarse, "
-        "59.28 % and 63.3 % of the fine classes by nearest neighbours.",
+        "59.28 % and 63.3 % of the fine classes by nearest neighbors.",
     ),
 }
 BASELINE = "plain"

@@ -51,7 +51,7 @@ def test_feature_map(dtype, tmp_path, one_thread):
     assert [len(each) for each in decided] == [8, 0, 0]
     again = plot_feature_map(model, Split(x, groups), NAMES)
     np.testing.assert_array_equal(examples[0], places_of(again.axes[0])[0][0])
-    # Colours and shapes are classes.
+    # Colors and shapes are classes.
     first, second, *_ = axis.collections
     color = to_rgba(first.get_facecolors()[0])[:3]
     assert color != to_rgba(second.get_facecolors()[0])[:3]

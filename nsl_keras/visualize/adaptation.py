@@ -1,4 +1,4 @@
-"""A picture of one prediction taken apart: neighbours, weights, and their effects."""
+"""A picture of one prediction taken apart: neighbors, weights, and their effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsl_keras.visualize import figures
 #: At most this many outputs are drawn: the most probable, or the most changed.
 _MOST_OUTPUTS = 12
 
-#: The smallest change with the darkest colours: of a logit, or of a regression's outputs
+#: The smallest change with the darkest colors: of a logit, or of a regression's outputs
 #: relative to the largest.
 LEAST_CHANGE = 0.01
 
@@ -29,7 +29,7 @@ def plot_adaptation(
     images: Any = None,
     class_names: Sequence[str] | None = None,
 ) -> figures.Figure:
-    """Draws what adaptation does to one prediction: neighbours, weights, and effects.
+    """Draws what adaptation does to one prediction: neighbors, weights, and effects.
 
     At the top is the prediction before and after adaptation. Below are the `k` entries
     that moved it most, with their attention, and what each adds to every logit (see

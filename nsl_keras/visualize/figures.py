@@ -15,7 +15,7 @@ from nsl_keras.training import data
 Figure: TypeAlias = Any
 Axes: TypeAlias = Any
 
-#: Two colours that colour-blind readers can distinguish, a light one, and a grey.
+#: Two colors that color-blind readers can distinguish, a light one, and a gray.
 BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
 
 #: Images with a larger value than this hold bytes.
@@ -84,7 +84,7 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
 
 
 def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> None:
-    """Draws an image: three or four channels in colours, others as their mean in grey."""
+    """Draws an image: three or four channels in colors, others as their mean in gray."""
     low, high = values
     shown = np.clip((np.asarray(image, "float32") - low) / (high - low), 0, 1)
     if shown.shape[-1] not in (3, 4):
@@ -124,9 +124,9 @@ def draw_matrix(
     sign: str = "",
     aspect: str = "equal",
 ) -> Any:
-    """Draws a matrix of changes in colours: blue is up, red is down, white is none.
+    """Draws a matrix of changes in colors: blue is up, red is down, white is none.
 
-    A change of `scale` has the darkest colours. Numbers on the cells show the two leading
+    A change of `scale` has the darkest colors. Numbers on the cells show the two leading
     digits of `scale`. Returns the argument of `add_color_bar`.
     """
     drawn = axis.imshow(
@@ -156,7 +156,7 @@ def draw_matrix(
 
 
 def add_color_bar(figure: Figure, drawn: Any, axes: Any, label: str) -> None:
-    """Adds the scale of colours to the right of some axes."""
+    """Adds the scale of colors to the right of some axes."""
     bar = figure.colorbar(drawn, ax=axes, aspect=25)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)

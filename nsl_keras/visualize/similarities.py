@@ -20,7 +20,7 @@ _MOST_COLUMNS, _MOST_NUMBERED = 6, 25
 #: The maximum of columns that are drawn as squares.
 _MOST_SQUARES = 32
 
-#: The smallest difference to the identity with the darkest colours.
+#: The smallest difference to the identity with the darkest colors.
 LEAST_SCALE = 1e-2
 
 
@@ -28,7 +28,7 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     """Draws every static similarity `M` and every learned kernel shape in a model.
 
     A diagonal similarity is drawn as a mask on the kernel's taps, any other as its matrix
-    `M[t, u]`, a learned kernel shape as the taps that it keeps. Colours show the difference
+    `M[t, u]`, a learned kernel shape as the taps that it keeps. Colors show the difference
     to the identity: blue is more, red is less. Numbers are the entries themselves.
     Three-dimensional kernels are drawn slice under slice.
 

@@ -71,7 +71,7 @@ def test_no_effect_is_said(task):
     matrix = visualize.plot_adaptation(model, X[3], k=4).axes[2]
     assert matrix.get_title().endswith(": no effect")
     assert not np.any(written(matrix))
-    # Rounding is no colour.
+    # Rounding is no color.
     least = 0.01
     if task == "regression":
         least *= np.abs(outputs_of(model, X[3])[0]).max()
