@@ -65,7 +65,7 @@ bench: $(RUNTIME)
 # Wheel and source distribution, each tried in an empty environment of each interpreter.
 PYTHONS ?= $(PYTHON)
 packages:
-	$(PYTHON) tests/release/packages.py --keep=dist $(addprefix --python=,$(PYTHONS))
+	$(PYTHON) tools/packages.py --keep=dist $(addprefix --python=,$(PYTHONS))
 
 $(RUNTIME): pyproject.toml requirements/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \

@@ -1,8 +1,8 @@
 """Builds wheel and source distribution, and tries each in an empty environment.
 
-    python tests/release/packages.py                        # with this Python
-    python tests/release/packages.py --python=python3.12 --python=python3.13
-    python tests/release/packages.py --extra=jax --keep=dist
+    python tools/packages.py                        # with this Python
+    python tools/packages.py --python=python3.12 --python=python3.13
+    python tools/packages.py --extra=jax --keep=dist
 
 For each interpreter and extra a new environment gets the wheel, another one the source
 distribution, with what they depend on and nothing else; `smoke.py` runs in an empty folder.
@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 #: What has no place in either file.
 _FOREIGN = ("tests/", "examples/", "experiments/", "tools/", "results/", "saved_models/")
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "install")
