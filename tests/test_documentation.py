@@ -52,8 +52,6 @@ def pages_of(navigation):
 
 
 def test_every_public_name_has_a_page(tmp_path):
-    assert set(interface.public_names()) == set(PUBLIC)
-
     interface.write_pages(tmp_path)
 
     for name in PUBLIC:

@@ -32,9 +32,7 @@ def test_export_of_adapted_models(name, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        each
-        if each in ("proto", "centroid")
-        else pytest.param(each, marks=pytest.mark.long)
+        each if each == "centroid" else pytest.param(each, marks=pytest.mark.long)
         for each in CASES
     ],
 )

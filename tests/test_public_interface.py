@@ -1,6 +1,7 @@
 """Walks the public interface: all registered, all documented, every example runs."""
 
 import doctest
+import functools
 import inspect
 import re
 
@@ -8,20 +9,8 @@ import keras
 import pytest
 
 import nsl_keras
+from tools.documentation import interface
 
-MODULES = (
-    nsl_keras.callbacks,
-    nsl_keras.layers,
-    nsl_keras.convert,
-    nsl_keras.similarities,
-    nsl_keras.predictors,
-    nsl_keras.regularizers,
-    nsl_keras.backbones,
-    nsl_keras.export,
-    nsl_keras.few_shot,
-    nsl_keras.key_metrics,
-    nsl_keras.visualize,
-)
 SERIALIZABLE = (
     keras.layers.Layer,
     keras.losses.Loss,
@@ -31,26 +20,9 @@ SERIALIZABLE = (
 )
 
 
-def public_names(module):
-    if hasattr(module, "__all__"):
-        return {name: getattr(module, name) for name in module.__all__}
-    return {
-        name: thing
-        for name, thing in vars(module).items()
-        if not name.startswith("_")
-        and getattr(thing, "__module__", None) == module.__name__
-    }
-
-
 PUBLIC = {
-    f"{module.__name__}.{name}": thing
-    for module in MODULES
-    for name, thing in public_names(module).items()
-}
-PUBLIC |= {
-    f"nsl_keras.{name}": thing
-    for name, thing in vars(nsl_keras).items()
-    if not name.startswith("_") and not inspect.ismodule(thing)
+    name: functools.reduce(getattr, name.split(".")[1:], nsl_keras)
+    for name in interface.public_names()
 }
 #: Each thing under one of its names: some are in several modules.
 EXAMPLES = {id(thing): name for name, thing in sorted(PUBLIC.items())}
@@ -58,11 +30,11 @@ EXAMPLES = {id(thing): name for name, thing in sorted(PUBLIC.items())}
 
 def test_the_docstring_of_the_package_names_its_modules():
     named = set(re.findall(r"`(\w+)`", nsl_keras.__doc__))
-    assert {module.__name__.rpartition(".")[2] for module in MODULES} <= named
+    assert {name.removeprefix("nsl_keras.") for name in interface.modules()} <= named
 
 
 def test_dir_shows_what_is_public():
-    for module in MODULES:
+    for module in interface.modules().values():
         if hasattr(module, "__all__"):
             assert dir(module) == sorted(module.__all__), module.__name__
 

@@ -110,6 +110,7 @@ def test_through_the_network_is_a_loop_over_fit(policy):
     np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=ATOL)
 
 
+@eager
 @pytest.mark.parametrize("classifier", [keras.layers.Dense, CosineDense])
 def test_classifier_alone_is_a_loop_over_fit(classifier):
     model = randomize(network(7, classifier, "float32"))
@@ -182,7 +183,9 @@ def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="only TensorFlow counts its traces")
-@pytest.mark.parametrize("variables", ["classifier", "all"])
+@pytest.mark.parametrize(
+    "variables", ["classifier", pytest.param("all", marks=pytest.mark.long)]
+)
 def test_episodes_of_other_sizes_are_not_traced_again(variables):
     model = randomize(network(7))
     options = {"variables": variables, "steps": 2}
@@ -198,6 +201,7 @@ def test_episodes_of_other_sizes_are_not_traced_again(variables):
     np.testing.assert_allclose(found, expected, rtol=0, atol=ATOL)
 
 
+@eager
 def test_a_new_classifier_is_trained_where_the_old_one_was_frozen():
     model, episodes = randomize(network(7)), make_episodes(1)
     expected = Finetuner(model, WAYS, "classifier", steps=2)(episodes)
@@ -313,6 +317,7 @@ def test_bad_episodes(change, message, plain):
         Finetuner(plain, WAYS)(change(*make_episodes()))
 
 
+@eager
 def test_operations_after_the_classifier_count():
     """`keras.ops` in a graph are no layers, and are part of the model all the same."""
     support, queries = np.random.default_rng(0).normal(size=(2, 1, 6, 5)).astype("float32")

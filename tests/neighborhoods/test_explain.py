@@ -53,7 +53,9 @@ def test_closed_form_of_a_dense_head(task):
         (("linear",), {}, 1e-12),
         (("linear",), {"task": "regression", "inner_steps": 3}, 1e-12),
         # Small steps.
-        (("tanh", "cosine"), {"inner_steps": 3, **SMALL}, 1e-9),
+        pytest.param(
+            ("tanh", "cosine"), {"inner_steps": 3, **SMALL}, 1e-9, marks=pytest.mark.long
+        ),
         (("relu", "linear"), SMALL, 1e-9),
     ],
     ids=str,
@@ -64,7 +66,10 @@ def test_changes_of_all_entries_sum_to_the_change(kinds, options, tolerance):
     check_close(neighbors_of(layer).output_changes.sum(axis=1), change, tolerance)
 
 
-@pytest.mark.parametrize(("steps", "share", "bound"), [(1, 1.0, 1e-3), (3, 0.5, 0.01)])
+@pytest.mark.parametrize(
+    ("steps", "share", "bound"),
+    [(1, 1.0, 1e-3), pytest.param(3, 0.5, 0.01, marks=pytest.mark.long)],
+)
 def test_large_steps_leave_an_error_of_the_integral(steps, share, bound):
     """What the docstring says of a cosine layer, in all or half of the examples."""
     options = {"inner_steps": steps, "inner_learning_rate": 0.9}
@@ -79,6 +84,7 @@ def test_large_steps_leave_an_error_of_the_integral(steps, share, bound):
     assert np.quantile(errors / np.abs(change).max(axis=1), share) < bound
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="finite differences need float64")
 def test_changes_of_single_entries():
     """The integral over a path of small steps, one entry's weight moved at a time."""

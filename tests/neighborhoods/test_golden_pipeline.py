@@ -138,7 +138,10 @@ class AuthorsStatistics:
 
 @pytest.mark.parametrize(
     ("name", "inner_loop"),
-    [("mn_pipeline_supershallow", "dual"), ("mn_pipeline_supershallow_film", "tape")],
+    [
+        ("mn_pipeline_supershallow", "dual"),
+        pytest.param("mn_pipeline_supershallow_film", "tape", marks=pytest.mark.long),
+    ],
 )
 def test_training_and_validation(name, inner_loop):
     golden = Golden(name)

@@ -50,7 +50,7 @@ def test_dual_form_and_tape_agree(kinds, options):
     ("kind", "task", "inner_loop"),
     [
         ("cosine", "classification", "dual"),
-        ("linear", "classification", "tape"),
+        pytest.param("linear", "classification", "tape", marks=pytest.mark.long),
         ("linear", "regression", "dual"),
     ],
 )

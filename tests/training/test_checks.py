@@ -64,6 +64,7 @@ def test_arguments_by_position():
         model.fit(X, Y + 1, 8, 1, 0)
 
 
+@pytest.mark.usefixtures("eager")
 def test_targets_that_the_loss_leaves_out_are_not_checked():
     model = classifier(ignore_class=-1)
     labels = np.where(Y == 2, -1, Y)
