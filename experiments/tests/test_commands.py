@@ -80,7 +80,7 @@ def test_regression_on_features_has_records_of_its_own(tmp_path, eager):
     assert names == {"diabetes_features_True_key_deviation_0.1"}
 
 
-def test_trials_choose_the_rate(tmp_path, eager):
+def test_trials_choose_the_rate(tmp_path):
     module = "experiments.neural_similarity"
     flags = (
         *("--table=cost", "--filters=4,4,8", "--train_size=16", "--batch_size=16"),
