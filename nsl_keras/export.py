@@ -18,7 +18,6 @@ from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
 from nsl_keras.training import files
-from nsl_keras.training.checks import mark_non_finite
 
 __all__ = ["save_model"]
 
@@ -268,12 +267,11 @@ def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
 def _guarded(
     function: Function, prepare: Function, specs: Sequence[keras.InputSpec]
 ) -> Callable[..., Any]:
-    """Returns a function of inputs that refuses wrong shapes and marks NaNs."""
+    """Returns a function of inputs that refuses wrong shapes."""
 
     def serve(inputs: Any) -> Any:
         checked = require_shapes(tree.flatten(inputs), [spec.shape for spec in specs])
-        outputs = at_any_batch_size(lambda batch: function(prepare(batch)), checked)
-        return tree.map_structure(lambda each: mark_non_finite(each, checked), outputs)
+        return at_any_batch_size(lambda batch: function(prepare(batch)), checked)
 
     return serve
 

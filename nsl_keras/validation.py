@@ -7,16 +7,11 @@ one. Checks of arguments return the standardized value.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-#: The largest size, since backends count with 32 bits.
-LARGEST = 2**31 - 1
-#: The most steps of an inner loop: each is traced by itself.
-MOST_STEPS = 1000
 #: How far from 1 the probabilities of a row may sum. Those in bfloat16 have eight bits.
 SUM_TOLERANCE = 1e-2
 
@@ -40,39 +35,22 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     return value
 
 
-def boolean(value: Any, name: str) -> bool:
-    """Returns `value`, which must be True or False: "False" counts as true to Python."""
-    _require(isinstance(value, (bool, np.bool_)), name, "True or False", value)
-    return bool(value)
-
-
 def _is_integer(value: Any, smallest: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         return False
     return bool(value >= smallest)
 
 
-def _at_most(value: Any, largest: int | None, name: str) -> int:
-    if largest is not None:
-        _require(value <= largest, name, f"at most {largest:,}", int(value))
+def positive_integer(value: Any, name: str) -> int:
+    """Returns `value` as an int of at least 1."""
+    _require(_is_integer(value, 1), name, "a positive integer", value)
     return int(value)
 
 
-def positive_integer(value: Any, name: str, largest: int = LARGEST) -> int:
-    """Returns `value` as an int of at least 1 and at most `largest`."""
-    _require(_is_integer(value, 1), name, "a positive integer", value)
-    return _at_most(value, largest, name)
-
-
-def number_of_steps(value: Any, name: str) -> int:
-    """Returns `value` as a positive number of steps, each of which is traced by itself."""
-    return positive_integer(value, name, MOST_STEPS)
-
-
-def non_negative_integer(value: Any, name: str, largest: int | None = None) -> int:
-    """Returns `value` as an int of at least 0, and at most `largest` if it is given."""
+def non_negative_integer(value: Any, name: str) -> int:
+    """Returns `value` as an int of at least 0."""
     _require(_is_integer(value, 0), name, "an integer of at least 0", value)
-    return _at_most(value, largest, name)
+    return int(value)
 
 
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
@@ -84,7 +62,7 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
         and all(_is_integer(each, 1) for each in entries)
     )
     _require(valid, name, f"a positive integer or {length} of them", value)
-    return tuple(_at_most(each, LARGEST, name) for each in entries)
+    return tuple(map(int, entries))
 
 
 def positive_number(value: Any, name: str) -> float:
@@ -107,11 +85,8 @@ def fraction(value: Any, name: str) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether `value` is a real number that a float can hold."""
     numbers = (int, float, np.integer, np.floating)
     is_number = isinstance(value, numbers) and not isinstance(value, bool)
-    if is_number and isinstance(value, int):
-        return abs(value) <= sys.float_info.max
     return is_number and math.isfinite(value)
 
 

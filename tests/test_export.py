@@ -157,21 +157,6 @@ def test_inputs_of_other_shapes_are_refused(neighborhoods):
                 serve(inputs=tf.zeros(shape))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_examples_get_no_answer(neighborhoods, bad):
-    """They get NaN, or no entry; the others in the batch what they get alone."""
-    _, loaded = neighborhoods
-    x = images(4)
-    expected = {name: numbers(f(inputs=x)) for name, f in loaded.signatures.items()}
-    x[2, 0, 0] = bad
-    for name, serve in loaded.signatures.items():
-        for key, received in numbers(serve(inputs=x)).items():
-            others = received[[0, 1, 3]]
-            np.testing.assert_allclose(others, expected[name][key][[0, 1, 3]], rtol=1e-5)
-            is_float = received.dtype == "float32"
-            assert np.all(np.isnan(received[2]) if is_float else received[2] == -1)
-
-
 def test_several_inputs_of_a_regression(tmp_path):
     """With fewer entries than neighbours asked for."""
     tensors = {name: keras.Input((4,), name=name) for name in ("first", "second")}

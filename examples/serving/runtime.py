@@ -2,8 +2,8 @@
 
 A request names a signature in its parameters, `serving_default` if it names none. What does
 not fit is answered with status 400 (INVALID_ARGUMENT in gRPC): a wrong name, rank, size or
-type of an input, values that are no numbers, more than `MAX_EXAMPLES` examples. So is a
-request with a NaN or an infinity, which the model answers with NaN.
+type of an input, values that are no numbers, NaN and infinities, more than `MAX_EXAMPLES`
+examples.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class SavedModelRuntime(mlserver.MLModel):
             outputs = {key: out.numpy() for key, out in signature(**tensors).items()}
         except (ValueError, TypeError, OverflowError, tf.errors.OpError) as error:
             raise InferenceError(f"The inputs do not fit: {error}") from error
-        for output in outputs.values():
-            if output.dtype.kind == "f" and not np.isfinite(output).all():
-                raise InferenceError("The inputs hold NaN or infinite values.")
         return InferenceResponse(
             model_name=self.name,
             model_version=self.version,
@@ -69,6 +66,8 @@ class SavedModelRuntime(mlserver.MLModel):
             raise ValueError(f"{given.name!r} is {array.dtype}, not {expected.dtype.name}")
         if not expected.shape.is_compatible_with(array.shape):
             raise ValueError(f"{given.name!r} is of shape {array.shape}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{given.name!r} holds NaN or infinite values")
         return tf.constant(array)
 
 

@@ -58,7 +58,7 @@ def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageDa
   training or choices.
 * **Written by** `{record["command"]}`.
 * **Limits**: made to show the method on small images of one kind. It gives every image a
-  class, even one that shows none of them; images with NaN or infinite values get NaN.
+  class, even one that shows none of them or has NaN in it.
 """
 
 

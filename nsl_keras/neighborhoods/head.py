@@ -136,7 +136,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
                 entries, dtype=self.dtype_policy, name="dictionary"
             )
         self.head = head
-        self.inner_steps = validation.number_of_steps(inner_steps, "inner_steps")
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
             inner_learning_rate,
             learning_rate_form,

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor
 
 NORM_EPSILON = 1e-12
@@ -119,7 +118,7 @@ class Euclidean(KeyMetric):
     """
 
     def __init__(self, squared: bool = True) -> None:
-        self.squared = validation.boolean(squared, "squared")
+        self.squared = squared
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         # No derivative: the result does not depend on the center.

@@ -147,7 +147,7 @@ class TrainingBackup(keras.callbacks.Callback):
         self.data = data
         self.callbacks = list(callbacks)
         self.every = validation.positive_integer(every, "every")
-        self.delete_at_end = validation.boolean(delete_at_end, "delete_at_end")
+        self.delete_at_end = delete_at_end
         self.history: dict[str, list[Any]] = {}
         self._epochs: list[int] = []
         self._writes = True

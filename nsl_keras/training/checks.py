@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.backend import ReplicatedModel, Tensor, replicas_in_sync
+from nsl_keras.backend import ReplicatedModel, replicas_in_sync
 from nsl_keras.training.data import leaves
 
 
@@ -132,24 +132,6 @@ class CheckedModel(ReplicatedModel):
         self._check_data(x, y)
 
 
-def mark_non_finite(outputs: Tensor, inputs: Any) -> Tensor:
-    """Returns outputs with NaN, or -1 if they are signed integers, for bad examples.
-
-    Bad examples hold NaN or an infinity in one of the inputs, which a ReLU may have turned
-    into a finite number.
-    """
-    dtype = keras.backend.standardize_dtype(outputs.dtype)
-    if not keras.backend.is_float_dtype(dtype) and not dtype.startswith("int"):
-        return outputs
-    mark = ops.cast(-1 if dtype.startswith("int") else float("nan"), dtype)
-    for each in leaves(inputs):
-        if keras.backend.is_float_dtype(each.dtype):
-            finite = ops.all(ops.isfinite(each), axis=tuple(range(1, len(each.shape))))
-            keep = ops.reshape(finite, (-1, *[1] * (len(outputs.shape) - 1)))
-            outputs = ops.where(keep, outputs, mark)
-    return outputs
-
-
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, its name, or one of several expects probabilities."""
     for each in keras.tree.flatten(loss):
@@ -161,23 +143,6 @@ def loss_of_logits(loss: Any) -> None:
             )
 
 
-#: Losses of probabilities that have no `from_logits`, as classes and as functions.
-_CLASSES = (
-    keras.losses.CategoricalGeneralizedCrossEntropy,
-    keras.losses.Dice,
-    keras.losses.KLDivergence,
-    keras.losses.Tversky,
-)
-_FUNCTIONS = (
-    keras.losses.categorical_generalized_cross_entropy,
-    keras.losses.dice,
-    keras.losses.kl_divergence,
-    keras.losses.tversky,
-)
-
-
 def _expects_probabilities(loss: Any) -> bool:
-    if isinstance(loss, _CLASSES) or loss in _FUNCTIONS:
-        return True
     argument = inspect.signature(loss).parameters.get("from_logits")
     return getattr(loss, "from_logits", argument and argument.default) is False

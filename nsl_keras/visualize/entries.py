@@ -72,7 +72,7 @@ def plot_learned_neighbors(
         )
     inputs, _ = data.gather(images)
     pictures = figures.require_images(inputs, "images")
-    nearest = validation.positive_integer(nearest, "nearest", len(pictures))
+    nearest = validation.positive_integer(nearest, "nearest")
     values = ops.convert_to_numpy(model.dictionary.values)
     names = figures.names_of(values.shape[1], class_names)
     attention = figures.attention_of(model, inputs)

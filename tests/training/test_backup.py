@@ -280,7 +280,6 @@ def test_a_model_that_is_not_built(tmp_path):
     [
         ({"data": [1]}, "`data` must have an attribute `epoch`.* Received: a list"),
         ({"every": 0}, "`every` must be a positive integer. Received: every=0"),
-        ({"delete_at_end": "False"}, "`delete_at_end` must be True or False"),
     ],
     ids=str,
 )
