@@ -36,8 +36,8 @@ def test_export_of_adapted_models(name, tmp_path):
         for each in CASES
     ],
 )
-def test_compiled(name, tmp_path):
-    learner_harness.check_compiled(CASES[name], tmp_path)
+def test_compiled(name):
+    learner_harness.check_compiled(CASES[name])
 
 
 @pytest.mark.skipif(not learner_harness.IS_TENSORFLOW, reason="JAX fixes the numbers")
