@@ -13,11 +13,11 @@ import tomllib
 import keras
 import numpy as np
 import pytest
-from helpers import ROOT, run_python
+from helpers import ROOT
 from test_public_interface import PUBLIC
 
 import nsl_keras
-from tools.documentation import interface, pages
+from tools.documentation import __main__, interface, pages
 
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
@@ -210,7 +210,7 @@ def test_commands_named_exist():
 def test_site_builds_without_a_warning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "zensical.toml", tmp_path)
-    run_python("-m", "tools.documentation")
+    __main__.main([])
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"],
         cwd=tmp_path,
