@@ -39,17 +39,6 @@ class WithClassNames(keras.Model):
 class AdaptedModel(WithClassNames, keras.Sequential):
     """A network, and a head made from a support set."""
 
-    # Its own, so that no conversion takes the class for one of Keras's arguments alone.
-    def __init__(
-        self,
-        layers: Any = None,
-        trainable: bool = True,
-        name: str | None = None,
-        class_names: tuple[str, ...] | None = None,
-    ) -> None:
-        super().__init__(layers, trainable, name)
-        self.class_names = class_names
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class AdaptedNeighborhoods(WithClassNames, MetaNeighborhoodModel):

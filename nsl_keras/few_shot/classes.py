@@ -109,10 +109,6 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
             "`images` must have shape (n, ...), for example (n, height, width, channels), "
             f"no size of them 0. Received: images.shape={images.shape}"
         )
-    if images.dtype.kind not in "iuf":
-        raise ValueError(
-            f"`images` must hold numbers. Received: images of dtype {images.dtype}"
-        )
     validation.finite(images, "images")
     labels = as_classes(labels)
     if len(labels) != len(images):

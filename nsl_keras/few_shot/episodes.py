@@ -162,12 +162,6 @@ class EpisodeSampler:
             (example["image"], example["label"]) if isinstance(example, dict) else example
             for example in dataset
         ]
-        sizes = {len(pair) for pair in pairs}
-        if sizes != {2}:
-            raise ValueError(
-                "`dataset` must hold examples, each of an image and a label. Received: "
-                f"{len(pairs)} examples, of {sorted(sizes)} parts"
-            )
         images, labels = (np.stack(each) for each in zip(*pairs, strict=True))
         return cls(images, labels, **options)
 
@@ -213,11 +207,8 @@ class EpisodeSampler:
         labels = np.tile(labels, (len(drawn), 1))
         if self.scale is None:
             return self.images[drawn], labels
-        images = np.empty((*drawn.shape, *self.images.shape[1:]), "float32")
-        scale = np.float32(self.scale)
-        # One episode at a time: a copy of all images would take longer than the product.
-        for episode, numbers in zip(images, drawn, strict=True):
-            np.multiply(self.images[numbers], scale, out=episode, casting="same_kind")
+        images = self.images[drawn].astype("float32")
+        images *= np.float32(self.scale)
         return images, labels
 
     def batches(

@@ -32,12 +32,17 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     #: int, the number of classes of an episode; `None` before the model is built.
     ways: Any = None
-    #: The shape of a support label; `None` before a regression is built.
-    label_shape: Any = ()
+    #: The shape of the outputs for one query; `None` before the model is built.
+    outputs_shape: Any = None
 
     def __init__(
         self, network: keras.Model, batch_normalization: str, **kwargs: Any
     ) -> None:
+        if not isinstance(network, keras.Model):
+            raise ValueError(
+                "A learner's `backbone` or `model` must be a Keras model. "
+                f"Received: {network!r}"
+            )
         # Not the network's own policy: half precision would round all variables that a
         # learner reads. The network's layers keep theirs.
         kwargs.setdefault("dtype", network.variable_dtype)
@@ -49,11 +54,6 @@ class EpisodicLearner(Adapting, CheckedModel):
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         batch, queries = input_shape[2][:2]
         return (batch, queries, *self.outputs_shape)
-
-    @property
-    def outputs_shape(self) -> tuple[int | None, ...]:
-        """The shape of the outputs for one query."""
-        return (self.ways,) if self.classifies else self.label_shape
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **rewiring.arguments_of_classes(self)}
@@ -102,7 +102,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             x = x[0][0]
         if not is_in_memory(x):
             return
-        episode_shapes(shapes_of(x), self.label_shape)
+        episode_shapes(shapes_of(x), () if self.classifies else self.outputs_shape)
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")

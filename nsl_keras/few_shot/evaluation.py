@@ -163,16 +163,11 @@ def _checked_logits(
     """Returns the logits of a batch, computed in one that is filled up to a size."""
     kept = np.minimum(np.arange(size), len(batch.query_labels) - 1)
     filled = Episode(*(each[kept] for each in batch))
-    try:
-        if isinstance(learner, keras.Model):
-            # Not `predict_on_batch`, which under a strategy runs on every replica.
-            logits = learner.predict(filled[:3], batch_size=size, verbose=0)
-        else:
-            logits = keras.ops.convert_to_numpy(learner(filled))
-    except NonFiniteLossError as error:
-        raise NonFiniteLossError(
-            f"In the batch that starts at episode {first} of the sampler: {error}"
-        ) from error
+    if isinstance(learner, keras.Model):
+        # Not `predict_on_batch`, which under a strategy runs on every replica.
+        logits = learner.predict(filled[:3], batch_size=size, verbose=0)
+    else:
+        logits = keras.ops.convert_to_numpy(learner(filled))
     logits, expected = logits[: len(batch.query_labels)], (*batch.query_labels.shape, ways)
     if logits.shape != expected:
         raise ValueError(
@@ -209,16 +204,13 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
     >>> print(few_shot.compare(better, worse))
     +10.00 ± 0.00 % (3 paired episodes)
     """
-    if first.start != second.start or first.accuracies.shape != second.accuracies.shape:
-        raise ValueError(
-            "`first` and `second` must be evaluations of the same episodes. Received: "
-            f"first with {len(first.accuracies)} episodes from {first.start} on, second "
-            f"with {len(second.accuracies)} from {second.start} on"
-        )
-    if None not in (first.sampler, second.sampler) and first.sampler != second.sampler:
+    described = [
+        (each.start, each.accuracies.shape, each.sampler) for each in (first, second)
+    ]
+    if described[0] != described[1]:
         raise ValueError(
             "`first` and `second` must be evaluations of the same episodes, of samplers "
-            "with equal images, labels, ways, shots, queries and seed. Received: "
-            f"samplers {first.sampler} and {second.sampler}"
+            "with equal images, labels, ways, shots, queries and seed. Received: start, "
+            f"shape and sampler of {described[0]} and {described[1]}"
         )
     return Difference(first.accuracies - second.accuracies)

@@ -7,7 +7,6 @@ deeper in one episode after the other, inside one compiled loop.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +31,6 @@ from nsl_keras.few_shot.functional import (
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.training.checks import NonFiniteLossError
-
-#: The most episodes that are finetuned at once, which bounds the memory.
-_AT_ONCE = 8
 
 
 class Finetuner(Adapting):
@@ -66,9 +62,8 @@ class Finetuner(Adapting):
         ways: int, the number of classes in an episode.
         variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
             list of names or paths of variables, or a function that takes a variable
-            (of the copy, with the model's names) and returns whether to adapt it. `None`:
-            `"similarity+classifier"` where static similarities can be adapted, else
-            `"classifier"`, the strategies of the paper.
+            (of the copy, with the model's names) and returns whether to adapt it. The
+            paper adapts `"similarity+classifier"` of static networks.
         steps: int, the number of steps, which are updates of the variables.
         rule: `DampenedMomentum`, the rule of a step; `None` for the paper's.
         batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
@@ -115,7 +110,7 @@ class Finetuner(Adapting):
         self,
         model: keras.Model,
         ways: int,
-        variables: Selection | None = None,
+        variables: Selection = "classifier",
         steps: int = 100,
         rule: DampenedMomentum | None = None,
         batch_normalization: str = "support",
@@ -140,13 +135,6 @@ class Finetuner(Adapting):
         copy, self._sources = copy_with_classifier(
             model, self.ways, starts if new_classifier else None
         )
-        if variables is None:
-            # In a model that is frozen as a whole, all variables may adapt.
-            adaptable = set(map(id, copy.trainable_variables or copy.variables))
-            forms = rewiring.sublayers(copy)
-            static = (getattr(each, "similarity_parameters", None) for each in forms)
-            has_static = any(id(each) in adaptable for each in static)
-            variables = "similarity+classifier" if has_static else "classifier"
         adapted = select_variables(copy, variables, "variables")
         classifier = classifier_of(copy)
         if new_classifier:
@@ -182,26 +170,18 @@ class Finetuner(Adapting):
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
         episode_shapes(shapes_of((support, labels, queries)), ())
-        count = validation.positive_integer(len(labels), "episodes")
+        validation.positive_integer(len(labels), "episodes")
         validation.class_labels(labels.reshape(-1), self.ways, "support_labels")
         # Not left to the logits: a ReLU or a pooling may turn a NaN into a zero.
         validation.finite(support, "support_images")
         validation.finite(queries, "query_images")
-        values = self._values()
-        # Equal batch sizes, so that it compiles once with little padding.
-        size = math.ceil(count / math.ceil(count / _AT_ONCE))
-        found = []
-        for start in range(0, count, size):
-            places = np.minimum(np.arange(start, start + size), count - 1)
-            logits = self._compiled(
-                values,
-                ops.convert_to_tensor(support[places], self._dtype),
-                ops.convert_to_tensor(labels[places], "int32"),
-                ops.convert_to_tensor(queries[places], self._dtype),
-                *map(ops.convert_to_tensor, self._draws(support[places])),
-            )
-            found.append(ops.convert_to_numpy(logits))
-        logits = np.concatenate(found)[:count]
+        inputs = [
+            ops.convert_to_tensor(support, self._dtype),
+            ops.convert_to_tensor(labels, "int32"),
+            ops.convert_to_tensor(queries, self._dtype),
+            *map(ops.convert_to_tensor, self._draws(support)),
+        ]
+        logits = ops.convert_to_numpy(self._compiled(self._values(), *inputs))
         finite = np.isfinite(logits).all(axis=(1, 2))
         if not finite.all():
             raise NonFiniteLossError(

@@ -147,8 +147,6 @@ class MAML(EpisodicLearner):
         inner_loss: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(model, keras.Model):
-            raise ValueError(f"`model` must be a Keras model. Received: model={model!r}")
         super().__init__(model, batch_normalization, **kwargs)
         steps, extra = validation.positive_integer, validation.non_negative_integer
         optional = validation.optional
@@ -172,8 +170,6 @@ class MAML(EpisodicLearner):
         self._loss_of: Any = keras.losses.get(inner_loss) or _CROSS_ENTROPY
         if self.classifies:
             require_linear(model, "model")
-        else:
-            self.label_shape = None
         inner = select_variables(model, inner_variables, "inner_variables")
         further = []
         if extra_steps or test_extra_steps:
@@ -212,8 +208,7 @@ class MAML(EpisodicLearner):
             )
         if self.classifies:
             (self.ways,) = shape
-        else:
-            self.label_shape = shape
+        self.outputs_shape = shape
         self._outputs_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
             self._rates = [

@@ -36,16 +36,12 @@ class MetricLearner(EpisodicLearner):
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        if not isinstance(backbone, keras.Model):
-            raise ValueError(
-                "`backbone` must be a Keras model from examples to features. "
-                f"Received: backbone={backbone!r}"
-            )
         super().__init__(backbone, batch_normalization, **kwargs)
         if batch_normalization != "moving":
             leave_out_of_xla(self)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
+        self.outputs_shape = (self.ways,)
 
     def build(self, input_shape: Any) -> None:
         if self.built:

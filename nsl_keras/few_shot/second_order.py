@@ -54,8 +54,11 @@ def check_second_order(
     start = [ops.convert_to_numpy(each) for each in variables]
     random = np.random.default_rng(seed)
     along = [random.normal(size=each.shape).astype(each.dtype) for each in start]
-    ratio = _length(start) / _length(along)
-    along = [each * each.dtype.type(ratio or 1.0) for each in along]
+    lengths = [
+        float(np.linalg.norm([np.linalg.norm(each) for each in arrays]))
+        for arrays in (start, along)
+    ]
+    along = [each * each.dtype.type(lengths[0] / lengths[1]) for each in along]
 
     def loss(values: list[Tensor]) -> tuple[Tensor, None]:
         state = [(each, ops.convert_to_tensor(each)) for each in model.variables]
@@ -78,7 +81,3 @@ def check_second_order(
     )
     measured = float(ahead[0] - back[0]) / (2 * step)
     return abs(exact - measured) / (max(abs(exact), abs(measured)) or 1.0)
-
-
-def _length(arrays: list[np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(each)) for each in arrays)))

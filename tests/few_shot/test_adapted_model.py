@@ -6,7 +6,6 @@ import pytest
 from few_shot_episodes import convolutional, episodes
 from helpers import Batches, Subclassed, as_numpy
 
-import nsl_keras
 from nsl_keras import few_shot
 
 (SUPPORT,), (LABELS,), _ = episodes(1, shape=(6, 6, 1))[0]
@@ -58,16 +57,6 @@ def test_half_precision_rounds_no_inputs_and_features():
     found = made.adapt(years, labels).predict(years, verbose=0)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert np.ptp(found) > 1e-3
-
-
-def test_a_conversion_returns_a_plain_model_and_warns():
-    model = learner(few_shot.ProtoNet).adapt(SUPPORT, LABELS, NAMES)
-    with pytest.warns(UserWarning, match="without what .* 'AdaptedModel' adds"):
-        found = nsl_keras.convert.convert_batch_norms(model)
-    assert type(found) is keras.Sequential
-    config = model.get_config()
-    again = type(model).from_config(config, custom_objects={"unused": None})
-    assert again.class_names == NAMES
 
 
 def test_subclassed_backbones_are_copied():

@@ -137,15 +137,6 @@ def test_logits_that_are_not_finite(sampler):
         evaluate(learner, sampler, episodes=8, batch_size=4)
 
 
-def test_errors_of_a_learner_name_its_batch(sampler):
-    def learner(episode):
-        raise nsl_keras.NonFiniteLossError("The loss became nan.")
-
-    message = "starts at episode 3 of the sampler: The loss"
-    with pytest.raises(nsl_keras.NonFiniteLossError, match=message):
-        evaluate(learner, sampler, episodes=8, batch_size=4, start=3)
-
-
 def test_results_are_equal_to_themselves_alone():
     for kind in (Evaluation, nsl_keras.few_shot.Difference):
         result, other = (kind(np.array([0.5, 0.7])) for _ in range(2))

@@ -106,7 +106,8 @@ def test_through_the_network_is_a_loop_over_fit(policy):
     expected = looped(model, episodes, similarity_and_classifier, 3, policy)
     if policy == "moving":  # A Sequential model, too.
         model = keras.Sequential([model.input, *model.layers[1:]])
-    finetuner = Finetuner(model, WAYS, steps=3, batch_normalization=policy)
+    options = {"steps": 3, "batch_normalization": policy}
+    finetuner = Finetuner(model, WAYS, "similarity+classifier", **options)
     np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=ATOL)
 
 
@@ -216,24 +217,6 @@ def feature_network(features=64):
     """A classifier of vectors, so that the features are the images."""
     inputs = keras.Input((features,), dtype=DTYPE)
     return keras.Model(inputs, keras.layers.Dense(7, dtype=DTYPE)(inputs))
-
-
-@eager
-def test_the_variables_of_the_paper_are_the_default():
-    plain, episodes = feature_network(), make_episodes(shape=(64,))
-    expected = Finetuner(plain, WAYS, "classifier", steps=2)(episodes)
-    np.testing.assert_array_equal(Finetuner(plain, WAYS, steps=2)(episodes), expected)
-    static, episodes = randomize(network(WAYS)), make_episodes(1)
-    # Without a new classifier a model that is frozen as a whole may adapt in all of it.
-    for trainable, new_classifier, variables in (
-        (True, True, "similarity+classifier"),
-        (False, True, "classifier"),
-        (False, False, "similarity+classifier"),
-    ):
-        static.trainable = trainable
-        options = {"ways": WAYS, "steps": 2, "new_classifier": new_classifier}
-        expected = Finetuner(static, variables=variables, **options)(episodes)
-        np.testing.assert_array_equal(Finetuner(static, **options)(episodes), expected)
 
 
 @pytest.mark.long

@@ -345,7 +345,7 @@ def with_two_outputs():
         (network, {"batch_normalization": "query"}, "`batch_normalization` must be"),
         (network, {"inner_variables": "head"}, "`inner_variables` must be"),
         (network, {"extra_variables": ["x"], "extra_steps": 1}, "`extra_variables` must"),
-        (lambda: layers.Dense(2), {}, "`model` must be a Keras model"),
+        (lambda: layers.Dense(2), {}, "or `model` must be a Keras model"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),

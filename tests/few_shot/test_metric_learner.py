@@ -210,7 +210,7 @@ def test_backbones_it_cannot_take():
 @pytest.mark.parametrize(
     ("learner", "options", "message"),
     [
-        (few_shot.ProtoNet, {"backbone": ops.relu}, "`backbone` must be a Keras model"),
+        (few_shot.ProtoNet, {"backbone": ops.relu}, "`backbone` or `model` must be"),
         (few_shot.ProtoNet, {"ways": 0}, "`ways` must be a positive integer"),
         (few_shot.ProtoNet, {"temperature": 0}, "`temperature` must be"),
         (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),
