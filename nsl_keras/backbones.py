@@ -100,7 +100,7 @@ def cnn9(
     map as classifier. Batch norm and ReLU follow all convolutions except the classifier.
 
     It has 511,200 trainable parameters for 10 classes; 511,281 with static DNS, 511,929
-    with static UNS. With the authors' predictors (`nsl_keras.predictors.published`) dynamic
+    with static UNS. With the authors' predictors (`start="published"`) dynamic
     DNS has 890,946 and dynamic UNS 2,014,560.
 
     Args:
@@ -124,7 +124,7 @@ def cnn9(
     >>> import nsl_keras
     >>> dynamic = functools.partial(
     ...     nsl_keras.layers.NeuralSimilarityConv2D,
-    ...     predictor=nsl_keras.predictors.published())
+    ...     predictor=nsl_keras.predictors.SimilarityPredictor(start="published"))
     >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
     >>> sum(variable.numpy().size for variable in model.trainable_variables)
     890946

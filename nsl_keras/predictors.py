@@ -1,6 +1,6 @@
 """Public predictors of dynamic similarities."""
 
-from nsl_keras.similarity.predictors import SimilarityPredictor, get, published
+from nsl_keras.similarity.predictors import SimilarityPredictor, get
 from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 
-__all__ = ["SharedSimilarityPredictor", "SimilarityPredictor", "get", "published"]
+__all__ = ["SharedSimilarityPredictor", "SimilarityPredictor", "get"]

@@ -144,7 +144,7 @@ def similar(similarity, predictor=None):
 
 
 STATIC = similar("unconstrained")
-PUBLISHED = predictors.published()
+PUBLISHED = predictors.SimilarityPredictor(start="published")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def neural(**options):
 def published(similarity, kind="sphere", **settings):
     """Makes convolutions with the authors' predictors."""
 
-    predictor = predictors.published(kind, **settings)
+    predictor = predictors.SimilarityPredictor(kind, start="published", **settings)
     return neural(similarity=similarity, predictor=predictor)
 
 

@@ -30,9 +30,6 @@ def convolutions(
     """
     if similarity is None:
         return keras.layers.Conv2D
-    norms: dict[str, Any] = {"momentum": momentum}
-    if published:
-        norms["momentum_warmup"] = False
     start = "published" if published else "identity"
     own: Any = None
     if predictor == "shared":
@@ -42,7 +39,7 @@ def convolutions(
         )
     elif predictor is not None:
         own = nsl_keras.predictors.SimilarityPredictor(
-            predictor, batch_normalization=norms, start=start, **options
+            predictor, batch_normalization={"momentum": momentum}, start=start, **options
         )
     return functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D,

@@ -156,8 +156,8 @@ class SimilarityPredictor:
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
             arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
-            The momentum is 0.9 unless the dictionary has another: an average over many
-            steps lags behind weights that change fast.
+            The default momentum is 0.9: an average over many steps lags behind weights that
+            change fast.
         residual: bool. `True`, as in the authors' code: the network returns the difference
             from the parameters of the identity. `False`, as in the paper's Appendix A:
             it returns the parameters themselves. With `start="identity"` the shift of the
@@ -166,8 +166,10 @@ class SimilarityPredictor:
         start: `"identity"`: `M` is the identity until the first training step, so that the
             layer is the plain one. The scale of the last batch norm starts at zero; without
             batch norm, the last kernel, or, if it compares by angle, a factor for each
-            output. `"published"`: as in the authors' code the scale starts at one and the
-            last kernel at He's normal times 0.001; `M` starts near the identity.
+            output. `"published"`, as in the authors' code: the scale starts at one and the
+            last kernel at He's normal times 0.001, so `M` starts near the identity. The
+            hidden layer has the authors' width, and batch norms the fixed momentum 0.999:
+            their moving statistics need thousands of steps.
 
     The kernels of the network have the regularizer of the layer's kernel.
 
@@ -361,9 +363,12 @@ class SimilarityPredictor:
         options = wanted if isinstance(wanted, dict) else {}
         if not (wanted if isinstance(wanted, bool) else by_default):
             return []
+        momentum: dict[str, Any] = {"momentum": 0.9}
+        if self.start == "published":
+            momentum = {"momentum": 0.999, "momentum_warmup": False}
         return [
             BatchNormalization(
-                **{"momentum": 0.9, **options},
+                **{**momentum, **options},
                 axis=context.channel_axis,
                 beta_initializer=_constant(beta),
                 gamma_initializer=gamma,
@@ -386,38 +391,6 @@ class SimilarityPredictor:
         }
 
     from_config = classmethod(rewiring.from_arguments)
-
-
-def published(kind: str = "sphere", **options: Any) -> SimilarityPredictor:
-    """Returns a predictor as in the code of the authors of Neural Similarity Learning.
-
-    Its hidden layer has 64 filters for the diagonal similarity and 128 for others, the
-    scale of the last batch norm starts at one, and the batch norms have the fixed momentum
-    0.999: their moving statistics need thousands of steps.
-
-    Args:
-        kind: `"sphere"`, `"full_sphere"` or `"cnn"`.
-        options: Arguments of `SimilarityPredictor`; they override the settings above.
-
-    Returns:
-        A `SimilarityPredictor`.
-
-    Example:
-
-    >>> import nsl_keras
-    >>> nsl_keras.predictors.published().batch_normalization
-    {'momentum': 0.999, 'momentum_warmup': False}
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and the
-        authors' code.
-    """
-    settings = {
-        "batch_normalization": {"momentum": 0.999, "momentum_warmup": False},
-        "start": "published",
-        **options,
-    }
-    return SimilarityPredictor(kind, **settings)
 
 
 def _constant(values: np.ndarray | None) -> Any:

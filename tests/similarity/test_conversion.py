@@ -99,7 +99,9 @@ class Doubled(similarities.Unconstrained):
 
 ALL = ["first", "depthwise", "second"]
 SHARED = predictors.SharedSimilarityPredictor(adapted_filters=4)
-SHARED_PUBLISHED = predictors.SharedSimilarityPredictor(predictors.published())
+SHARED_PUBLISHED = predictors.SharedSimilarityPredictor(
+    predictors.SimilarityPredictor(start="published")
+)
 UNCONSTRAINED = {"similarity": "unconstrained"}
 
 

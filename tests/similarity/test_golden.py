@@ -102,8 +102,9 @@ def test_static_layer(name, dtype):
 )
 def test_dynamic_layer(name, kind, similarity, dtype):
     golden = Golden(name)
-    norms = {"momentum": MOMENTUM, "momentum_warmup": False}
-    predictor = nsl_keras.predictors.published(kind, batch_normalization=norms)
+    predictor = nsl_keras.predictors.SimilarityPredictor(
+        kind, start="published", batch_normalization={"momentum": MOMENTUM}
+    )
     model, layer, normalization = block(golden, dtype, predictor)
     network = layer.bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")

@@ -24,6 +24,7 @@ from nsl_keras.layers import (
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarity.kernels import FloatDense
 
+PUBLISHED = SimilarityPredictor(start="published")
 # kind, similarity: outputs, which layers normalize by norms or by batch.
 ARCHITECTURES = [
     ("sphere", "diagonal", 9, "input", True, None, True),
@@ -132,7 +133,7 @@ def test_width_follows_the_layer(filters, similarity, width):
     for layer in (convolution, dense):
         network = built(layer, (None, 7, 7, 4)).bilinear_form.network
         assert network.get_layer("hidden").kernel.shape[-1] == width
-    published = network_of(predictors.published(), filters, similarity=similarity)
+    published = network_of(PUBLISHED, filters, similarity=similarity)
     authors = 64 if similarity == "diagonal" else 128
     assert published.get_layer("hidden").filters == authors
 
@@ -150,7 +151,7 @@ def test_depthwise_layers_have_a_bottleneck():
     assert (hidden.kernel_size, hidden.strides, hidden.filters) == ((1, 1), (1, 1), 8)
     assert (output.kernel_size, output.strides, output.padding) == ((3, 3), (2, 2), "valid")
     assert layer.bilinear_form.count_params() < 2 * 9 * 240
-    published = made(predictors.published()).bilinear_form.network.get_layer("hidden")
+    published = made(PUBLISHED).bilinear_form.network.get_layer("hidden")
     assert (published.kernel_size, published.filters) == ((3, 3), 64)
 
 
@@ -316,7 +317,7 @@ def test_predictions_without_the_identity(kind, data_format):
 
 
 def test_initializers():
-    network = network_of(predictors.published(), shape=(None, 16, 16, 32))
+    network = network_of(PUBLISHED, shape=(None, 16, 16, 32))
     for name, fan_in, scale in (("hidden", 9 * 32, 0.1), ("output", 9 * 64, 0.001)):
         deviation = as_numpy(network.get_layer(name).kernel).std()
         np.testing.assert_allclose(deviation, scale * np.sqrt(2 / fan_in), rtol=0.05)
@@ -324,7 +325,7 @@ def test_initializers():
 
 def test_moving_statistics_are_unbiased_unless_published():
     images = images_after_relu()
-    for predictor, replaced in (("sphere", True), (predictors.published(), False)):
+    for predictor, replaced in (("sphere", True), (PUBLISHED, False)):
         layer = NeuralSimilarityConv2D(4, 3, predictor=predictor)
         layer(images, training=True)
         norm = layer.bilinear_form.network.get_layer("hidden_normalization")
@@ -385,7 +386,7 @@ def test_a_custom_kind(tmp_path):
         ({"predictor": SharedSimilarityPredictor(), "dilation_rate": 2}, True),
         ({"similarity": "diagonal"}, False),
         ({"dilation_rate": 2}, False),
-        ({"predictor": predictors.published()}, False),
+        ({"predictor": PUBLISHED}, False),
         ({"predictor": SimilarityPredictor(deep)}, False),
     ],
 )

@@ -67,7 +67,9 @@ def test_final_relu_and_images_of_any_size(build, features):
 
 
 def similar(similarity, **published):
-    predictor = predictors.published(**published) if published else None
+    predictor = None
+    if published:
+        predictor = predictors.SimilarityPredictor(start="published", **published)
     convolution = functools.partial(
         NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
     )
