@@ -201,8 +201,9 @@ def replicas_in_sync() -> int:
 class ReplicatedModel(keras.Model):
     """A Keras model that trains under `tf.distribute.MultiWorkerMirroredStrategy`.
 
-    Keras 3.15 fails there for two reasons (keras-team/keras issue 20585), and for the
-    second also under `MirroredStrategy` if the first batch does not divide.
+    In Keras 3.15 two faults make `fit` fail there (keras-team/keras issue 20585). The one
+    in `_maybe_symbolic_build`, which is private, also makes it fail under
+    `MirroredStrategy` if the first batch does not divide among the replicas.
     """
 
     def compute_metrics(
