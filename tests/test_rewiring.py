@@ -33,19 +33,20 @@ def test_unfrozen_restores_each_flag():
             keras.layers.Dense(3, name="frozen"),
             keras.layers.BatchNormalization(),
             keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2, name="last")]),
+            nsl_keras.layers.NeuralSimilarityDense(2, kernel_trainable=False),
         ]
     )
     model.layers[0].trainable = False
-    model.layers[-1].layers[1].kernel.trainable = False
-    model.layers[-1].layers[1].bias.trainable = False
+    model.layers[-2].layers[1].kernel.trainable = False
+    model.layers[-2].layers[1].bias.trainable = False
     before = [layer.trainable for layer in rewiring.sublayers(model)]
-    assert len(model.trainable_variables) == 4
+    assert len(model.trainable_variables) == 5
     with rewiring.unfrozen(model):
-        assert len(model.trainable_variables) == 8
+        assert len(model.trainable_variables) == 11
         state = [variable.name for variable in model.non_trainable_variables]
         assert state == ["moving_mean", "moving_variance"]
     assert [layer.trainable for layer in rewiring.sublayers(model)] == before
-    assert len(model.trainable_variables) == 4
+    assert len(model.trainable_variables) == 5
 
 
 def test_a_shared_predictor_stays_shared():
@@ -294,3 +295,13 @@ def test_models_without_a_known_graph(make, use):
         ValueError, match=r"functional or Sequential model of Keras 3.*be built"
     ):
         use(make())
+
+
+def test_a_similarity_may_hold_a_function_that_is_not_registered():
+    def doubled(shape, dtype):
+        return 2 * ops.eye(*shape, dtype=dtype)
+
+    similarity = nsl_keras.similarities.Diagonal(initializer=doubled)
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, similarity=similarity)
+    model = keras.Sequential([keras.Input((8, 8, 2)), layer])
+    assert difference(model, copy_of(model), IMAGES) == 0
