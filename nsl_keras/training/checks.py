@@ -93,10 +93,10 @@ class CheckedModel(ReplicatedModel):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
         given = _FIT.bind(self, *args, **options).arguments
-        self._check_counted(*map(given.get, ("x", "y", "sample_weight")))
+        self._check(given.get("x"), given.get("y"))
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
-            self._check_counted(*held_out)
+            self._check(*held_out[:2])
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller's own way to stop.
         if not any(isinstance(each, gentle) for each in callbacks):
@@ -108,27 +108,20 @@ class CheckedModel(ReplicatedModel):
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **options: Any) -> Any:
         given = _EVALUATE.bind(self, *args, **options).arguments
-        self._check_counted(*map(given.get, ("x", "y", "sample_weight")))
+        self._check(given.get("x"), given.get("y"))
         return super().evaluate(*args, **options)
 
-    def _check_counted(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
-        """Checks arrays, skipping targets that the loss ignores.
+    def _check(self, x: Any, y: Any = None) -> None:
+        """Checks arrays, but no targets of the class that the loss ignores.
 
-        It ignores targets of zero weight, and the class `ignore_class`.
+        Targets of zero weight count: Keras multiplies them, and NaN times 0 is NaN.
         """
         if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
             (y,) = y  # Of one output, as Keras allows.
         if hasattr(y, "__array__"):
-            y = np.asarray(y)
             for loss in keras.tree.flatten(self.loss):
                 ignored = getattr(loss, "ignore_class", None)
-                y = y if ignored is None else np.where(y == ignored, 0, y)
-            counts = np.asarray(1 if sample_weight is None else sample_weight) != 0
-            fits = counts.shape == y.shape[: counts.ndim]  # Else it is Keras's to complain.
-            if fits and counts.any() and not counts.all():
-                counted = y[tuple(np.argwhere(counts)[0])]
-                axes = (1,) * (y.ndim - counts.ndim)
-                y = np.where(counts.reshape(*counts.shape, *axes), y, counted)
+                y = y if ignored is None else np.where(np.asarray(y) == ignored, 0, y)
         self._check_data(x, y)
 
 
