@@ -1,280 +1,326 @@
-"""Kills experiments at random moments and at each new file, then resumes them.
+"""Kills trainings and exports, and looks at what a later process finds.
 
-    python -m experiments.kills --output_dir=.           # about an hour on two cores
-    python -m experiments.kills --example=demo --kills=3
+    python -m experiments.kills --output_dir=.     # twenty minutes on one core
 
-Each must end with the weights, records (without times), models and pictures that an
-uninterrupted run leaves, to the last digit. Each new file is one kill, just before it takes
-its place, or just after. `exports` are killed while a reader loads each version as
-soon as it sees it. Writes results/kills.jsonl below --output_dir, a line an example. Needs
-Linux and TensorFlow.
+Each training keeps its state after every epoch, with one of the `CALLBACKS`. It is killed at
+random moments, and inside writes: at a file operation, or in the write that makes a file
+longer than a random size. Another process then trains to the end. Exports are
+killed likewise, and each version that they left is loaded. Writes results/kills.jsonl below
+--output_dir, a line for each callback and one for exports. Needs Linux and TensorFlow, and
+for `OrbaxCheckpoint` the package orbax-checkpoint.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import multiprocessing
 import os
 import pathlib
 import random
-import runpy
+import resource
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import keras
 import numpy as np
 from absl import flags
 
+import nsl_keras
 from experiments.common import command, runs, tables
-from experiments.common.data import Split, save_file
-from experiments.few_shot.data import FewShotData
 
 FLAGS = flags.FLAGS
-ROOT = pathlib.Path(__file__).parents[1]
-#: What differs from run to run, by endings of keys in records.
-VOLATILE_KEYS = ("command", "seconds", "per_second", "step_time_ratio")
-#: Files whose content does, too.
-VOLATILE_FILES = ("killed", "log", "README.md", "*.pb", "variables.*")
+EPOCHS = 20
 
-#: Experiments in small.
-EXAMPLES = {
-    "image_classification": "--train_size=64 --batch_size=16 --steps=6 --save_every=3 "
-    "--num_neighbors=30 --method=plain --method=neighborhoods --model_dir={}/models",
-    "few_shot": "--dataset=tiny --ways=2 --shots=2 --queries=3 --test_episodes=4 "
-    "--training_images=120 --episodes_per_step=1 --batch_size=10 --save_every=4 "
-    "--method=finetuning --method=maml --nojit_compile --data_file={}/../images.npz",
-    "demo": "--seeds=1 --epochs=3 --train_examples=200 --model=linear "
-    "--model=linear_neighborhoods",
+Callbacks = list[keras.callbacks.Callback]
+
+# Each process is forked from one that has imported all of this and computed nothing.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tensorflow", "experiments.kills"])
+
+
+def ours(
+    model: keras.Model, folder: pathlib.Path, kept: Callbacks
+) -> tuple[Callbacks, int]:
+    return [nsl_keras.callbacks.TrainingBackup(folder, None, kept, 1, False)], 0
+
+
+def backup_and_restore(
+    model: keras.Model, folder: pathlib.Path, kept: Callbacks
+) -> tuple[Callbacks, int]:
+    options = {"double_checkpoint": True, "delete_checkpoint": False}
+    return [keras.callbacks.BackupAndRestore(str(folder), **options)], 0
+
+
+def orbax(
+    model: keras.Model, folder: pathlib.Path, kept: Callbacks
+) -> tuple[Callbacks, int]:
+    """The callback only writes: whoever resumes loads the newest step and counts on."""
+    callback = keras.callbacks.OrbaxCheckpoint(str(folder))
+    newest = callback.checkpointer.latest
+    if newest is None:
+        return [callback], 0
+    model.load_weights(str(folder))
+    return [callback], newest.step + 1
+
+
+CALLBACKS = {
+    "TrainingBackup": ours,
+    "BackupAndRestore": backup_and_restore,
+    "OrbaxCheckpoint": orbax,
 }
 
-EXPORTER = """
-import itertools, sys, keras, nsl_keras
-model = keras.Sequential([keras.Input((8,)), nsl_keras.layers.CosineDense(3)])
-for version in itertools.count(int(sys.argv[2])):
-    print("starts", flush=True)
-    nsl_keras.export.save_model(model, sys.argv[1], version)
-"""
+#: What may go wrong after a kill, as the heads of columns.
+FAULTS = {
+    "crashed": "could not start again",
+    "half_written": "loaded half a state",
+    "miscounted": "counted epochs that the weights lack, or had already",
+    "second_model": "did not load into the second model of a process",
+    "seeds": "other seeds",
+    "history": "`History` without the first epochs",
+    "stopping": "`EarlyStopping` from its start",
+    "weights": "other weights in the end",
+}
 
 
-def run(folder: pathlib.Path, stage: str, example: str, *arguments: str) -> None:
-    """Runs an example in this process, which kills itself at its next new file.
+class Report(keras.callbacks.Callback):
+    """Sends the state at which training begins, and the state after each epoch."""
 
-    The stage is "before" or "after" the file takes its place, or "never". Operations are
-    deterministic: two runs are equal to the last digit. FOLDER/weights lists digests of the
-    weights after each fit.
-    """
-    import tensorflow as tf
+    def __init__(self, out: Connection) -> None:
+        super().__init__()
+        self.out, self.begins = out, True
 
-    tf.config.experimental.enable_op_determinism()
-    fit, replace = keras.Model.fit, pathlib.Path.replace
-    killed = lines(folder / "killed")
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.begins:
+            self.send(epoch)
+        self.begins = False
 
-    @functools.wraps(fit)
-    def noting_fit(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        history = fit(model, *args, **kwargs)
-        content = b"".join(weights.tobytes() for weights in model.get_weights())
-        add_line(folder / "weights", hashlib.sha256(content).hexdigest())
-        return history
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.send(epoch + 1)
 
-    def die(now: str, target: pathlib.Path) -> None:
-        if now == stage and str(target) not in killed:
-            add_line(folder / "killed", str(target))
-            os.kill(os.getpid(), signal.SIGKILL)
+    def on_train_end(self, logs: Any = None) -> None:
+        self.on_epoch_begin(EPOCHS)
 
-    def killing_replace(scratch: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-        die("before", target)
-        replace(scratch, target)
-        die("after", target)
-        return target
-
-    keras.Model.fit, pathlib.Path.replace = noting_fit, killing_replace
-    sys.argv[1:] = arguments
-    runpy.run_module(f"experiments.{example}", run_name="__main__")
+    def send(self, epoch: int) -> None:
+        # Seeds of layers are variables, but no weights.
+        weights = self.model.weights
+        known = set(map(id, weights))
+        seeds = [v for v in self.model.non_trainable_variables if id(v) not in known]
+        state = [[*weights, *self.model.optimizer.variables], seeds]
+        self.out.send((epoch, *map(digest, state)))
 
 
-def lines(path: pathlib.Path) -> set[str]:
-    return set(path.read_text().splitlines()) if path.exists() else set()
+def digest(variables: Sequence[keras.Variable]) -> str:
+    content = b"".join(keras.ops.convert_to_numpy(each).tobytes() for each in variables)
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
-def add_line(path: pathlib.Path, line: str) -> None:
-    with path.open("a") as file:
-        print(line, file=file)
+def make() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = nsl_keras.MetaNeighborhoodModel(
+        keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, activation="relu")]),
+        nsl_keras.layers.CosineDense(5),
+        nsl_keras.layers.NeighborDictionary(50, dropout=0.3, seed=0),
+    )
+    model.build((None, 16))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
-def start(example: str, folder: pathlib.Path, stage: str = "never") -> subprocess.Popen:
-    folder.mkdir(exist_ok=True)
-    given = f"{EXAMPLES[example]} --state_dir={{}}/unfinished --output_dir={{}}"
-    called = [folder, stage, example, *given.replace("{}", str(folder)).split()]
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "experiments.kills", "run", *map(str, called)],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+def train(out: Connection, folder: pathlib.Path, name: str, models: int = 1) -> None:
+    """Trains the last of some models, from what an earlier process left in the folder."""
+    model = [make() for _ in range(models)][-1]
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(64, 16)).astype("float32"), random.integers(5, size=64)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=EPOCHS, mode="max")
+    callbacks, first = CALLBACKS[name](model, folder, [stopping])
+    history = model.fit(
+        x,
+        y,
+        epochs=EPOCHS,
+        initial_epoch=first,
+        shuffle=False,
+        callbacks=[stopping, *callbacks, Report(out)],
+        verbose=0,
+    )
+    out.send((history.epoch, stopping.wait))
 
 
-def left_in(folder: pathlib.Path) -> dict[str, Any]:
-    """All that a run left, by names of files, without what no two runs have in common."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.name == "weights":
-            found[name] = lines(path)
-        elif path.suffix == ".jsonl":
-            found[name] = [
-                {key: record[key] for key in record if not key.endswith(VOLATILE_KEYS)}
-                for record in runs.read(path)
-            ]
-        elif path.suffix == ".keras":
-            model = keras.saving.load_model(path)
-            found[name] = [each.tobytes() for each in model.get_weights()]
-        elif path.is_dir() or any(map(path.match, VOLATILE_FILES)):
-            found[name] = None
-        else:
-            found[name] = path.read_bytes()
-    found.pop("killed", None)
-    return found
+def export(out: Connection, folder: pathlib.Path) -> None:
+    model = keras.Sequential([keras.Input((8,)), nsl_keras.layers.CosineDense(3)])
+    for version in range(1, 4):
+        out.send(version)
+        nsl_keras.export.save_model(model, folder, version)
 
 
-def finish(
-    example: str, folder: pathlib.Path, whole: dict[str, Any], at_files: bool = False
-) -> tuple[int, list[str]]:
-    """Resumes a run until it ends, or kills it at each new file on the way.
+def child(
+    out: Connection, folder: pathlib.Path, operations: int, size: int, *given: Any
+) -> None:
+    """Calls a function; after some file operations dies, at once or in a longer write."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    seen = 0
 
-    Returns how often it was killed, and in a list what is wrong in the end, if anything.
-    """
-    kills, status = 0, -signal.SIGKILL
-    while status == -signal.SIGKILL:
-        stage = ("before", "after")[kills % 2] if at_files else "never"
-        status = start(example, folder, stage).wait()
-        kills += status == -signal.SIGKILL
+    def notice(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if arguments and str(arguments[0]).startswith(str(folder)):
+            seen += 1
+            if seen == operations:
+                if not size:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    sys.addaudithook(notice)
+    function, *arguments = given
+    function(out, folder, *arguments)
+    out.send(seen)
+
+
+def run(
+    folder: pathlib.Path,
+    *given: Any,
+    seconds: float = 1e5,
+    operations: int = 0,
+    size: int = 0,
+) -> tuple[int, list[Any], float]:
+    """Returns a process's exit status, what it sent, and its seconds since the second."""
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=child, args=(sender, folder, operations, size, *given))
+    process.start()
+    sender.close()
+    found, began = [], time.monotonic()
+    try:
+        while len(found) < 2 or receiver.poll(began + seconds - time.monotonic()):
+            found.append(receiver.recv())
+            if len(found) == 2:
+                began = time.monotonic()
+        process.kill()
+    except EOFError:
+        pass
+    process.join()
+    return process.exitcode, found, time.monotonic() - began
+
+
+def killed(
+    parent: pathlib.Path, look: Callable[[pathlib.Path, list], Any], *given: Any
+) -> tuple[list[Any], dict[str, int]]:
+    """Runs a function whole, then kills it in folder after folder, and looks at each."""
+    status, whole, seconds = run(parent / "whole", *given)
     if status:
-        return kills, [f"status {status}: {(folder / 'log').read_text()[-1000:]}"]
-    left = left_in(folder)
-    names = sorted({*left, *whole})
-    wrong = [n for n in names if left.get(n, "none") != whole.get(n, "none")]
-    return kills, [f"other files: {', '.join(wrong)}"] if wrong else []
+        raise RuntimeError(f"A run that was not killed must not fail. Status: {status}")
+    operations = whole.pop()
+    largest = max(path.stat().st_size for path in parent.rglob("*") if path.is_file())
+    draws, counts = random.Random(0), Counter[str]()
+    for kind in ("kills", "kills_in_writes"):
+        while counts[kind] < FLAGS.kills:
+            chosen: dict[str, Any] = {"seconds": draws.uniform(0, seconds)}
+            if kind == "kills_in_writes":
+                size = draws.choice([0, int(largest ** draws.random())])
+                chosen = {"operations": draws.randint(1, operations), "size": size}
+            folder = pathlib.Path(tempfile.mkdtemp(dir=parent))
+            status, found, _ = run(folder, *given, **chosen)
+            if status > 0:
+                raise RuntimeError(f"A run must end by a signal. Status: {status}")
+            if status:
+                counts[kind] += 1
+                look(folder, found)
+    return whole, counts
 
 
-def kill(example: str, folder: pathlib.Path) -> dict[str, Any]:
-    """Kills runs of an example at a moment each, and one more at each new file."""
-    moments, began, kills = random.Random(0), time.monotonic(), 0
-    if start(example, folder / "whole").wait():
-        raise RuntimeError((folder / "whole" / "log").read_text()[-3000:])
-    seconds, whole = time.monotonic() - began, left_in(folder / "whole")
-    failures: list[str] = []
-    while kills < FLAGS.kills:
-        own = pathlib.Path(tempfile.mkdtemp(dir=folder))
-        process = start(example, own)
-        try:
-            if process.wait(moments.uniform(0, seconds)):
-                raise RuntimeError((own / "log").read_text()[-3000:])
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # With what it started.
-            kills += 1
-            process.wait()
-        if left_in(own) != whole:  # A finished demo would begin anew.
-            failures += finish(example, own, whole)[1]
-    writes, wrong = finish(example, folder / "writes", whole, at_files=True)
-    failures += wrong
-    return {"kills": kills, "kills_in_writes": writes, "failures": failures}
+def kill_trainings(parent: pathlib.Path, name: str) -> dict[str, Any]:
+    """Counts after how many kills a training goes on otherwise than without one."""
+    after: list[tuple] = []
+
+    def look(folder: pathlib.Path, before: list) -> None:
+        copy = pathlib.Path(shutil.copytree(folder, f"{folder}_copy"))
+        second = run(copy, train, name, 2, seconds=0)[1]
+        after.append((before, second, *run(folder, train, name)))
+
+    (*states, end), counts = killed(parent, look, train, name)
+    seeds_of = {weights: (epoch, seeds) for epoch, weights, seeds in states}
+    faults, lost = Counter[str](), 0
+    for before, second, status, found, _ in after:
+        if status:
+            faults["crashed"] += 1
+            continue
+        epoch, weights, seeds = found[0]
+        *_, last, ended, _ = found
+        kept, their_seeds = seeds_of.get(weights, (None, None))
+        lost = max(lost, before[-1][0] - epoch)
+        faults += Counter(
+            half_written=kept is None,
+            miscounted=kept is not None and kept != epoch,
+            second_model=second[0][1] != weights,
+            seeds=seeds != their_seeds,
+            history=ended[0] != end[0],
+            stopping=ended[1] != end[1],
+            weights=last[1] != states[-1][1],
+        )
+    return {
+        **counts,
+        "faults": {each: faults[each] for each in FAULTS},
+        "epochs_lost": lost,
+    }
 
 
-def kill_exports(folder: pathlib.Path) -> dict[str, Any]:
-    """Kills exports of version after version, and loads each as soon as it is there."""
+def kill_exports(parent: pathlib.Path) -> dict[str, Any]:
+    """Loads each version that a killed export left."""
     import tensorflow as tf
 
-    moments, writes = random.Random(0), 0
-    loaded: set[str] = set()
-    failures: list[str] = []
+    read, failures = 0, []
 
-    def load_new() -> None:
-        found = {path.name for path in folder.iterdir() if path.name.isdigit()}
-        for version in found - loaded:
-            loaded.add(version)
+    def look(folder: pathlib.Path, before: list) -> None:
+        nonlocal read
+        for path in folder.glob("[0-9]*"):
+            read += 1
             try:
-                model = tf.saved_model.load(str(folder / version))
+                model = tf.saved_model.load(str(path))
                 model.serve(np.ones((2, 8), "float32"))
             except Exception as error:
-                failures.append(f"version {version}: {error!r}")
+                failures.append(repr(error))
 
-    for _ in range(FLAGS.kills):
-        first = str(1 + max(map(int, loaded), default=0))
-        before = set(folder.glob(".scratch-*"))
-        with subprocess.Popen(
-            [sys.executable, "-c", EXPORTER, str(folder), first],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        ) as process:
-            process.stdout.readline()
-            end = time.monotonic() + moments.uniform(0, 3)
-            while time.monotonic() < end:
-                load_new()
-                time.sleep(0.001)
-            process.kill()
-        scratch = set(folder.glob(".scratch-*"))
-        writes += bool(scratch - before)
-        load_new()
-    if not loaded:
-        failures.append("no version was written")
-    counts = {"kills": FLAGS.kills, "kills_in_writes": writes}
-    return {**counts, "versions_read": len(loaded), "failures": failures}
+    _, counts = killed(parent, look, export)
+    return {**counts, "versions_read": read, "failures": failures}
 
 
-def tiny_images() -> FewShotData:
-    """Six, three and three classes of 20 images, each with another brightness."""
-    rng, parts = np.random.default_rng(0), []
-    for first, count in ((0, 6), (6, 3), (9, 3)):
-        labels = np.repeat(np.arange(first, first + count), 20)
-        noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
-        images = 20 * labels[:, None, None, None] + noise
-        parts.append(Split(images.astype("uint8"), labels))
-    return FewShotData(*parts)
-
-
-def section(results: pathlib.Path, names: Sequence[str]) -> str:
+def section(results: pathlib.Path) -> str:
     found = {run["key"][0]: run for run in runs.read(results / "kills.jsonl")}
-    columns = {"kills": "kills at random", "kills_in_writes": "kills at new files"}
-    if "exports" in names:
-        columns["versions_read"] = "versions read"
-    rows = [[name, "not run"] for name in names]
-    for row in rows:
-        if (record := found.get(row[0])) is not None:
-            row[1:] = [str(record[key]) for key in columns]
-            row += [str(len(record["failures"])), tables.commands([record])]
-    return tables.markdown(["what", *columns.values(), "failures", "command"], rows)
+    columns = {"kills": "kills at random moments", "kills_in_writes": "kills inside writes"}
+    rows = [
+        [
+            head,
+            *(
+                str(found[name].get(key, found[name]["faults"].get(key)))
+                for name in CALLBACKS
+            ),
+        ]
+        for key, head in {**columns, **FAULTS, "epochs_lost": "most epochs lost"}.items()
+    ]
+    return tables.markdown(["after a kill", *(f"`{name}`" for name in CALLBACKS)], rows)
 
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / "kills.jsonl"
-    about = runs.about("kills")
-    failed = False
-    for example in FLAGS.example:
+    for name in FLAGS.what:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = pathlib.Path(scratch).resolve()
-            if example == "exports":
-                found = kill_exports(folder)
-            else:
-                save_file(tiny_images(), f"{folder}/images.npz")
-                found = kill(example, folder)
-        runs.RunRecords(path).add((example,), {**about, **found})
-        print(f"{example}: {found}", flush=True)
-        failed |= bool(found["failures"])
-    sys.exit(int(failed))
+            parent = pathlib.Path(scratch).resolve()
+            found = (
+                kill_exports(parent) if name == "exports" else kill_trainings(parent, name)
+            )
+        runs.RunRecords(path).add((name,), {**runs.about("kills"), **found})
+        print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["run"]:
-        run(pathlib.Path(sys.argv[2]), *sys.argv[3:])
-        sys.exit()
-    examples = [*EXAMPLES, "exports"]
-    flags.DEFINE_multi_enum("example", examples, examples, "What is killed.")
-    flags.DEFINE_integer("kills", 10, "Kills at random moments, each example.", 0)
+    names = [*CALLBACKS, "exports"]
+    flags.DEFINE_multi_enum("what", names, names, "What is killed.")
+    flags.DEFINE_integer("kills", 20, "Kills of each kind.", 1)
     command.run(main)
