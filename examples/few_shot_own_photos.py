@@ -82,8 +82,8 @@ def main():
         photos, labels, class_names
     )  # A Keras model of single images.
     classifier.save(output / "classifier.keras")
-    path = nsl_keras.export.save_model(classifier, output / "served")
-    print("saved", output / "classifier.keras", "and exported", path)
+    nsl_keras.export.save_model(classifier, output / "served" / "1")
+    print("saved classifier.keras and exported served/1 to", output)
     if not args.photos and args.backbone == "digits":
         others = [i for each in NEW for i in np.flatnonzero(each == DIGITS.target)[5:]]
         given = classifier.predict(IMAGES[others], verbose=0).argmax(axis=1)

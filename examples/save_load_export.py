@@ -82,7 +82,7 @@ def main():
     model.save(folder / "model.keras")  # With the optimizer: `fit` goes on.
     model.save_weights(folder / "model.weights.h5")  # Without the architecture.
     # For servers and other languages: needs neither this package nor Keras.
-    nsl_keras.export.save_model(model, folder / "served", version=1)
+    nsl_keras.export.save_model(model, folder / "served" / "1")
     for path in sorted(folder.iterdir()):
         files = [each for each in (path, *path.rglob("*")) if each.is_file()]
         print(f"  {path.name}: {sum(each.stat().st_size for each in files) // 1024} KiB")

@@ -2,7 +2,7 @@
 
     python -m experiments.kills --output_dir=.     # twenty minutes on one core
 
-Each training keeps its state after every epoch, with one of the `CALLBACKS`. It is killed at
+Each training keeps its state after every epoch, with one of `CALLBACKS`. It is killed at
 random moments, and inside writes: at a file operation, or in the write that makes a file
 longer than a random size. Another process then trains to the end. Exports are
 killed likewise, and each version that they left is loaded. Writes results/kills.jsonl below
@@ -158,7 +158,7 @@ def export(out: Connection, folder: pathlib.Path) -> None:
     model = keras.Sequential([keras.Input((8,)), nsl_keras.layers.CosineDense(3)])
     for version in range(1, 4):
         out.send(version)
-        nsl_keras.export.save_model(model, folder, version)
+        nsl_keras.export.save_model(model, folder / str(version))
 
 
 def child(
@@ -181,7 +181,7 @@ def child(
     sys.addaudithook(notice)
     function, *arguments = given
     function(out, folder, *arguments)
-    out.send(seen)
+    out.send((seen,))
 
 
 def run(
@@ -216,7 +216,7 @@ def killed(
     status, whole, seconds = run(parent / "whole", *given)
     if status:
         raise RuntimeError(f"A run that was not killed must not fail. Status: {status}")
-    operations = whole.pop()
+    (operations,) = whole.pop()
     largest = max(path.stat().st_size for path in parent.rglob("*") if path.is_file())
     draws, counts = random.Random(0), Counter[str]()
     for kind in ("kills", "kills_in_writes"):
@@ -254,11 +254,12 @@ def kill_trainings(parent: pathlib.Path, name: str) -> dict[str, Any]:
         epoch, weights, seeds = found[0]
         *_, last, ended, _ = found
         kept, their_seeds = seeds_of.get(weights, (None, None))
-        lost = max(lost, before[-1][0] - epoch)
+        finished = [each[0] for each in before if len(each) == 3]
+        lost = max(lost, max(finished, default=0) - epoch)
         faults += Counter(
             half_written=kept is None,
             miscounted=kept is not None and kept != epoch,
-            second_model=second[0][1] != weights,
+            second_model=not second or second[0][1] != weights,
             seeds=seeds != their_seeds,
             history=ended[0] != end[0],
             stopping=ended[1] != end[1],

@@ -298,7 +298,8 @@ def check_adapted_export(case, folder):
     if IS_TENSORFLOW:
         model.export(folder / "model.onnx", format="onnx", verbose=False)
     expected = model.predict(images, verbose=0)
-    loaded = tf.saved_model.load(str(nsl_keras.export.save_model(model, folder)))
+    nsl_keras.export.save_model(model, folder / "1", examples=images)
+    loaded = tf.saved_model.load(str(folder / "1"))
     runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]
     if IS_TENSORFLOW:
         session = onnxruntime.InferenceSession(folder / "model.onnx")
@@ -327,7 +328,8 @@ def check_exported_episodes(case, folder):
     import tensorflow as tf
 
     learner, inputs, _ = case.built()
-    loaded = tf.saved_model.load(str(nsl_keras.export.save_model(learner, folder)))
+    nsl_keras.export.save_model(learner, folder / "1", examples=inputs)
+    loaded = tf.saved_model.load(str(folder / "1"))
     others, _ = data.episodes(batch=3, shots=4, queries=5, shape=IMAGE)
     for support, labels, queries in (inputs, others):
         given = support, labels.astype("int32"), queries

@@ -56,8 +56,8 @@ def main() -> None:
         found = in_another_process(PREDICT, folder / "model.keras", folder)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         if keras.backend.backend() == "tensorflow":
-            path = nsl_keras.export.save_model(model, folder / "served")
-            found = in_another_process(SERVE, path, folder)
+            nsl_keras.export.save_model(model, folder / "served")
+            found = in_another_process(SERVE, folder / "served", folder)
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     fold(images)
     print(

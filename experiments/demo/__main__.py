@@ -88,7 +88,7 @@ def export_and_serve(
     """Writes a SavedModel with its card, and compares with a process serving it."""
     if not path.exists():  # An interrupted demo may have written it.
         few = found.test.images[:8]
-        nsl_keras.export.save_model(model, path.parent, int(path.name), examples=few)
+        nsl_keras.export.save_model(model, path, examples=few)
     runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)

@@ -79,9 +79,8 @@ def main(_arguments: list[str]) -> None:
         )
         folder = output / "saved_models" / f"{DATASET}_{name}"
         shutil.rmtree(folder, ignore_errors=True)
-        path = nsl_keras.export.save_model(
-            model, folder, examples=found.test.images[:RECORDED]
-        )
+        path = folder / "1"
+        nsl_keras.export.save_model(model, path, examples=found.test.images[:RECORDED])
         record = {
             **recipe.first_record("serving.train_models", name, 0, model),
             "setting": dataclasses.asdict(setting),

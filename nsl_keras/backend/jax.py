@@ -91,14 +91,9 @@ def largest(tensor: Any, k: int) -> tuple[Any, Any]:
     return keras.ops.take_along_axis(tensor, indices, axis=-1), indices
 
 
-def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+def require_shapes(tensors: Any, specs: Any) -> Any:
     """Returns the tensors: JAX itself checks their shapes."""
-    return list(tensors)
-
-
-def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Applies a function to tensors with a batch axis, which may be empty."""
-    return function(list(tensors))
+    return tensors
 
 
 # Devices.

@@ -160,33 +160,11 @@ def largest(tensor: Any, k: int) -> tuple[Any, Any]:
     return keras.ops.top_k(tensor, k)
 
 
-def require_shapes(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Returns tensors whose shapes and common batch size are checked in the graph."""
-    pairs = zip(tensors, shapes, strict=True)
-    checked = [tf.ensure_shape(tensor, shape) for tensor, shape in pairs]
-    sizes = [tf.shape(tensor)[0] for tensor in checked]
-    agree = [
-        tf.debugging.assert_equal(size, sizes[0], message="Batch sizes must agree.")
-        for size in sizes[1:]
-    ]
-    with tf.control_dependencies(agree):
-        return [tf.identity(tensor) for tensor in checked]
-
-
-def at_any_batch_size(function: Callable[[list[Any]], Any], tensors: Sequence[Any]) -> Any:
-    """Applies a function to tensors with a batch axis, which may be empty.
-
-    An empty batch is computed as one example of zeros, which is then dropped: TensorFlow's
-    convolutions give empty batches wrong shapes.
-    """
-    size = tf.shape(tensors[0])[0]
-    missing = tf.cast(tf.equal(size, 0), "int32")
-    filled = []
-    for tensor in tensors:
-        # Not `tf.pad`: converters lose the sizes of its result.
-        rows = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
-        filled.append(tf.concat([tensor, tf.zeros(rows, tensor.dtype)], axis=0))
-    return keras.tree.map_structure(lambda each: each[:size], function(filled))
+def require_shapes(tensors: Any, specs: Any) -> Any:
+    """Returns tensors, in any structure, whose shapes are checked in the graph."""
+    return keras.tree.map_structure(
+        lambda tensor, spec: tf.ensure_shape(tensor, spec.shape), tensors, specs
+    )
 
 
 # Devices.
@@ -226,12 +204,3 @@ class ReplicatedModel(keras.Model):
             )
             iterator = None
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
-
-
-def is_first_process(model: keras.Model) -> bool:
-    """Whether this process is the first of those that train the model, or the only one."""
-    resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
-    if resolver is None or resolver.task_type in (None, "chief"):
-        return True
-    has_chief = "chief" in resolver.cluster_spec().jobs
-    return resolver.task_type == "worker" and resolver.task_id == 0 and not has_chief

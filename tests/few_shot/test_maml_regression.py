@@ -167,7 +167,8 @@ def test_export(tmp_path):
     inputs = [each.astype("float32") for each in episodes(1)[0]]
     model = MAML(linear(), inner_loss="mse")
     expected = as_numpy(model(inputs))
-    served = tf.saved_model.load(str(nsl_keras.export.save_model(model, tmp_path)))
+    nsl_keras.export.save_model(model, tmp_path / "1", examples=inputs)
+    served = tf.saved_model.load(str(tmp_path / "1"))
     names = ("support_images", "support_labels", "query_images")
     given = dict(zip(names, map(tf.constant, inputs), strict=True))
     found = served.signatures["serving_default"](**given)["output_0"]

@@ -189,7 +189,8 @@ def test_export(tmp_path):
     inputs, _ = data.episodes()
     model = proto()
     expected = as_numpy(model(inputs))
-    served = tf.saved_model.load(str(nsl_keras.export.save_model(model, tmp_path)))
+    nsl_keras.export.save_model(model, tmp_path / "1", examples=inputs)
+    served = tf.saved_model.load(str(tmp_path / "1"))
     serve = served.signatures["serving_default"]
     support, labels, queries = map(tf.constant, inputs)
     given = {"support_images": support, "query_images": queries}
