@@ -49,8 +49,8 @@ def train(folder, epochs, kill_in=None):
         nsl_keras.layers.NeighborDictionary(100, dropout=0.3, seed=0),
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    # The last callback in the list. Your folder must outlive the process.
-    backup = nsl_keras.callbacks.TrainingBackup(folder / "state", delete_at_end=False)
+    # The first callback in the list. Your folder must outlive the process.
+    backup = nsl_keras.callbacks.TrainingBackup(folder / "state", delete_checkpoint=False)
     print("  begins at epoch", backup.epoch, flush=True)
     history = model.fit(
         digits.data.astype("float32") / 16,
@@ -58,7 +58,7 @@ def train(folder, epochs, kill_in=None):
         batch_size=64,
         epochs=epochs,
         shuffle=False,  # The order of the examples must depend on the epoch alone.
-        callbacks=[Kill(kill_in), backup],
+        callbacks=[backup, Kill(kill_in)],
         verbose=0,
     )
     (folder / "history.json").write_text(json.dumps(history.history))

@@ -48,7 +48,7 @@ CONTEXT.set_forkserver_preload(["tensorflow", "experiments.kills"])
 def ours(
     model: keras.Model, folder: pathlib.Path, kept: Callbacks
 ) -> tuple[Callbacks, int]:
-    return [nsl_keras.callbacks.TrainingBackup(folder, None, kept, 1, False)], 0
+    return [nsl_keras.callbacks.TrainingBackup(folder, kept, delete_checkpoint=False)], 0
 
 
 def backup_and_restore(

@@ -1,12 +1,6 @@
 """Importing the package with the wrong backend, or with none."""
 
-import types
-
-import keras
-import pytest
 from helpers import run_python
-
-from nsl_keras.backend import is_first_process
 
 #: Tries to import the package beside missing modules and others in place of Keras.
 MISSING = """
@@ -46,27 +40,3 @@ def test_a_missing_backend_is_named():
         strict=True,
     ):
         assert message in line
-
-
-@pytest.mark.parametrize(
-    ("task", "jobs", "first"),
-    [
-        (None, (), True),
-        (("worker", 0), ("worker",), True),
-        (("worker", 1), ("worker",), False),
-        (("worker", 0), ("chief", "worker"), False),
-        (("chief", 0), ("chief", "worker"), True),
-        (("evaluator", 0), ("chief", "evaluator"), False),
-    ],
-    ids=str,
-)
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Strategies of TensorFlow")
-def test_the_first_process_writes(task, jobs, first):
-    resolver = task and types.SimpleNamespace(
-        task_type=task[0],
-        task_id=task[1],
-        cluster_spec=lambda: types.SimpleNamespace(jobs=list(jobs)),
-    )
-    strategy = types.SimpleNamespace(cluster_resolver=resolver)
-    model = types.SimpleNamespace(distribute_strategy=strategy)
-    assert is_first_process(model) is first

@@ -251,16 +251,15 @@ def fit(
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(
-        folder / f"chunks_of_{len(batches)}", batches, delete_at_end=False
+        folder / f"chunks_of_{len(batches)}", delete_checkpoint=False
     )
-    timed = StopInTime(backup, len(batches))
-    running = [timed, keras.callbacks.TerminateOnNaN(), backup]
+    running = [backup, StopInTime(batches), keras.callbacks.TerminateOnNaN()]
     options: dict[str, Any] = {"shuffle": False, "verbose": verbose}
     if validation is not None:
         options["validation_data"] = validation.images, validation.labels
         options["validation_batch_size"] = EVALUATED
-    model.fit(batches, epochs=epochs, callbacks=running, **options)
-    loss, seconds = backup.history["loss"][-1], backup.history["seconds"]
+    history = model.fit(batches, epochs=epochs, callbacks=running, **options).history
+    loss, seconds = history["loss"][-1], history["seconds"]
     if not np.isfinite(loss):
         raise nsl_keras.NonFiniteLossError(f"The training loss is {loss}.")
     images = len(batches) * recipe.batch_size
@@ -272,7 +271,7 @@ def fit(
     if validation is not None:
         found["validation_curve"] = [
             [len(batches) * number, round(accuracy, 4)]
-            for number, accuracy in enumerate(backup.history["val_accuracy"], start=1)
+            for number, accuracy in enumerate(history["val_accuracy"], start=1)
         ]
     return found
 
@@ -292,25 +291,27 @@ class StopInTime(keras.callbacks.Callback):
     """Stops before a chunk that may end too late: it is taken to last as the last.
 
     The first chunk of a call begins if the deadline is still to come, or calls shorter than
-    a chunk would never get on. `backup`, later in the list, keeps the times of chunks of
-    `steps`, which are added to their logs.
+    a chunk would never get on. `batches` get the number of each chunk, whose seconds are
+    added to its logs. A backup comes before it in the list.
     """
 
-    def __init__(self, backup: nsl_keras.callbacks.TrainingBackup, steps: int) -> None:
+    def __init__(self, batches: keras.utils.PyDataset) -> None:
         super().__init__()
-        self.backup, self.steps = backup, steps
+        self.batches = batches
         self.first: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self.batches.epoch = epoch
         self.start = time.perf_counter()
         minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
         if minutes is None:
             return
         if self.first is None:
             self.first = epoch
-        expected = 0.0 if epoch == self.first else self.backup.history["seconds"][-1]
+        seconds = self.model.history.history.get("seconds", [])
+        expected = 0.0 if epoch == self.first else seconds[-1]
         if time.monotonic() + expected > STARTED + 60 * minutes:
-            raise OutOfTime(f"Stopped after {epoch * self.steps:,} steps.")
+            raise OutOfTime(f"Stopped after {epoch * len(self.batches):,} steps.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["seconds"] = time.perf_counter() - self.start

@@ -32,7 +32,6 @@ from experiments.demo.networks import SETTINGS, Setting, build_model, compile_mo
 from experiments.demo.table import TITLES
 from experiments.serving.train_models import model_card
 from experiments.speed import timing
-from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("dataset", "digits", sorted(SETTINGS), "Images to learn.")
@@ -129,7 +128,7 @@ def main(_arguments: list[str]) -> None:
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_demo"
     path = results / "demo.jsonl"
     for written in (results / "figures", served_folder):
-        files.require_room(written)
+        written.mkdir(parents=True, exist_ok=True)
     models: dict[str, keras.Model] = {}
 
     def run(name: str, seed: int) -> dict:

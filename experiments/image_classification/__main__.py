@@ -121,7 +121,7 @@ def main(_arguments: list[str]) -> None:
     # Of a setting, as the records are: another one's would take their place.
     models = runs.states_folder(f"{FLAGS.model_dir}/{place}", setting)
     if not FLAGS.tune:
-        files.require_room(models)
+        models.mkdir(parents=True, exist_ok=True)
 
     def make(name: str, seed: int, trained: Recipe) -> keras.Model:
         model = methods.build(

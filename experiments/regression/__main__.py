@@ -136,7 +136,7 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
     )
     epochs = -(-STEPS_KEPT // len(batches))
     backup = nsl_keras.callbacks.TrainingBackup(
-        state, batches, [early_stopping], epochs, delete_at_end=False
+        state, [early_stopping], epochs, delete_checkpoint=False
     )
     history = model.fit(
         batches,
@@ -144,7 +144,7 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
         epochs=FLAGS.epochs,
         validation_data=(fold.validation.x, fold.validation.y),
         validation_batch_size=1024,
-        callbacks=[early_stopping, recipe.StopInTime(backup, len(batches)), backup],
+        callbacks=[backup, early_stopping, recipe.StopInTime(batches)],
         verbose=0,
     )
     losses = history.history["val_loss"]

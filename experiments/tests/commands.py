@@ -6,11 +6,12 @@ import runpy
 import sys
 from unittest import mock
 
+import numpy as np
 from absl import flags
 
 from experiments.common import runs
-from experiments.common.data import save_file
-from experiments.kills import tiny_images
+from experiments.common.data import Split, save_file
+from experiments.few_shot.data import FewShotData
 
 PACKAGES = ("examples", "experiments")
 
@@ -57,6 +58,17 @@ def records(folder, experiment="*"):
     """The records that commands wrote below a folder."""
     paths = sorted(folder.glob(f"results/{experiment}.jsonl"))
     return [record for path in paths for record in runs.read(path)]
+
+
+def tiny_images():
+    """Six, three and three classes of 20 images, each with another brightness."""
+    rng, parts = np.random.default_rng(0), []
+    for first, count in ((0, 6), (6, 3), (9, 3)):
+        labels = np.repeat(np.arange(first, first + count), 20)
+        noise = rng.integers(0, 15, (len(labels), 16, 16, 1))
+        images = 20 * labels[:, None, None, None] + noise
+        parts.append(Split(images.astype("uint8"), labels))
+    return FewShotData(*parts)
 
 
 def few_shot_file(folder):

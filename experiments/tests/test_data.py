@@ -8,8 +8,8 @@ import pytest
 
 from experiments.common import data as image_data
 from experiments.few_shot import data as few_shot_data
-from experiments.kills import tiny_images
 from experiments.regression import data as regression_data
+from experiments.tests.commands import tiny_images
 
 PARTS = image_data.PARTS
 DATA = os.environ.get("NSL_KERAS_DATA_DIR")

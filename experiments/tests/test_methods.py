@@ -13,8 +13,8 @@ from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
 from experiments.image_classification import curves, maxl
 from experiments.image_classification import methods as image_methods
-from experiments.kills import tiny_images
 from experiments.neural_similarity import methods as similarity_methods
+from experiments.tests.commands import tiny_images
 
 
 def parameters(model):

@@ -76,11 +76,6 @@ def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
-def begin_fit_at(model: keras.Model, epoch: int) -> None:
-    """Makes the `fit` that called `on_train_begin` begin at another epoch."""
-    model._initial_epoch = epoch
-
-
 def sum_over_chunks(
     terms: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
     shared: Sequence[Tensor],

@@ -105,8 +105,3 @@ ReplicatedModel = keras.Model
 def replicas_in_sync() -> int:
     """Returns 1, since a program sees the whole batch, whatever devices share it."""
     return 1
-
-
-def is_first_process(model: keras.Model) -> bool:
-    """Whether this process is the first of those that train the model, or the only one."""
-    return jax.process_index() == 0

@@ -12,7 +12,6 @@ from keras import tree
 from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
-from nsl_keras.training.backup import require_before_backup
 
 
 class _NeighborhoodCallback(keras.callbacks.Callback):
@@ -24,7 +23,6 @@ class _NeighborhoodCallback(keras.callbacks.Callback):
                 f"`{type(self).__name__}` must be a callback of a MetaNeighborhoodModel. "
                 f"Received: a {type(self.model).__name__}"
             )
-        require_before_backup(self)
 
 
 class EntryStatistics(_NeighborhoodCallback):
@@ -55,7 +53,7 @@ class EntryStatistics(_NeighborhoodCallback):
 
     Raises:
         ValueError: For NaN and infinities in `x`, and an invalid `dead_below`; in `fit`,
-            without a `MetaNeighborhoodModel`, or after a `TrainingBackup` in the list.
+            without a `MetaNeighborhoodModel`.
 
     Example:
 

@@ -31,8 +31,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a path to write to, which then replaces the file or becomes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for scratch in path.parent.glob(".scratch-*"):
-        if time.time() - scratch.stat().st_mtime > _OLD:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # Another process removed it.
+            if time.time() - scratch.stat().st_mtime > _OLD:
+                shutil.rmtree(scratch, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".scratch-", dir=path.parent) as folder:
         scratch = pathlib.Path(folder) / path.name
         yield scratch

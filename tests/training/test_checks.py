@@ -38,7 +38,7 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
     backup = nsl_keras.callbacks.TrainingBackup(tmp_path)
     with pytest.raises(nsl_keras.NonFiniteLossError, match=r"became nan by batch [3-6] of"):
         classifier().fit(with_nan(), shuffle=False, verbose=0, callbacks=backup)
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch_0.state"]
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_gentle_stop_is_gentle():

@@ -3,22 +3,10 @@
 import errno
 import os
 import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 
-from nsl_keras.callbacks import TrainingBackup
 from nsl_keras.training import files
-
-#: The module's own file: importing the package would take seconds.
-KILLED = """
-import os, runpy, signal, sys
-with runpy.run_path(sys.argv[2])["replacing"](sys.argv[1]) as scratch:
-    scratch.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def names(folder):
@@ -56,57 +44,28 @@ def test_a_folder_takes_its_place_whole(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
-def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, error):
+def test_an_error_leaves_what_was_there(tmp_path, error):
     path = tmp_path / "a.json"
     write(path, "first")
-
-    def fail(descriptor):
+    with pytest.raises(type(error)), files.replacing(path) as scratch:
+        scratch.write_text("sec")
         raise error
-
-    with monkeypatch.context() as context:
-        context.setattr(os, "fsync", fail)
-        with pytest.raises(type(error)):
-            write(path, "second")
-    assert path.read_text() == "first"
-    assert names(tmp_path) == ["a.json"]
+    assert path.read_text() == "first" and names(tmp_path) == ["a.json"]
 
 
-def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
-    path = tmp_path / "a.json"
-    write(path, "first")
-    killed = subprocess.run([sys.executable, "-c", KILLED, path, files.__file__])
-    assert killed.returncode == -9
-    assert path.read_text() == "first"
-    assert len(names(tmp_path)) == 3
-    write(tmp_path / "b", "b")
-    assert names(tmp_path) == ["a.json", "b"]
-
-
-def test_scratch_of_others_stays(tmp_path):
-    host = socket.gethostname()
-    kept = [f".scratch-{host}-1-0", f".scratch-elsewhere-{os.getpid()}-0", ".scratch-x"]
-    # No system numbers its processes so high.
-    for name in [*kept, f".scratch-{host}-{os.getpid()}-99", f".scratch-{host}-99999999-0"]:
-        (tmp_path / name).mkdir()
+def test_what_kills_left_is_removed_after_a_day(tmp_path):
+    for name, age in (("old", 2 * 24 * 60 * 60), ("new", 60)):
+        left = tmp_path / f".scratch-{name}"
+        left.mkdir()
+        (left / "half").write_text("half")
+        then = left.stat().st_mtime - age
+        os.utime(left, (then, then))
     write(tmp_path / "a", "a")
-    assert names(tmp_path) == sorted([*kept, "a"])
+    assert names(tmp_path) == [".scratch-new", "a", "half"]
 
 
-def test_a_folder_that_can_be_written_to(tmp_path):
-    files.require_room(tmp_path / "new")
-    assert names(tmp_path) == ["new"]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"file/a` must be a folder .* Not a directory"):
-        files.require_room(tmp_path / "file" / "a")
-
-
-@pytest.mark.parametrize(
-    "path", ["gs://bucket/model", "s3:/bucket", pathlib.Path("hdfs://a/b"), "model.keras"]
-)
-def test_folders_that_are_not_on_this_machine(path):
-    for given in (path, str(path)):
-        with pytest.raises(ValueError, match="`folder` must be a folder of this machine"):
-            files.local_folder(given)
-    with pytest.raises(ValueError, match="`folder` must be a folder of this machine"):
-        TrainingBackup(path)
-    assert files.local_folder("~/model") == pathlib.Path.home() / "model"
+def test_local():
+    for given in ("gs://bucket/model", pathlib.Path("gs://bucket"), "hdfs://host/a"):
+        with pytest.raises(ValueError, match="must be on this machine"):
+            files.local(given)
+    assert files.local("~/model") == pathlib.Path.home() / "model"
