@@ -1,13 +1,12 @@
-"""Kills trainings and exports, and looks at what a later process finds.
+"""Kills trainings, and looks at what a later process finds.
 
-    python -m experiments.kills --output_dir=.     # twenty minutes on one core
+    python -m experiments.kills --output_dir=.     # half an hour on one core
 
-Each training keeps its state after every epoch, with one of `CALLBACKS`. It is killed at
-random moments, and inside writes: at a file operation, or in the write that makes a file
-longer than a random size. Another process then trains to the end. Exports are
-killed likewise, and each version that they left is loaded. Writes results/kills.jsonl below
---output_dir, a line for each callback and one for exports. Needs Linux and TensorFlow, and
-for `OrbaxCheckpoint` the package orbax-checkpoint.
+Each training keeps its state after every epoch, with one of three callbacks. It is killed
+at random moments, and inside writes: at a file operation, or in the write that makes a file
+longer than a random size. Another process then trains to the end. Writes
+results/kills.jsonl below --output_dir, a line for each callback. Needs Linux, TensorFlow,
+and for `OrbaxCheckpoint` the package orbax-checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,55 +37,44 @@ from experiments.common import command, runs, tables
 FLAGS = flags.FLAGS
 EPOCHS = 20
 
-Callbacks = list[keras.callbacks.Callback]
-
 # Each process is forked from one that has imported all of this and computed nothing.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tensorflow", "experiments.kills"])
 
 
-def ours(
-    model: keras.Model, folder: pathlib.Path, kept: Callbacks
-) -> tuple[Callbacks, int]:
-    return [nsl_keras.callbacks.TrainingBackup(folder, kept, delete_checkpoint=False)], 0
+NAMES = ("TrainingBackup", "BackupAndRestore", "OrbaxCheckpoint")
 
-
-def backup_and_restore(
-    model: keras.Model, folder: pathlib.Path, kept: Callbacks
-) -> tuple[Callbacks, int]:
-    options = {"double_checkpoint": True, "delete_checkpoint": False}
-    return [keras.callbacks.BackupAndRestore(str(folder), **options)], 0
-
-
-def orbax(
-    model: keras.Model, folder: pathlib.Path, kept: Callbacks
-) -> tuple[Callbacks, int]:
-    """The callback only writes: whoever resumes loads the newest step and counts on."""
-    callback = keras.callbacks.OrbaxCheckpoint(str(folder))
-    newest = callback.checkpointer.latest
-    if newest is None:
-        return [callback], 0
-    model.load_weights(str(folder))
-    return [callback], newest.step + 1
-
-
-CALLBACKS = {
-    "TrainingBackup": ours,
-    "BackupAndRestore": backup_and_restore,
-    "OrbaxCheckpoint": orbax,
-}
-
-#: What may go wrong after a kill, as the heads of columns.
+#: The two kinds of kills, and what may go wrong after one, as the heads of rows.
+KINDS = {"kills": "kills at random moments", "kills_in_writes": "kills inside writes"}
 FAULTS = {
     "crashed": "could not start again",
     "half_written": "loaded half a state",
-    "miscounted": "counted epochs that the weights lack, or had already",
-    "second_model": "did not load into the second model of a process",
-    "seeds": "other seeds",
-    "history": "`History` without the first epochs",
-    "stopping": "`EarlyStopping` from its start",
+    "miscounted": "trained an epoch again on weights that had it, or left one out",
+    "second_model": "loaded nothing into the second model of a process",
+    "seeds": "other seeds of dropout",
+    "history": "`History` lacks the first epochs",
+    "stopping": "`EarlyStopping` began anew",
     "weights": "other weights in the end",
 }
+
+
+def restored(
+    name: str, model: keras.Model, folder: pathlib.Path, stopping: keras.callbacks.Callback
+) -> tuple[keras.callbacks.Callback, int]:
+    """Returns a callback, and the epoch to begin at if the callback does not know it."""
+    if name == "TrainingBackup":
+        options: dict[str, Any] = {"callbacks": [stopping], "delete_checkpoint": False}
+        return nsl_keras.callbacks.TrainingBackup(folder, **options), 0
+    if name == "BackupAndRestore":
+        options = {"double_checkpoint": True, "delete_checkpoint": False}
+        return keras.callbacks.BackupAndRestore(str(folder), **options), 0
+    # This one only writes: whoever resumes loads the newest step, and counts on.
+    callback = keras.callbacks.OrbaxCheckpoint(str(folder))
+    newest = callback.checkpointer.latest
+    if newest is None:
+        return callback, 0
+    model.load_weights(str(folder))
+    return callback, newest.step + 1
 
 
 class Report(keras.callbacks.Callback):
@@ -135,36 +123,34 @@ def make() -> keras.Model:
     return model
 
 
-def train(out: Connection, folder: pathlib.Path, name: str, models: int = 1) -> None:
+def train(out: Connection, folder: pathlib.Path, name: str, models: int) -> None:
     """Trains the last of some models, from what an earlier process left in the folder."""
     model = [make() for _ in range(models)][-1]
     random = np.random.default_rng(0)
     x, y = random.normal(size=(64, 16)).astype("float32"), random.integers(5, size=64)
     stopping = keras.callbacks.EarlyStopping("loss", patience=EPOCHS, mode="max")
-    callbacks, first = CALLBACKS[name](model, folder, [stopping])
+    backup, first = restored(name, model, folder, stopping)
     history = model.fit(
         x,
         y,
         epochs=EPOCHS,
         initial_epoch=first,
         shuffle=False,
-        callbacks=[stopping, *callbacks, Report(out)],
+        callbacks=[backup, stopping, Report(out)],
         verbose=0,
     )
     out.send((history.epoch, stopping.wait))
 
 
-def export(out: Connection, folder: pathlib.Path) -> None:
-    model = keras.Sequential([keras.Input((8,)), nsl_keras.layers.CosineDense(3)])
-    for version in range(1, 4):
-        out.send(version)
-        nsl_keras.export.save_model(model, folder / str(version))
-
-
 def child(
-    out: Connection, folder: pathlib.Path, operations: int, size: int, *given: Any
+    out: Connection,
+    folder: pathlib.Path,
+    name: str,
+    models: int,
+    operations: int,
+    size: int,
 ) -> None:
-    """Calls a function; after some file operations dies, at once or in a longer write."""
+    """Trains; after some file operations dies, at once or in a longer write."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     seen = 0
@@ -179,21 +165,22 @@ def child(
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     sys.addaudithook(notice)
-    function, *arguments = given
-    function(out, folder, *arguments)
+    train(out, folder, name, models)
     out.send((seen,))
 
 
 def run(
     folder: pathlib.Path,
-    *given: Any,
+    name: str,
+    models: int = 1,
     seconds: float = 1e5,
     operations: int = 0,
     size: int = 0,
-) -> tuple[int, list[Any], float]:
-    """Returns a process's exit status, what it sent, and its seconds since the second."""
+) -> tuple[int, list[tuple], float]:
+    """Returns a process's exit status, what it sent, and the seconds since an epoch."""
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=child, args=(sender, folder, operations, size, *given))
+    given = (sender, folder, name, models, operations, size)
+    process = CONTEXT.Process(target=child, args=given)
     process.start()
     sender.close()
     found, began = [], time.monotonic()
@@ -209,119 +196,76 @@ def run(
     return process.exitcode, found, time.monotonic() - began
 
 
-def killed(
-    parent: pathlib.Path, look: Callable[[pathlib.Path, list], Any], *given: Any
-) -> tuple[list[Any], dict[str, int]]:
-    """Runs a function whole, then kills it in folder after folder, and looks at each."""
-    status, whole, seconds = run(parent / "whole", *given)
+def faults_after(folder: pathlib.Path, name: str, whole: list[tuple]) -> dict[str, bool]:
+    """Trains on from what a kill left; returns what differs from a whole training."""
+    copy = pathlib.Path(shutil.copytree(folder, f"{folder}_copy"))
+    _, second, _ = run(copy, name, models=2, seconds=0)
+    status, found, _ = run(folder, name)
+    if status:
+        return {"crashed": True}
+    *states, end, _ = whole
+    (epoch, weights, seeds), *_ = found
+    *_, last, ended, _ = found
+    kept, seeds_then = {state[1]: state[::2] for state in states}.get(weights, (None, None))
+    return {
+        "half_written": kept is None,
+        "miscounted": kept not in (None, epoch),
+        "second_model": not second or second[0][1] != weights,
+        "seeds": seeds != seeds_then,
+        "history": ended[0] != end[0],
+        "stopping": ended[1] != end[1],
+        "weights": last[1] != states[-1][1],
+    }
+
+
+def kill(parent: pathlib.Path, name: str) -> dict[str, Any]:
+    """Counts the kills after which a training is not as without one."""
+    status, whole, seconds = run(parent / "whole", name)
     if status:
         raise RuntimeError(f"A run that was not killed must not fail. Status: {status}")
-    (operations,) = whole.pop()
+    (operations,) = whole[-1]
     largest = max(path.stat().st_size for path in parent.rglob("*") if path.is_file())
-    draws, counts = random.Random(0), Counter[str]()
-    for kind in ("kills", "kills_in_writes"):
+    draws, counts, faults = (
+        random.Random(0),
+        Counter[str](),
+        Counter(dict.fromkeys(FAULTS, 0)),
+    )
+    for kind in KINDS:
         while counts[kind] < FLAGS.kills:
             chosen: dict[str, Any] = {"seconds": draws.uniform(0, seconds)}
             if kind == "kills_in_writes":
                 size = draws.choice([0, int(largest ** draws.random())])
                 chosen = {"operations": draws.randint(1, operations), "size": size}
             folder = pathlib.Path(tempfile.mkdtemp(dir=parent))
-            status, found, _ = run(folder, *given, **chosen)
+            status, _, _ = run(folder, name, **chosen)
             if status > 0:
                 raise RuntimeError(f"A run must end by a signal. Status: {status}")
             if status:
                 counts[kind] += 1
-                look(folder, found)
-    return whole, counts
-
-
-def kill_trainings(parent: pathlib.Path, name: str) -> dict[str, Any]:
-    """Counts after how many kills a training goes on otherwise than without one."""
-    after: list[tuple] = []
-
-    def look(folder: pathlib.Path, before: list) -> None:
-        copy = pathlib.Path(shutil.copytree(folder, f"{folder}_copy"))
-        second = run(copy, train, name, 2, seconds=0)[1]
-        after.append((before, second, *run(folder, train, name)))
-
-    (*states, end), counts = killed(parent, look, train, name)
-    seeds_of = {weights: (epoch, seeds) for epoch, weights, seeds in states}
-    faults, lost = Counter[str](), 0
-    for before, second, status, found, _ in after:
-        if status:
-            faults["crashed"] += 1
-            continue
-        epoch, weights, seeds = found[0]
-        *_, last, ended, _ = found
-        kept, their_seeds = seeds_of.get(weights, (None, None))
-        finished = [each[0] for each in before if len(each) == 3]
-        lost = max(lost, max(finished, default=0) - epoch)
-        faults += Counter(
-            half_written=kept is None,
-            miscounted=kept is not None and kept != epoch,
-            second_model=not second or second[0][1] != weights,
-            seeds=seeds != their_seeds,
-            history=ended[0] != end[0],
-            stopping=ended[1] != end[1],
-            weights=last[1] != states[-1][1],
-        )
-    return {
-        **counts,
-        "faults": {each: faults[each] for each in FAULTS},
-        "epochs_lost": lost,
-    }
-
-
-def kill_exports(parent: pathlib.Path) -> dict[str, Any]:
-    """Loads each version that a killed export left."""
-    import tensorflow as tf
-
-    read, failures = 0, []
-
-    def look(folder: pathlib.Path, before: list) -> None:
-        nonlocal read
-        for path in folder.glob("[0-9]*"):
-            read += 1
-            try:
-                model = tf.saved_model.load(str(path))
-                model.serve(np.ones((2, 8), "float32"))
-            except Exception as error:
-                failures.append(repr(error))
-
-    _, counts = killed(parent, look, export)
-    return {**counts, "versions_read": read, "failures": failures}
+                faults.update(faults_after(folder, name, whole))
+    return {**counts, "faults": faults}
 
 
 def section(results: pathlib.Path) -> str:
     found = {run["key"][0]: run for run in runs.read(results / "kills.jsonl")}
-    columns = {"kills": "kills at random moments", "kills_in_writes": "kills inside writes"}
     rows = [
-        [
-            head,
-            *(
-                str(found[name].get(key, found[name]["faults"].get(key)))
-                for name in CALLBACKS
-            ),
-        ]
-        for key, head in {**columns, **FAULTS, "epochs_lost": "most epochs lost"}.items()
+        [head, *(str((run | run["faults"])[key]) for run in found.values())]
+        for key, head in {**KINDS, **FAULTS}.items()
     ]
-    return tables.markdown(["after a kill", *(f"`{name}`" for name in CALLBACKS)], rows)
+    table = tables.markdown(["", *(f"`{name}`" for name in found)], rows)
+    return f"{table}\n\n{tables.commands(list(found.values()))}"
 
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / "kills.jsonl"
-    for name in FLAGS.what:
+    for name in FLAGS.callback:
         with tempfile.TemporaryDirectory() as scratch:
-            parent = pathlib.Path(scratch).resolve()
-            found = (
-                kill_exports(parent) if name == "exports" else kill_trainings(parent, name)
-            )
+            found = kill(pathlib.Path(scratch).resolve(), name)
         runs.RunRecords(path).add((name,), {**runs.about("kills"), **found})
         print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":
-    names = [*CALLBACKS, "exports"]
-    flags.DEFINE_multi_enum("what", names, names, "What is killed.")
+    flags.DEFINE_multi_enum("callback", NAMES, NAMES, "Which to try.")
     flags.DEFINE_integer("kills", 20, "Kills of each kind.", 1)
     command.run(main)

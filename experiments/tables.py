@@ -298,8 +298,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
-    "kills": lambda: kills.section(RESULTS, list(kills.EXAMPLES)),
-    "export_kills": lambda: kills.section(RESULTS, ["exports"]),
+    "kills": lambda: kills.section(RESULTS),
     "load": lambda: _shown(load.section(RESULTS), "serving.jsonl"),
 }
 

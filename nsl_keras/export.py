@@ -94,7 +94,8 @@ def save_model(
     >>> model.build(x.shape)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     nsl_keras.export.save_model(model, f"{folder}/1", examples=x)
-    ...     tf.saved_model.load(f"{folder}/1").serve(x).shape
+    ...     served = tf.saved_model.load(f"{folder}/1")
+    >>> served.serve(x).shape
     TensorShape([2, 3])
     """
     path = files.local(filepath)

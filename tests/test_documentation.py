@@ -180,7 +180,7 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
     names = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    assert (tmp_path / "served_model" / "1" / "saved_model.pb").exists()
+    assert (tmp_path / "served" / "1" / "saved_model.pb").exists()
 
     # The first lines begin from a trained model.
     names["trained_model"] = keras.Sequential(

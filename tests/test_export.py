@@ -88,7 +88,7 @@ class Unshaped(keras.Model):
         return one + ops.cast(two, "float32")
 
 
-def test_signatures_at_any_batch_size(neighborhoods):
+def test_signatures(neighborhoods):
     model, loaded = neighborhoods
     signatures = loaded.signatures
     functions = {
