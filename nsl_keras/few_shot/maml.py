@@ -211,21 +211,24 @@ class MAML(EpisodicLearner):
         self.outputs_shape = shape
         self._outputs_dtype = keras.backend.result_type(found.dtype, "float32")
         if self.learning_rate_form == "learned":
-            self._rates = [
-                self.add_weight(
+            for index, variable in enumerate(self.functional.variables):
+                rate = self.add_weight(
                     name=f"inner_learning_rate_{index}",
                     shape=(),
                     initializer=keras.initializers.Constant(self.inner_learning_rate),
                     dtype=variable.dtype,
                 )
-                for index, variable in enumerate(self.functional.variables)
-            ]
+                # An attribute each: `tf.train.Checkpoint` misses the variables in a list.
+                setattr(self, f"raw_rate_{index}", rate)
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
         """The current rates of the adapted variables, in the network's order."""
         if self.learning_rate_form == "learned":
-            return [ops.abs(ops.convert_to_tensor(rate)) for rate in self._rates]
+            return [
+                ops.abs(ops.convert_to_tensor(getattr(self, f"raw_rate_{index}")))
+                for index in range(len(self.functional.variables))
+            ]
         return [
             # Not `ops.cast`, which rounds a Python number to float32 first.
             ops.convert_to_tensor(self.inner_learning_rate, variable.dtype)

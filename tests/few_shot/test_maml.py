@@ -384,3 +384,17 @@ def test_a_file_keeps_what_adapts(selection, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(as_numpy(loaded(inputs)), expected, rtol=1e-5)
+
+
+@tensorflow_only
+def test_checkpoints_keep_learned_rates(tmp_path):
+    import tensorflow as tf
+
+    saved, loaded = (
+        built(perceptron(), inner_learning_rate=rate, learning_rate_form="learned")
+        for rate in (0.1, 0.2)
+    )
+    path = tf.train.Checkpoint(model=saved).write(str(tmp_path / "state"))
+    tf.train.Checkpoint(model=loaded).read(path).assert_consumed()
+    rates = [*map(float, loaded.inner_learning_rates)]
+    np.testing.assert_allclose(rates, 0.1, rtol=1e-6)
