@@ -44,11 +44,14 @@ def classes_of(model):
 
 def graph_of(model):
     operations = getattr(model, "operations", model.layers)  # Sequential models have none.
-    inputs = keras.layers.InputLayer  # `clone_model` renames those without a name.
-    return [
-        (type(each).__name__, None if isinstance(each, inputs) else each.name)
-        for each in operations
-    ]
+    return [(type(each).__name__, name_of(each)) for each in operations]
+
+
+def name_of(operation):
+    """`clone_model` renames unnamed inputs, and Keras before 3.11 what is no layer."""
+    is_input = isinstance(operation, keras.layers.InputLayer)
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return operation.name if is_layer and not is_input else None
 
 
 def assert_independent(model, other, inputs):

@@ -292,7 +292,7 @@ class MetaNeighborhoodModel(CheckedModel):
         features = data.predict(
             self.features,
             self,
-            tree.map_structure(lambda each: each[drawn], x, none_is_leaf=False),
+            data.map_arrays(lambda each: each[drawn], x),
             batch_size=batch_size,
             verbose=verbose,
         )
@@ -402,9 +402,7 @@ class MetaNeighborhoodModel(CheckedModel):
         for path, leaf in tree.flatten_with_path(x):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
         if not self.built:
-            shapes = tree.map_structure(
-                lambda each: (None, *np.shape(each)[1:]), x, none_is_leaf=False
-            )
+            shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
             with variable_scope(self):
                 self.build(shapes)
         if y is None:

@@ -25,6 +25,16 @@ _MARK = "has_similarity"
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
+class _Penalty(keras.regularizers.Regularizer):
+    """The penalty of a form: Keras before 3.11 takes no functions."""
+
+    def __init__(self, form: BilinearForm) -> None:
+        self.form = form
+
+    def __call__(self, parameters: Any) -> Tensor:
+        return self.form._penalty(parameters)
+
+
 class BilinearForm(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
 
@@ -137,7 +147,7 @@ class BilinearForm(keras.layers.Layer):
                 name="similarity",
                 shape=start.shape,
                 initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
-                regularizer=self.similarity.regularizer and self._penalty,
+                regularizer=self.similarity.regularizer and _Penalty(self),
                 constraint=self.similarity.constraint,
                 autocast=False,
             )

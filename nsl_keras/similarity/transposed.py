@@ -96,6 +96,10 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
         outputs = ops.reshape(outputs, (batch, filters, *ops.shape(outputs)[1:-1]))
         return ops.moveaxis(outputs, 1, self.channel_axis)
 
+    def get_config(self) -> dict[str, Any]:
+        # Keras before 3.11 leaves it out.
+        return {**super().get_config(), "output_padding": self.output_padding}
+
     def predicting_geometry(self) -> dict[str, Any]:
         return {**super().predicting_geometry(), "strides": (1, 1), "padding": "same"}
 

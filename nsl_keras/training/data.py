@@ -74,6 +74,13 @@ def array_of(values: Any) -> np.ndarray:
     return array
 
 
+def map_arrays(function: Callable[..., Any], *structures: Any) -> Any:
+    """`keras.tree.map_structure` that keeps `None`, an input that is left out."""
+    return tree.map_structure(
+        lambda *leaves: None if leaves[0] is None else function(*leaves), *structures
+    )
+
+
 def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     """Returns all examples and their targets as NumPy arrays.
 
@@ -92,7 +99,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):
             x = array_of(x)  # An array, or nested lists of numbers.
         else:
-            x = tree.map_structure(array_of, x, none_is_leaf=False)
+            x = map_arrays(array_of, x)
         return x, None if y is None else array_of(y)
     if ops.is_tensor(x):
         raise ValueError(f"`x` must be dense. Received: x of type {type(x).__name__}")
@@ -111,9 +118,8 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         )
     if batches[0][1] is None:
         batches = [(inputs,) for inputs, _ in batches]
-    parts = tree.map_structure(
+    parts = map_arrays(
         lambda *leaves: array_of(np.concatenate([*map(ops.convert_to_numpy, leaves)])),
         *batches,
-        none_is_leaf=False,
     )
     return parts if len(parts) == 2 else (*parts, None)

@@ -64,9 +64,7 @@ def plot_adaptation(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
-    batch = tree.map_structure(
-        lambda part: part[None], data.gather(example)[0], none_is_leaf=False
-    )
+    batch = data.map_arrays(lambda part: part[None], data.gather(example)[0])
     validation.built(model, "plot_adaptation")
     ranks = tree.map_shape_structure(
         lambda shape: shape and len(shape), model.get_build_config()["input_shape"]

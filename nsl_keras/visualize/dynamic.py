@@ -51,9 +51,7 @@ def plot_dynamic_similarity(
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
     """
-    batch = tree.map_structure(
-        lambda part: part[None], data.gather(image)[0], none_is_leaf=False
-    )
+    batch = data.map_arrays(lambda part: part[None], data.gather(image)[0])
     picture = figures.require_images(batch, "image")[0]
     network = getattr(model, "backbone", None) or model
     chosen = _dynamic_layer(network, layer)
