@@ -8,7 +8,6 @@ under tap `u`; with the identity a layer is the plain one.
 from __future__ import annotations
 
 import abc
-import functools
 from typing import Any
 
 import keras
@@ -403,65 +402,6 @@ class Full(Unconstrained):
     shared_by_channels = False
 
 
-@keras.saving.register_keras_serializable("nsl_keras")
-class Product(Similarity):
-    """Product of several similarities: `M = M_1 M_2 ... M_n`.
-
-    The factors are separate parameters, side by side in one weight with an axis of
-    `factors` in front. Descent on more factors favours a lower rank, above all if they
-    start near zero. `M_1` starts at the initial `M`, the others at the identity. Static
-    layers only; they fold as with a single `M`.
-
-    Args:
-        factors: int, the number of factors.
-        kind: The structure of each factor, by name or as a `Similarity` with the default
-            arguments.
-        **kwargs: Arguments of `Similarity`, for the product.
-
-    Raises:
-        ValueError: If `factors` is not a positive integer, or for another `kind`.
-
-    Example:
-
-    >>> import nsl_keras
-    >>> deep = nsl_keras.similarities.Product(3)
-    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=deep)
-    >>> layer.build((None, 8, 8, 2))
-    >>> tuple(layer.weights[-1].shape), tuple(layer.similarity_matrix.shape)
-    ((3, 9, 9), (9, 9))
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 5.1, on deep matrix
-        factorization (Arora et al., NeurIPS 2019).
-    """
-
-    static_only = True
-
-    def __init__(
-        self, factors: int = 2, kind: Any = "unconstrained", **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.factors = validation.positive_integer(factors, "factors")
-        self.kind = get(kind)
-        of_factor = rewiring.arguments_of(self.kind, Similarity)
-        if of_factor != rewiring.arguments_of(Unconstrained(), Similarity):
-            raise ValueError(
-                "`kind` must be a similarity with the default arguments of `Similarity`, "
-                f"which belong to the product. Received: kind with {of_factor}"
-            )
-        self.shared_by_channels = self.kind.shared_by_channels
-
-    def parameters_from(self, matrix: np.ndarray) -> Any:
-        identity = np.eye(len(matrix), dtype=matrix.dtype)
-        starts = [matrix, *[identity] * (self.factors - 1)]
-        return np.stack([self.kind.parameters_from(start) for start in starts])
-
-    def matrix(self, parameters: Tensor, size: int) -> Tensor:
-        axes = len(self.kind.parameters_from(np.eye(size)).shape)
-        each = ops.unstack(parameters, self.factors, axis=-1 - axes)
-        return functools.reduce(ops.matmul, [self.kind.matrix(x, size) for x in each])
-
-
 #: The built-in similarities by name.
 KINDS: dict[str, type[Similarity]] = {
     "diagonal": Diagonal,
@@ -470,7 +410,6 @@ KINDS: dict[str, type[Similarity]] = {
     "positive_semidefinite": PositiveSemidefinite,
     "sparse": Sparse,
     "full": Full,
-    "product": Product,
 }
 
 
@@ -479,7 +418,7 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
 
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
-            `"positive_semidefinite"`, `"sparse"`, `"full"`, `"product"`, a dictionary from
+            `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from
             `keras.saving.serialize_keras_object`, or a `Similarity`; otherwise a ValueError
             is raised.
 

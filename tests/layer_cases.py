@@ -92,7 +92,7 @@ SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
 IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3)
 WITHOUT_IDENTITY = predictors.SimilarityPredictor(residual=False)
 SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
-SHAPED, PRODUCT = similarities.Diagonal(learn_shape=True), similarities.Product(3)
+SHAPED = similarities.Diagonal(learn_shape=True)
 FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
@@ -103,7 +103,6 @@ CONVOLUTIONS = [
     conv2d("static_sparse_learned_shape", 4, similarity=SPARSE),
     conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
-    conv2d("static_product", 3, similarity=PRODUCT, **SAME),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
     conv2d("sphere_unconstrained", 4, **UNCONSTRAINED, predictor="sphere", dilation_rate=2),
     conv2d("full_sphere", 8, 6, predictor="full_sphere", kernel_size=(2, 3), **SAME),

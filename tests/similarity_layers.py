@@ -49,7 +49,6 @@ SIMILARITIES = {
     "sparse_of_1": similarities.Sparse(1),
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
-    "product": similarities.Product(2),
 }
 DYNAMIC_SIMILARITIES = [name for name, each in SIMILARITIES.items() if not each.static_only]
 
@@ -188,10 +187,6 @@ def to_matrix(similarity, parameters):
             for column in range(row + 1):
                 factor[..., row, column] = parameters[..., next(entries)]
         return factor @ np.swapaxes(factor, -1, -2)
-    if kind == "Product":
-        return functools.reduce(
-            np.matmul, [to_matrix(similarity.kind, p) for p in parameters]
-        )
     assert kind == "Sparse"
     largest = np.argsort(-np.abs(parameters), axis=None)
     kept = largest[: similarity.nonzeros or len(parameters)]
@@ -202,8 +197,6 @@ def to_matrix(similarity, parameters):
 
 def identity_parameters(similarity, taps):
     """The parameters of the identity, without the package."""
-    if type(similarity).__name__ == "Product":
-        return np.stack([identity_parameters(similarity.kind, taps)] * similarity.factors)
     if type(similarity).__name__ == "Diagonal":
         return np.ones(taps)
     if type(similarity).__name__ == "PositiveSemidefinite":

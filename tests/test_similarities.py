@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_gradients
 from golden_files import DTYPES, gradients
 from keras import ops
 from similarity_layers import (
@@ -237,40 +236,6 @@ def test_a_custom_matrix_over_channels():
     assert_close(layer.fold()(images), layer(images), 1e-5)
 
 
-def test_product_of_any_kind(tmp_path):
-    """From the identity or a given matrix, through a file and a fold, `M` of any kind."""
-    images = random(2, 5, 5, 3)
-    for kind in ("diagonal", "symmetric", similarities.Sparse(4), "full"):
-        layer = NeuralSimilarityConv2D(
-            *(4, 2),
-            similarity=similarities.Product(
-                4, kind, initializer=keras.initializers.Identity(0.5)
-            ),
-        )
-        model = keras.Sequential([keras.Input((5, 5, 3)), layer])
-        size = len(layer.similarity_matrix)
-        assert_close(layer.similarity_matrix, 0.5 * np.eye(size), 1e-6)
-        randomize(model)
-        expected = to_matrix(layer.similarity, layer.bilinear_form.similarity_parameters)
-        assert_close(layer.similarity_matrix, expected, 1e-5)
-        assert_close(layer.fold()(images), layer(images), 1e-5)
-        model.save(tmp_path / "model.keras")
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-        assert_equal(loaded(images), model(images))
-        assert loaded.layers[0].similarity.factors == 4
-
-
-@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
-@pytest.mark.parametrize("kind", ["unconstrained", "positive_semidefinite"])
-def test_gradients_of_products_against_finite_differences(kind):
-    layer = NeuralSimilarityConv2D(
-        3, 2, similarity=similarities.Product(3, kind), dtype="float64"
-    )
-    layer.build((2, 4, 4, 2))
-    randomize(layer)
-    check_gradients(layer, random(2, 4, 4, 2, dtype="float64"), "float64", 1e-5, 1e-7)
-
-
 def layer_with(similarity, predictor=None):
     """Makes and builds a layer with four taps."""
     layer = NeuralSimilarityConv2D(3, 2, similarity=similarity, predictor=predictor)
@@ -278,7 +243,6 @@ def layer_with(similarity, predictor=None):
 
 
 dynamic_with = functools.partial(layer_with, predictor="sphere")
-product_of = functools.partial(similarities.Product, 2)
 ZEROS = keras.saving.serialize_keras_object(keras.initializers.Zeros())
 KNOWN = ", ".join(repr(name) for name in similarities.KINDS)
 UNKNOWN = rf"`similarity` must be one of {KNOWN}.*, or a `.*Received: similarity="
@@ -298,10 +262,7 @@ SMALL_NEGATIVE = GRAM @ GRAM.T - 0.01 * np.eye(6)
         (from_initial_matrix, SMALL_NEGATIVE, NOT_SEMIDEFINITE),
         (similarities.Sparse, 0, "`nonzeros` must be a positive integer"),
         (layer_with, similarities.Sparse(17), "`nonzeros` must be at most 16, .*=17"),
-        (similarities.Product, 0, "`factors` must be a positive integer"),
-        (product_of, "deep", "`similarity` must be one of .*'deep'"),
-        (product_of, similarities.Diagonal(regularizer="l1"), "`kind` must be .*'L1'"),
-        (dynamic_with, "product", "with a predictor must not be static only"),
+        (dynamic_with, "full", "with a predictor must not be static only"),
         (dynamic_with, PerChannel(), "with a predictor must not be static only"),
     ],
 )

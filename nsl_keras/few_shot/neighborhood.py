@@ -56,8 +56,7 @@ class NeighborhoodLearner(MetricLearner):
             than one step, memory holds separate weights for each query, `features *
             ways` numbers.
         inner_learning_rate: float above 0, the start value of the rate.
-        learning_rate_form: See `MetaNeighborhoodHead`. With `"elementwise"` rates, the
-            number of ways cannot change.
+        learning_rate_form: See `MetaNeighborhoodHead`.
         scale: float above 0, the start value of the cosine head's scale.
 
     Example:
@@ -106,7 +105,6 @@ class NeighborhoodLearner(MetricLearner):
         )
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
-        self.ways_are_fixed = self.rate.form == "elementwise"
         self.scale = validation.positive_number(scale, "scale")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:

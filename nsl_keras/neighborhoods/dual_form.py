@@ -7,9 +7,8 @@ to its outputs. One inner step for an example with attention `w` is then
     (W - rate * sum_j w_j a_j g_j^T)^T h  =  W^T h - G^T [w * (A (rate * h))]
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
-weights. Several steps, a rate for each weight, and cosine layers, which need the norms of
-their finetuned columns, do use per-example weights: one large product, in chunks of entries
-that fit the cache.
+weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
+do use per-example weights: one large product, in chunks of entries that fit the cache.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ class DualForm(InnerLoop):
         for stage, weights, trace in zip(
             self.stages, start, self._traces(start, entries), strict=True
         ):
-            if stage.scale is None and self.learning_rate.form != "elementwise":
+            if stage.scale is None:
                 # The dual form of MN Eq. (3), one step.
                 scaled = ops.reshape(next(rates), (-1,)) * outputs
                 scores = ops.matmul(scaled, ops.transpose(trace.inputs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -149,7 +149,7 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
 @rewiring.reaching_backbones
 def add_film(
     model: keras.Model,
-    where: str | Iterable[str] | Callable[[keras.layers.Layer], Any] = "all",
+    where: str | Callable[[keras.layers.Layer], Any] = "all",
     dictionary_size: int = 10,
 ) -> keras.Model:
     """Returns a copy of a model with an `InstanceFiLM` layer after each batch norm.
@@ -164,9 +164,9 @@ def add_film(
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
             such a backbone, which is converted.
         where: `"all"` places iFiLM after every batch norm, as in the paper, `"last"` after
-            the last one in the order of the graph. A collection of layer names, or a
-            function from a layer to a bool, chooses the layers that iFiLM follows. Batch
-            norms inside predictors and subclassed models do not count.
+            the last one in the order of the graph. A function from a layer to a bool
+            chooses the layers that iFiLM follows. Batch norms inside predictors and
+            subclassed models do not count.
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
@@ -233,23 +233,20 @@ def _chosen(
     model: keras.Model, calls: list[rewiring.Call], where: Any
 ) -> list[rewiring.Call]:
     """Returns the calls of the layers that an iFiLM follows."""
-    calls = [call for call in calls if isinstance(call.layer, keras.layers.Layer)]
-    missing: set[str] = set()
-    if isinstance(where, str) and where in ("all", "last"):
-        chosen = [call for call in calls if _is_norm(call.layer)]
-        chosen = chosen if where == "all" else chosen[-1:]
-    elif callable(where):
-        chosen = [call for call in calls if where(call.layer)]
-    else:
-        names = set() if isinstance(where, str) else set(where)
-        missing = names - {call.layer.name for call in calls}
-        chosen = [call for call in calls if call.layer.name in names]
-    if missing or not chosen:
+    if not callable(where):
+        validation.one_of(where, ("all", "last"), "where")
+    chooses = where if callable(where) else _is_norm
+    chosen = [
+        call
+        for call in calls
+        if isinstance(call.layer, keras.layers.Layer) and chooses(call.layer)
+    ]
+    if where == "last":
+        chosen = chosen[-1:]
+    if not chosen:
         raise ValueError(
-            '`where` must choose layers: "all" or "last" of the batch norms, a collection '
-            "of layer names, or a function of a layer. "
-            f"Received: where={where!r} for model {model.name!r}, which has no "
-            f"{', '.join(sorted(missing)) or 'such layers'}"
+            '`where` must choose layers: "all" or "last" of the batch norms, or a function '
+            f"of a layer. Received: where={where!r}, which chooses none of {model.name!r}"
         )
     for call in chosen:
         if len(call.output_shapes) != 1 or len(call.output_shapes[0]) < 2:

@@ -61,9 +61,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             weights, so memory grows.
         inner_learning_rate: float above 0, the initial value of the rate.
         learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
-            of each kernel and one for each bias; `"elementwise"`: one for each weight,
-            at the cost of per-example weights; `"fixed"`: not trained. Learned rates enter
-            through their absolute value.
+            of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
+            enter through their absolute value.
         chunk_size: int or `None` (512), the number of entries whose per-example terms are
             held at once. It bounds memory in the dual form for cosine layers and for
             `inner_steps` above 1; accelerators may prefer more.

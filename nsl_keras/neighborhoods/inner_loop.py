@@ -21,7 +21,7 @@ from nsl_keras.neighborhoods.explain import average_over_path
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
-FORMS = ("scalar", "diagonal", "elementwise", "fixed")
+FORMS = ("scalar", "diagonal", "fixed")
 
 
 class Entries(NamedTuple):
@@ -74,8 +74,6 @@ class InnerLearningRate(keras.layers.Layer):
                 (shape[0], *(1 for _ in shape[1:])) if len(shape) > 1 else ()
                 for shape in shapes
             ]
-        elif self.form == "elementwise":
-            rate_shapes = list(shapes)
         else:
             rate_shapes = []
         for index, shape in enumerate(rate_shapes):

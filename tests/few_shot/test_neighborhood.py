@@ -14,8 +14,8 @@ from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictiona
     ("head", "steps", "inner_loop", "form"),
     [
         ("cosine", 1, "dual", "scalar"),
-        ("cosine", 3, "dual", "elementwise"),
-        ("dense", 3, "tape", "elementwise"),
+        ("cosine", 3, "dual", "diagonal"),
+        ("dense", 3, "tape", "diagonal"),
     ],
 )
 def test_equals_the_head_with_the_support_as_dictionary(head, steps, inner_loop, form):

@@ -17,8 +17,6 @@ from nsl_keras.layers import MetaNeighborhoodHead
         (("cosine",), {"inner_steps": 3, "learning_rate_form": "diagonal"}),
         (("linear",), {"inner_steps": 2, "learning_rate_form": "diagonal"}),
         (("tanh", "linear"), {"learning_rate_form": "fixed"}),
-        (("tanh", "linear"), {"learning_rate_form": "elementwise"}),
-        (("cosine",), {"learning_rate_form": "elementwise"}),
         (("tanh", keras.layers.ReLU(negative_slope=0.5), "cosine"), {}),
         (("cosine",), {"dictionary": {"learn_temperature": True}}),
         (("tanh", "tanh", "linear"), {"task": "regression", "inner_steps": 2}),
