@@ -94,7 +94,9 @@ STATIC = [
 RECIPES = [{"downsampling": 2}, {"pooled": True}]
 
 
-@pytest.mark.parametrize("options", [*STATIC, *RECIPES], ids=str)
+@pytest.mark.parametrize(
+    "options", [*STATIC, *RECIPES], ids=["shape", "semidefinite", "blocks", "pooled"]
+)
 def test_other_similarities_equal_the_loop(options):
     if "similarity" in options:
         layer = built(**options)
