@@ -143,6 +143,17 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
             waiting.extend(reversed(list(value)))
 
 
+def has_plain_kernel(layer: Layer) -> bool:
+    """Whether a layer's kernel, if it has one, is a variable of floating-point numbers.
+
+    LoRA and its relatives compute the kernel, quantization stores integers.
+    """
+    kernel = getattr(layer, "kernel", None)
+    return kernel is None or (
+        isinstance(kernel, keras.Variable) and keras.backend.is_float_dtype(kernel.dtype)
+    )
+
+
 def copy_activations(source: Layer, copy: Layer) -> None:
     """Copies the weights of activations that are layers, for example `PReLU`."""
     for name in ("activation", "recurrent_activation"):
@@ -188,6 +199,28 @@ def unfrozen(layer: Layer) -> Iterator[None]:
             for each, trainable in flagged:
                 if each.trainable != trainable:
                     each.trainable = trainable
+
+
+def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
+    """Returns the variables of a layer or model, each with that of a copy.
+
+    By name inside a layer: quantization adds variables behind those of the layer, where a
+    layer that is made from its config has them in front.
+    """
+    if is_graph(source):
+        pairs = zip(layers(source), layers(copy), strict=True)
+        return [each for one, other in pairs for each in paired_variables(one, other)]
+    found: dict[int, Any] = {}
+    pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)
+    for one, other in reversed([*pairs]):  # A layer's own variables remain.
+        taken = set(map(id, found.values()))
+        own = [each for each in one.variables if id(each) not in found]
+        new = [each for each in other.variables if id(each) not in taken]
+        named = {each.name: each for each in new}
+        if len(named) == len(new) and all(each.name in named for each in own):
+            new = [named[each.name] for each in own]
+        found |= {id(each): partner for each, partner in zip(own, new, strict=True)}
+    return [(each, found[id(each)]) for each in source.variables]
 
 
 def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
@@ -424,7 +457,11 @@ def _copy_state(source: Layer, copy: Layer) -> None:
                 other.load_assets(folder)
         if other.trainable != one.trainable:
             other.trainable = one.trainable
-    for variable, new in zip(source.weights, copy.weights, strict=True):
+    weights = set(map(id, source.weights))
+    for variable, new in paired_variables(source, copy):
+        if id(variable) in weights:
+            # A layer with LoRA saves the product of its parts, and loads zeros for them.
+            new.assign(ops.convert_to_numpy(variable))
         if new.trainable != variable.trainable:
             new.trainable = variable.trainable
 

@@ -244,6 +244,23 @@ def test_a_copy_keeps_sparse_and_optional_inputs():
     assert copy_of(stack).inputs[0].sparse
 
 
+@pytest.mark.parametrize("change", ["LoRA", "int8", "float8"])
+def test_copies_of_changed_layers_have_each_variable(change):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="dense")])
+    (layer,) = model.layers
+    if change == "LoRA":
+        layer.enable_lora(2)
+        layer.lora_kernel_b.assign(np.ones((2, 4)))
+    else:
+        layer.quantize(change)
+    layer.bias.assign(np.arange(4))
+    pairs = rewiring.paired_variables(model, copy_of(model))
+    assert [one.name for one, _ in pairs] == [each.name for each in layer.variables]
+    for one, other in pairs:
+        assert (one.name, one.trainable) == (other.name, other.trainable)
+        np.testing.assert_array_equal(ops.convert_to_numpy(one), other.numpy())
+
+
 def test_changed_parts_of_layers_are_refused():
     inputs = keras.Input((6, 4))
     attention = keras.layers.MultiHeadAttention(2, 2)

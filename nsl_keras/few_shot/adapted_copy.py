@@ -39,10 +39,11 @@ def copy_with_classifier(
             f"of shape {copy.outputs[0].shape}"
         )
     new = set() if starts is None else set(map(id, classifier.variables))
-    sources = [
-        own if id(source) in new else source
-        for own, source in zip(copy.variables, model.variables, strict=True)
-    ]
+    source_of = {
+        id(own): own if id(source) in new else source
+        for source, own in rewiring.paired_variables(model, copy)
+    }
+    sources = [source_of[id(own)] for own in copy.variables]
     # Sequential models have no graph to be cut.
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
@@ -55,6 +56,12 @@ def _new_classifier(
         raise ValueError(
             "`model` must end in a layer with `units` and a kernel, as Dense has, for a "
             "new classifier of the episode's ways; or `new_classifier` must be False. "
+            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+        )
+    if not rewiring.has_plain_kernel(layer):
+        raise ValueError(
+            "`model` must end in a classifier without LoRA or quantization, which a new "
+            "one would have too; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
     own = {name: each for name, each in starts.items() if name in config}

@@ -182,7 +182,7 @@ def adapted_copy(
     # A subclassed model is copied through its config and weights.
     is_graph = rewiring.is_graph(model)
     copied = rewiring.rebuild(model, lambda _: None) if is_graph else copy.deepcopy(model)
-    for variable, new in zip(model.variables, copied.variables, strict=True):
+    for variable, new in rewiring.paired_variables(model, copied):
         if values and id(variable) in values:
             new.assign(ops.convert_to_numpy(values[id(variable)]))
     if effective_policy(copied, policy) == "support":

@@ -323,12 +323,7 @@ def _require_plain_layers(head: keras.layers.Layer) -> None:
                 "`head` must not have an activity regularizer: it would penalize the "
                 f"outputs before adaptation. Received: layer {layer.name!r} with one"
             )
-        kernel = getattr(layer, "kernel", None)
-        if kernel is None:
-            continue
-        # LoRA and its relatives compute the kernel, quantization stores integers.
-        is_plain = isinstance(kernel, keras.Variable)
-        if not is_plain or not keras.backend.is_float_dtype(kernel.dtype):
+        if not rewiring.has_plain_kernel(layer):
             raise ValueError(
                 "`head` must have plain kernels, without LoRA or quantization: they are "
                 "finetuned for each example. The backbone may have both. Received: layer "

@@ -239,7 +239,9 @@ def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
     """
     if type(layer) is not keras.layers.BatchNormalization:
         return None
-    return BatchNormalization.from_config({**layer.get_config(), "momentum_warmup": False})
+    config = rewiring.with_functions(layer, layer.get_config())
+    # Not `from_config`, whose own error would hide that of an argument.
+    return BatchNormalization(**config, momentum_warmup=False)
 
 
 @rewiring.reaching_backbones
@@ -257,8 +259,8 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
         A model of the same layers and weights, which shares none of them.
 
     Raises:
-        ValueError: If the model is subclassed or not built, or a layer cannot be made
-            from its config.
+        ValueError: If the model is subclassed or not built, a layer cannot be made from
+            its config, or a batch norm renormalizes.
 
     Example:
 

@@ -107,3 +107,14 @@ def test_what_cannot_be_adapted():
     for made in (few_shot.MAML(dense), few_shot.Finetuner(dense, ways=4)):
         with pytest.raises(ValueError, match=r"`y` must have 4 classes.*Received: 3"):
             made.adapt(SUPPORT, LABELS)
+
+
+def test_an_adapted_model_with_lora_is_the_learner():
+    layers = [*convolutional().layers, keras.layers.Flatten(), keras.layers.Dense(3)]
+    network = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+    network.layers[-1].enable_lora(2)
+    network.layers[-1].lora_kernel_b.assign(np.ones((2, 3)))
+    maml = few_shot.MAML(network, inner_steps=2, inner_learning_rate=0.1)
+    expected = maml.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
+    found = maml.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -259,6 +259,12 @@ def ends_in_a_convolution():
     return keras.Sequential([keras.Input((6, 6, 2)), *layers])
 
 
+def changed(change):
+    model = network(7, dtype="float32")
+    change(model.layers[-1])
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
@@ -274,6 +280,8 @@ def ends_in_a_convolution():
         (cosine_network, {"variables": "classifier"}, "must not be zero for a CosineDense"),
         (keras.Model, {}, "`model` must be a functional or Sequential"),
         (ends_in_a_convolution, {}, r"must end in a layer with `units`.*conv2d"),
+        (lambda: changed(lambda last: last.enable_lora(1)), {}, "without LoRA or quantiz"),
+        (lambda: changed(lambda last: last.quantize("int8")), {}, "without LoRA or quant"),
     ],
 )
 def test_wrong_arguments(make, arguments, message, plain):

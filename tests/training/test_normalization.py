@@ -240,6 +240,11 @@ def masked_by_batch():
         BatchNormalization()(np.ones((2, 3, 4), "float32"), mask=mask)
 
 
+def converted_renorm():
+    norm = keras.layers.BatchNormalization(renorm=True)
+    convert_batch_norms(keras.Sequential([keras.Input((4,)), norm]))
+
+
 RENORM = "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters
 
 
@@ -249,10 +254,13 @@ RENORM = "renorm" in inspect.signature(keras.layers.BatchNormalization).paramete
         (lambda: BatchNormalization(momentum=1.0), r"`momentum` must be .* \[0, 1\).*=1.0"),
         (lambda: BatchNormalization().fold(), "`fold` needs a built layer"),
         (masked_by_batch, "must not have masked inputs"),
-        pytest.param(
-            lambda: BatchNormalization(renorm=True),
-            "`renorm` must be False.*renorm=True",
-            marks=pytest.mark.skipif(not RENORM, reason="Keras has none in this version"),
+        *(
+            pytest.param(
+                use,
+                "`renorm` must be False.*renorm=True",
+                marks=pytest.mark.skipif(not RENORM, reason="not in this version of Keras"),
+            )
+            for use in (lambda: BatchNormalization(renorm=True), converted_renorm)
         ),
     ],
 )
