@@ -138,9 +138,6 @@ class FunctionalModel:
         variables: The variables of the model that are given other values.
         batch_normalization: See `MAML`.
 
-    Attributes:
-        variables: The variables that are given other values, in the model's order.
-
     Raises:
         ValueError: If a trainable batch norm of Keras would have to normalize by batches.
     """
@@ -153,11 +150,24 @@ class FunctionalModel:
     ) -> None:
         self.model = model
         chosen = set(map(id, variables))
-        self.variables = [each for each in model.variables if id(each) in chosen]
+        self._variables = [each for each in model.variables if id(each) in chosen]
         self.batch_normalization = batch_normalization
         self._norms = _batch_norms(model)
         if batch_normalization != "moving":
             self.trainable_norms()
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that are given other values, in the model's order."""
+        present = set(map(id, self.model.variables))
+        gone = [each.path for each in self._variables if id(each) not in present]
+        if gone:
+            raise ValueError(
+                "`model` must keep its variables: quantize it before a learner is made of "
+                "it, or quantize what `adapt` returns. Received: model "
+                f"{self.model.name!r} without {gone}"
+            )
+        return self._variables
 
     def trainable_norms(self) -> list[BatchNormalization]:
         """Returns the trainable batch norms, which must be able to normalize by batches."""

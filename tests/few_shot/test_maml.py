@@ -359,6 +359,15 @@ def test_errors(make, options, message):
         built(make(), **options)
 
 
+@pytest.mark.parametrize("use", [lambda m: m(episodes()[0]), lambda m: m.get_config()])
+def test_a_network_that_is_quantized_afterwards_is_refused(use):
+    """Its kernels are no longer those that the steps change."""
+    model = built(of_layers(layers.Flatten(), layers.Dense(WAYS, name="head")))
+    model.model.layers[-1].quantize("int8")
+    with pytest.raises(ValueError, match=r"`model` must keep its variables.*head/kernel"):
+        use(model)
+
+
 def is_called(name, variable):
     return variable.name == name
 
