@@ -7,6 +7,7 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from nsl_keras.backend import gradients_of
@@ -16,6 +17,10 @@ BACKEND = keras.backend.backend()
 IS_TENSORFLOW = BACKEND == "tensorflow"
 #: The precisions to test in: JAX computes in float32 alone, unless a process asks for more.
 DTYPES = ("float64", "float32") if IS_TENSORFLOW else ("float32",)
+#: Keras 3.10 takes no `None` in data, and no output that is an input.
+after_keras_3_10 = pytest.mark.skipif(
+    keras.__version__.startswith("3.10."), reason="Keras 3.11 or later"
+)
 
 
 # Arrays.

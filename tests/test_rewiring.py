@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from conversion_harness import difference
+from helpers import after_keras_3_10
 from keras import ops
 
 import nsl_keras
@@ -233,6 +234,7 @@ def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
     assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
 
 
+@after_keras_3_10
 def test_a_copy_keeps_sparse_and_optional_inputs():
     image = keras.Input((8, 8, 2))
     given = keras.Input((4,), sparse=True, optional=True)

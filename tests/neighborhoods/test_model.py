@@ -227,7 +227,10 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda: make_model().compile(loss="kl_divergence"), "`loss` must take logits"),
+        (
+            lambda: make_model().compile(loss="categorical_crossentropy"),
+            "`loss` must take logits",
+        ),
         (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
         (lambda: make_model().inner_rates, "`inner_rates` needs a built layer"),
         (lambda: make_model().unadapted, "`unadapted` needs a built layer"),

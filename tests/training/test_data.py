@@ -5,7 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from helpers import Batches, assert_close, normal
+from helpers import Batches, after_keras_3_10, assert_close, normal
 from keras import ops
 
 import nsl_keras
@@ -70,7 +70,7 @@ class AddIfGiven(keras.layers.Layer):
         return x_shape
 
 
-@pytest.mark.parametrize("second", [None, 0.5])
+@pytest.mark.parametrize("second", [pytest.param(None, marks=after_keras_3_10), 0.5])
 def test_optional_inputs(second):
     tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
     backbone = keras.Model(tensors, AddIfGiven()(*tensors))
