@@ -367,7 +367,9 @@ class MetaNeighborhoodModel(CheckedModel):
     def _ranked(self, k: int, by: str) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
         return data.BatchFunction(
-            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by), self
+            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
+            self,
+            self.run_eagerly,
         )
 
     @property
@@ -394,6 +396,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.task == "classification":
             loss_of_logits(loss)
         super().compile(optimizer, loss, *args, **kwargs)
+        self._ranking.cache_clear()  # It may run eagerly from now on, or no longer.
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not data.is_in_memory(x):

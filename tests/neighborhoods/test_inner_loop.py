@@ -14,7 +14,10 @@ from nsl_keras.layers import MetaNeighborhoodHead
 @pytest.mark.parametrize(
     ("kinds", "options"),
     [
-        (("cosine",), {"inner_steps": 3, "learning_rate_form": "diagonal"}),
+        pytest.param(
+            *(("cosine",), {"inner_steps": 3, "learning_rate_form": "diagonal"}),
+            marks=pytest.mark.long,
+        ),
         (("linear",), {"inner_steps": 2, "learning_rate_form": "diagonal"}),
         (("tanh", "linear"), {"learning_rate_form": "fixed"}),
         (("tanh", keras.layers.ReLU(negative_slope=0.5), "cosine"), {}),

@@ -10,6 +10,7 @@ import nsl_keras
 from nsl_keras import few_shot
 from nsl_keras.training import checks
 
+LONG = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
 
@@ -106,7 +107,9 @@ def test_losses_of_probabilities():
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="A tool of TensorFlow")
-@pytest.mark.parametrize("kind", ["neighbors", "proto_net", "maml"])
+@pytest.mark.parametrize(
+    "kind", ["proto_net", *(pytest.param(k, marks=LONG) for k in ("neighbors", "maml"))]
+)
 def test_no_graph_holds_a_nan(kind):
     import tensorflow as tf
 
