@@ -75,15 +75,6 @@ def metric(learner, flat=True, **options):
     return lambda: learner(data.convolutional(flat), data.WAYS, **options)
 
 
-def centered(**options):
-    def make():
-        model = few_shot.NearestCentroid(data.convolutional(), data.WAYS, **options)
-        model.center_on(np.random.default_rng(1).normal(size=(9, *IMAGE)))
-        return model
-
-    return make
-
-
 def classifier():
     return keras.Sequential(
         [
@@ -119,7 +110,7 @@ CASES = [
             metric="euclidean",
         ),
     ),
-    LearnerCase("centroid", centered(), trains=False),
+    LearnerCase("centroid", metric(few_shot.NearestCentroid), trains=False),
     LearnerCase(
         "maml",
         lambda: few_shot.MAML(
@@ -127,7 +118,7 @@ CASES = [
             "classifier",
             inner_steps=1,
             learning_rate_form="learned",
-            test_extra_steps=1,
+            test_inner_steps=2,
         ),
     ),
     LearnerCase("meta_neighborhoods", meta_neighborhoods, vectors, inputs=((0, "x"),)),
@@ -137,6 +128,7 @@ CASES = [
 def adaptable():
     """Cases of all learners that adapt, by name."""
     cases = [case for case in CASES if case.name != "meta_neighborhoods"]
+    centroid = few_shot.NearestCentroid
     options = {"metric": "euclidean", "normalize": False}
     distance = nsl_keras.key_metrics.Euclidean(squared=False)
     cases += [
@@ -144,9 +136,9 @@ def adaptable():
         LearnerCase(
             "proto_inner_product", metric(few_shot.ProtoNet, metric=ScaledProduct(0.5))
         ),
-        LearnerCase("centroid_distance", centered(metric="euclidean")),
+        LearnerCase("centroid_distance", metric(centroid, metric="euclidean")),
         LearnerCase("proto_distance", metric(few_shot.ProtoNet, metric=distance)),
-        LearnerCase("centroid_plain", centered(**options)),
+        LearnerCase("centroid_plain", metric(centroid, **options)),
         LearnerCase("maml_all", lambda: few_shot.MAML(classifier(), inner_steps=2)),
     ]
     return {case.name: case for case in cases}

@@ -82,7 +82,8 @@ class BatchFinetuner(Finetuner):
                 for each in self._drawn
             ]
         config = keras.initializers.get(self.start).get_config()
-        config["seed"] = int(generator.integers(2**31))
+        if "seed" in config:
+            config["seed"] = int(generator.integers(2**31))
         initializer = type(keras.initializers.get(self.start)).from_config(config)
         start = ops.convert_to_numpy(initializer(kernel.shape, kernel.dtype))
         return [start, np.zeros(bias.shape, bias.dtype)]

@@ -18,6 +18,7 @@ from experiments.few_shot.matching import MatchingNet
 from experiments.few_shot.nearest_neighbor import NearestNeighbor
 from experiments.few_shot.relation import RelationLoss, RelationNet
 from nsl_keras import few_shot
+from nsl_keras.few_shot.functional import select_variables
 
 _BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
 #: Moving statistics that have settled after some hundred steps.
@@ -139,12 +140,12 @@ def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task],
 
 def nearest_centroid(network: keras.Model, task: Task) -> Callable:
     """Features are centred on the mean ones of training classes."""
-    learner = few_shot.NearestCentroid(
-        network, task.ways, metric="euclidean", **task.options
-    )
     if task.options["batch_normalization"] == "moving":
-        learner.center_on(task.images.astype("float32") / 255)
-    return learner
+        found = network.predict(task.images.astype("float32") / 255, verbose=0)
+        center = found.mean(axis=0, dtype="float64")
+        outputs = keras.layers.Normalization(mean=center, variance=1.0)(network.output)
+        network = keras.Model(network.input, outputs, name=network.name)
+    return few_shot.NearestCentroid(network, task.ways, metric="euclidean", **task.options)
 
 
 def maml(network: keras.Model, task: Task) -> keras.Model:
@@ -158,6 +159,20 @@ def maml(network: keras.Model, task: Task) -> keras.Model:
     )
 
 
+@keras.saving.register_keras_serializable("experiments")
+class MetaStatic(few_shot.MAML):
+    """MAML whose classifier takes 20 further steps alone at test (Appendix A)."""
+
+    def _values_after(self, support: Any, targets: Any, training: bool) -> list[Any]:
+        values = super()._values_after(support, targets, training)
+        last = set(map(id, select_variables(self.model, "classifier")))
+        for _ in range(0 if training else 20):
+            moved = self._stepped(values, support, targets)
+            triples = zip(self.functional.variables, moved, values, strict=True)
+            values = [new if id(v) in last else old for v, new, old in triples]
+        return values
+
+
 def meta_static(
     network: keras.Model, task: Task, ours: bool = False, normalized: bool = False
 ) -> keras.Model:
@@ -166,12 +181,11 @@ def meta_static(
     if normalized:
         outputs = keras.layers.UnitNormalization()(network.output)
         network = keras.Model(network.input, outputs, name=network.name)
-    return few_shot.MAML(
+    return MetaStatic(
         classifier(network, task.ways, "zeros" if ours else "glorot_uniform"),
         "similarity+classifier",
         inner_steps=5,
         learning_rate_form="learned" if ours else "fixed",
-        test_extra_steps=20,
         **task.options,
     )
 

@@ -18,7 +18,7 @@ class NearestNeighbor(NearestCentroid):
 
         logits_c = max over support examples x of class c of sim(z(query), z(x))
 
-    with the cosine, or minus the squared distance, as `sim`, and `z(x) = f(x) - center`.
+    with the cosine, or minus the squared distance, as `sim`, and `z` of `NearestCentroid`.
     The largest logit is that of the nearest support example's class. The backbone always
     runs in inference mode.
 

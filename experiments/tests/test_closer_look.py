@@ -101,21 +101,13 @@ def test_keras_initializers_are_drawn_in_each_episode():
 @pytest.mark.parametrize("variables", ["classifier", "all"])
 def test_whole_batches_are_finetuning(variables):
     """Also through the network, and of what `adapt` returns."""
-    rng = np.random.default_rng(0)
     inputs = keras.Input((8,), dtype=DTYPE)
     hidden = keras.layers.Dense(5, "tanh", dtype=DTYPE)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(7, dtype=DTYPE)(hidden))
     randomize(model)
-    start = rng.normal(size=(5, WAYS)).astype(DTYPE)
-    options = {"variables": variables, "steps": 3}
-    options["classifier_initializer"] = keras.initializers.Constant(start)
-    expected = Finetuner(model, WAYS, **options)(make_episodes())
-
-    class Fixed(BatchFinetuner):
-        def _starts(self, generator):
-            return [start, np.zeros(WAYS, DTYPE)]
-
-    finetuner = Fixed(model, WAYS, variables, epochs=3, batch_size=None)
+    expected = Finetuner(model, WAYS, variables, steps=3)(make_episodes())
+    options = {"epochs": 3, "batch_size": None, "start": "zeros"}
+    finetuner = BatchFinetuner(model, WAYS, variables, **options)
     np.testing.assert_allclose(finetuner(make_episodes()), expected, rtol=0, atol=1e-6)
     support, labels, queries, _ = (each[0] for each in make_episodes())
     found = finetuner.adapt(support, labels).predict(queries, verbose=0)

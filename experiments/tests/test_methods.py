@@ -202,6 +202,18 @@ def test_as_published_all_but_maml_train_on_validation_classes_too(tmp_path):
         assert len(np.unique(run.trained_on(method).labels)) == classes
 
 
+def test_meta_learned_similarities_end_in_steps_of_the_classifier():
+    layers = [keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)]
+    network, random = keras.Sequential(layers), np.random.default_rng(0)
+    x, y = random.normal(size=(6, 5)).astype("float32"), np.arange(6) % 3
+    options = {"inner_steps": 2, "inner_learning_rate": 0.1}
+    found = few_shot_methods.MetaStatic(network, **options).adapt(x, y)
+    adapted = nsl_keras.few_shot.MAML(network, **options).adapt(x, y)
+    options["inner_steps"] = 20
+    expected = nsl_keras.few_shot.MAML(adapted, "classifier", **options).adapt(x, y)
+    np.testing.assert_allclose(found.predict(x), expected.predict(x), atol=1e-5)
+
+
 def test_the_generator_of_maxl_learns_through_a_step():
     """Its gradient against finite differences, second derivatives of the step included."""
     dense = functools.partial(keras.layers.Dense, dtype="float64")

@@ -10,17 +10,12 @@ from experiments.few_shot.matching import MatchingNet
 from experiments.few_shot.nearest_neighbor import NearestNeighbor
 from experiments.few_shot.relation import RelationNet
 
-CENTER = np.linspace(-1, 1, data.SIZE).astype("float32")
-BASE = np.random.default_rng(9).normal(CENTER, size=(300, data.SIZE)).astype("float32")
-
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_nearest_neighbor(metric):
     inputs, _ = data.episodes(batch=3)
     model = NearestNeighbor(data.identity(), data.WAYS, metric=metric)
-    model.center_on(BASE, batch_size=128)
     support, labels, queries = inputs
-    support, queries = (each - BASE.mean(axis=0) for each in (support, queries))
     if metric == "cosine":
         found = data.unit(queries) @ data.unit(support).swapaxes(1, 2)
     else:

@@ -9,25 +9,26 @@ import keras
 
 from nsl_keras import rewiring
 from nsl_keras.few_shot.functional import classifier_of
+from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import from_keras
 
 
 def copy_with_classifier(
-    model: keras.Model, ways: int, starts: dict[str, Any] | None
+    model: keras.Model, ways: int, new_classifier: bool
 ) -> tuple[keras.Model, list[Any]]:
     """Returns a copy of a model, and the source of each variable of the copy.
 
     Args:
         model: The model.
         ways: int, the number of outputs of the copy.
-        starts: Initializers of the new classifier, whose variables are their own sources;
-            `None` to keep the model's.
+        new_classifier: bool, whether the last layer is a new one, whose variables are
+            their own sources.
     """
     classifier = classifier_of(model)
 
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        if starts is not None and layer is classifier:
-            return [_new_classifier(layer, ways, starts)]
+        if new_classifier and layer is classifier:
+            return [_new_classifier(layer, ways)]
         replacement = from_keras(layer)
         return None if replacement is None else [replacement]
 
@@ -38,7 +39,7 @@ def copy_with_classifier(
             f"classifier. Received: ways={ways}, and a model with outputs "
             f"of shape {copy.outputs[0].shape}"
         )
-    new = set() if starts is None else set(map(id, classifier.variables))
+    new = set(map(id, classifier.variables)) if new_classifier else set()
     source_of = {
         id(own): own if id(source) in new else source
         for source, own in rewiring.paired_variables(model, copy)
@@ -48,9 +49,7 @@ def copy_with_classifier(
     return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
 
 
-def _new_classifier(
-    layer: keras.layers.Layer, ways: int, starts: dict[str, Any]
-) -> keras.layers.Layer:
+def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
     config = layer.get_config()
     if "units" not in config or "kernel_initializer" not in config:
         raise ValueError(
@@ -64,8 +63,10 @@ def _new_classifier(
             "one would have too; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    own = {name: each for name, each in starts.items() if name in config}
-    return type(layer).from_config({**config, "units": ways, "trainable": True, **own})
+    config |= {"units": ways, "trainable": True}
+    if not isinstance(layer, CosineDense):
+        config |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
+    return type(layer).from_config(config)
 
 
 def cut(

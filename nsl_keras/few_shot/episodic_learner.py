@@ -121,15 +121,8 @@ class EpisodicLearner(Adapting, CheckedModel):
                     f"labels {found.tolist()} in episode {episode}"
                 )
         if y is not None:
-            self._check_targets(ops.convert_to_numpy(y))
-
-    def _check_targets(self, y: np.ndarray) -> None:
-        if y.ndim not in (2, 3):
-            raise ValueError(
-                "`y` must have shape (batch, queries), (batch, queries, 1) or (batch, "
-                f"queries, {self.ways}). Received: y.shape={y.shape}"
-            )
-        validation.class_labels(y.reshape(-1, *y.shape[2:]), self.ways)
+            targets = ops.convert_to_numpy(y)
+            validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
 
     def _build_for(
         self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()

@@ -28,7 +28,6 @@ from nsl_keras.few_shot.functional import (
     classifier_of,
     select_variables,
 )
-from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.training.checks import NonFiniteLossError
 
@@ -42,7 +41,8 @@ class Finetuner(Adapting):
         w <- rule(w, dL / dw)        `steps` times
 
     by the rule `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries are
-    scored. A new classifier starts at zero. Gradient steps stay in the span of the support
+    scored. A new classifier starts at zero (a `CosineDense`, which has no direction there,
+    from its own initializer). Gradient steps stay in the span of the support
     features, so the component of a random start outside it would never be trained, yet
     would affect queries. From zero the first step leads to the scores `f(query) . sum_i
     (onehot(y_i) - 1 / ways) f(x_i)`, those of class means.
@@ -60,19 +60,13 @@ class Finetuner(Adapting):
             that can be made from their configs. Train it on examples in the range of the
             episodes' images.
         ways: int, the number of classes in an episode.
-        variables: `"similarity"`, `"classifier"`, `"similarity+classifier"`, `"all"`, a
-            list of names or paths of variables, or a function that takes a variable
-            (of the copy, with the model's names) and returns whether to adapt it. The
-            paper adapts `"similarity+classifier"` of static networks.
+        variables: What is finetuned; see `inner_variables` of `MAML`. The paper adapts
+            `"similarity+classifier"` of static networks.
         steps: int, the number of steps, which are updates of the variables.
         rule: `DampenedMomentum`, the rule of a step; `None` for the paper's.
         batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
         new_classifier: bool, whether a new last layer of `ways` outputs, like the model's
             and not frozen, replaces the trained one.
-        classifier_initializer: Keras initializer of the new classifier's kernel, or its
-            name. All episodes start from the same kernel, with biases at zero.
-        jit_compile: bool, whether TensorFlow compiles with XLA. On CPUs XLA's
-            convolutions take many times as long. JAX always compiles.
 
     Call arguments:
         episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
@@ -115,8 +109,6 @@ class Finetuner(Adapting):
         rule: DampenedMomentum | None = None,
         batch_normalization: str = "support",
         new_classifier: bool = True,
-        classifier_initializer: Any = "zeros",
-        jit_compile: bool = False,
     ) -> None:
         rewiring.require_graph(model)
         require_linear(model, "model")
@@ -127,18 +119,15 @@ class Finetuner(Adapting):
             batch_normalization, POLICIES, "batch_normalization"
         )
         self.rule = DampenedMomentum() if rule is None else rule
-        if not isinstance(self.rule, DampenedMomentum):
-            raise ValueError(f"`rule` must be a DampenedMomentum. Received: rule={rule!r}")
-        self.classifier_initializer = keras.initializers.get(classifier_initializer)
-        starts = {"kernel_initializer": self.classifier_initializer}
-        starts["bias_initializer"] = keras.initializers.Zeros()
-        copy, self._sources = copy_with_classifier(
-            model, self.ways, starts if new_classifier else None
-        )
+        copy, self._sources = copy_with_classifier(model, self.ways, new_classifier)
         adapted = select_variables(copy, variables, "variables")
         classifier = classifier_of(copy)
-        if new_classifier:
-            self._require_trained(classifier, adapted)
+        if new_classifier and not any(each is classifier.kernel for each in adapted):
+            raise ValueError(
+                "`variables` must hold the kernel of the new classifier, which would stay "
+                "untrained; or `new_classifier` must be False. "
+                f"Received: variables={variables!r}"
+            )
         before, after = cut(copy, adapted)
         policy = self.batch_normalization
         self._before = None if before is None else FunctionalModel(before, (), policy)
@@ -148,24 +137,8 @@ class Finetuner(Adapting):
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
         self._outputs_dtype = keras.backend.result_type(copy.outputs[0].dtype, "float32")
-        self._compiled = compiled(self._with_values, jit_compile)
-
-    def _require_trained(self, classifier: Any, adapted: Sequence[Any]) -> None:
-        """Raises for a new classifier that would not be trained."""
-        if not any(each is classifier.kernel for each in adapted):
-            raise ValueError(
-                "`variables` must hold the kernel of the new classifier, which would stay "
-                "untrained; or `new_classifier` must be False. "
-                f"Received: variables {[each.path for each in adapted]}"
-            )
-        if isinstance(classifier, CosineDense) and isinstance(
-            self.classifier_initializer, keras.initializers.Zeros
-        ):
-            raise ValueError(
-                "`classifier_initializer` must not be zero for a CosineDense, whose kernel "
-                'has no direction there: pass "glorot_uniform". '
-                f"Received: layer {classifier.name!r}"
-            )
+        # Not by XLA, whose convolutions take many times as long on CPUs.
+        self._compiled = compiled(self._with_values, jit_compile=False)
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])

@@ -7,7 +7,7 @@ of batch norms come out as tensors, which gradients run through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -23,7 +23,7 @@ from nsl_keras.training.normalization import (
     normalizing_by_batch,
 )
 
-Selection: TypeAlias = str | Collection[str] | Sequence[int] | Callable[[Any], bool]
+Selection: TypeAlias = str | Collection[str] | Sequence[int]
 
 POLICIES = ("support", "transductive", "moving")
 
@@ -48,38 +48,28 @@ def select_variables(
     Raises:
         ValueError: If the selection, or a part of it, matches no trainable variable.
     """
-    if callable(selection):
-        parts: list[Any] = [selection]
-    else:
-        parts = selection.split("+") if isinstance(selection, str) else [*selection]
+    parts: list[Any] = selection.split("+") if isinstance(selection, str) else [*selection]
     if parts and all(isinstance(each, int) for each in parts):
         return [model.variables[place] for place in parts]
     variables = model.trainable_variables
     if not variables:
         with rewiring.unfrozen(model):
             variables = model.trainable_variables
-    chosen: set[int] = set()
-    found: set[int] = set()
-    for part in parts:
-        found = {id(each) for each in variables} & set(map(id, _named(model, part)))
-        chosen |= found
-        if not found:
-            break
-    if not found:
+    found = [{*map(id, variables)} & {*map(id, _named(model, part))} for part in parts]
+    if not found or not all(found):
         raise ValueError(
             f'`{argument}` must be "all", "classifier", "similarity" or "predictor", '
-            "names of trainable variables, or a function of a variable, and each must "
-            "match one (layers with trainable=False have none). Received: "
+            "or names of trainable variables, and each must match one (layers with "
+            "trainable=False have none). Received: "
             f"{argument}={selection!r} for a model with the trainable variables "
             f"{[each.path for each in variables]}"
         )
+    chosen = set.union(*found)
     return [each for each in variables if id(each) in chosen]
 
 
 def _named(model: keras.Model, part: Any) -> list[Any]:
     """Returns the variables that one part of a selection names, frozen ones included."""
-    if callable(part):
-        return [*filter(part, model.variables)]
     if part == "all":
         return model.variables
     if part == "classifier":

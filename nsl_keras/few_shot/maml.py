@@ -63,20 +63,14 @@ class MAML(EpisodicLearner):
             `"classifier"` (the last layer with weights), `"similarity"` (the parameters
             of static similarities), `"predictor"` (the weights of the networks of dynamic
             ones), two joined as `"similarity+classifier"`; a list of names or paths of
-            variables; or a function that takes a variable and returns whether to change
-            it. A saved model keeps the choice.
+            variables. A saved model keeps the choice.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
         learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
             that is adapted; its absolute value is used.
         first_order: bool, whether training treats the inner gradients as constants.
-        extra_steps: int of at least 0, the number of further steps, on `extra_variables`
-            alone, in training.
-        extra_variables: Same as `inner_variables`, for the further steps.
         test_inner_steps: int or `None`, the number of inner steps outside training;
             `None` for `inner_steps`.
-        test_extra_steps: int or `None`, the number of further steps outside training;
-            `None` for `extra_steps`.
         batch_normalization: Statistics that batch norms normalize by. `"support"`: those
             of the support set, for the queries too. `"transductive"`: those of each set,
             so that an answer depends on the other queries, as in most of MAML's published
@@ -139,18 +133,13 @@ class MAML(EpisodicLearner):
         inner_learning_rate: float = 0.01,
         learning_rate_form: str = "fixed",
         first_order: bool = False,
-        extra_steps: int = 0,
-        extra_variables: Selection = "classifier",
         test_inner_steps: int | None = None,
-        test_extra_steps: int | None = None,
         batch_normalization: str = "support",
         inner_loss: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(model, batch_normalization, **kwargs)
-        steps, extra = validation.positive_integer, validation.non_negative_integer
-        optional = validation.optional
-        self.inner_steps = steps(inner_steps, "inner_steps")
+        self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.inner_learning_rate = validation.positive_number(
             inner_learning_rate, "inner_learning_rate"
         )
@@ -158,11 +147,10 @@ class MAML(EpisodicLearner):
             learning_rate_form, FORMS, "learning_rate_form"
         )
         self.first_order = first_order
-        self.extra_steps = extra(extra_steps, "extra_steps")
-        self.test_inner_steps = optional(steps, test_inner_steps, "test_inner_steps")
-        self.test_extra_steps = optional(extra, test_extra_steps, "test_extra_steps")
+        self.test_inner_steps = validation.optional(
+            validation.positive_integer, test_inner_steps, "test_inner_steps"
+        )
         self.inner_variables = inner_variables
-        self.extra_variables = extra_variables
         self.model = model
         validation.built(model, "MAML")
         self.inner_loss = inner_loss
@@ -170,28 +158,16 @@ class MAML(EpisodicLearner):
         self._loss_of: Any = keras.losses.get(inner_loss) or _CROSS_ENTROPY
         if self.classifies:
             require_linear(model, "model")
-        inner = select_variables(model, inner_variables, "inner_variables")
-        further = []
-        if extra_steps or test_extra_steps:
-            further = select_variables(model, extra_variables, "extra_variables")
-        self.functional = FunctionalModel(model, [*inner, *further], batch_normalization)
-        #: The places of the variables that the steps change.
-        self._inner, self._extra = (
-            [p for p, each in enumerate(self.functional.variables) if id(each) in chosen]
-            for chosen in (set(map(id, inner)), set(map(id, further)))
-        )
+        inner = select_variables(model, inner_variables)
+        self.functional = FunctionalModel(model, inner, batch_normalization)
 
     def get_config(self) -> dict[str, Any]:
         # Places: names and `trainable` flags may have changed when the model is loaded.
-        places = {id(each): place for place, each in enumerate(self.model.variables)}
-        names = {"inner_variables": self._inner, "extra_variables": self._extra}
-        own: dict[str, Any] = {
-            name: [places[id(self.functional.variables[p])] for p in chosen]
-            for name, chosen in names.items()
-            if chosen
-        }
-        own |= rewiring.arguments_of_classes(self, [*own])
-        return {**super(EpisodicLearner, self).get_config(), **own}
+        inner = set(map(id, self.functional.variables))
+        places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
+        config = {"inner_variables": places}
+        config |= rewiring.arguments_of_classes(self, [*config])
+        return {**super(EpisodicLearner, self).get_config(), **config}
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -269,26 +245,28 @@ class MAML(EpisodicLearner):
         self, support: Tensor, targets: Tensor, training: bool
     ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
-        inner, extra = self.inner_steps, self.extra_steps
-        if not training:
-            inner = inner if self.test_inner_steps is None else self.test_inner_steps
-            extra = extra if self.test_extra_steps is None else self.test_extra_steps
+        values, steps = self.functional.values(), self.inner_steps
+        if not training and self.test_inner_steps is not None:
+            steps = self.test_inner_steps
+        for _ in range(steps):
+            values = self._stepped(values, support, targets)
+        return values
+
+    def _stepped(
+        self, values: list[Tensor], support: Tensor, targets: Tensor
+    ) -> list[Tensor]:
+        """Returns values after one step: Algorithm 2, lines 6 and 7; NSL Eq. (7)."""
 
         def loss(values: list[Tensor]) -> tuple[Tensor, None]:
             outputs, _ = self.functional.outputs(values, support)
             of_example = self._loss_of(ops.cast(targets, outputs.dtype), outputs)
             return ops.mean(of_example), None
 
-        rates, values = self.inner_learning_rates, self.functional.values()
-        for changed in [self._inner] * inner + [self._extra] * extra:
-            gradients, _ = gradients_of(loss, values)
-            values = [*values]
-            for place in changed:
-                gradient = gradients[place]
-                gradient = ops.stop_gradient(gradient) if self.first_order else gradient
-                # MAML's inner update (Algorithm 2, lines 6 and 7); NSL Eq. (7).
-                values[place] = values[place] - rates[place] * gradient
-        return values
+        gradients, _ = gradients_of(loss, values)
+        if self.first_order:
+            gradients = [*map(ops.stop_gradient, gradients)]
+        triples = zip(values, self.inner_learning_rates, gradients, strict=True)
+        return [value - rate * gradient for value, rate, gradient in triples]
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
         targets = ops.one_hot(labels, ways) if self.classifies else labels

@@ -61,7 +61,6 @@ def test_half_precision_rounds_no_inputs_and_features():
 
 def test_subclassed_backbones_are_copied():
     made = few_shot.NearestCentroid(Subclassed(), 3)
-    made.center_on(SUPPORT)
     expected = made.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
     found = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -10,7 +10,6 @@ from keras import ops
 from nsl_keras import few_shot
 
 CENTER = np.linspace(-1, 1, data.SIZE).astype("float32")
-BASE = np.random.default_rng(9).normal(CENTER, size=(300, data.SIZE)).astype("float32")
 
 
 def scores(queries, references, metric):
@@ -26,11 +25,11 @@ def scores(queries, references, metric):
 def test_nearest_centroid(metric, normalize):
     inputs, _ = data.episodes(batch=3)
     options = {"metric": metric, "normalize": normalize}
-    model = few_shot.NearestCentroid(data.identity(), data.WAYS, **options)
-    model.center_on(BASE, batch_size=100)
+    layers = [keras.Input((data.SIZE,)), keras.layers.Normalization(-1, CENTER, 1.0)]
+    model = few_shot.NearestCentroid(keras.Sequential(layers), data.WAYS, **options)
     support, labels, queries = inputs
     prepare = data.unit if normalize else np.asarray
-    support, queries = (prepare(each - BASE.mean(axis=0)) for each in (support, queries))
+    support, queries = (prepare(each - CENTER) for each in (support, queries))
     means = np.eye(data.WAYS)[labels].swapaxes(1, 2) @ support / data.SHOTS
     expected = scores(queries, means, metric)
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
@@ -46,16 +45,15 @@ def test_the_backbone_stays_in_inference_mode():
     assert_all_equal(backbone.get_weights(), weights)
 
 
-def test_bytes_are_the_same_to_sampler_center_and_prediction():
+def test_bytes_are_the_same_to_sampler_and_prediction():
     images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 1), "uint8")
     plain = data.convolutional()
     own = keras.Sequential(
         [keras.Input((6, 6, 1)), keras.layers.Rescaling(1 / 255), *plain.layers]
     )
     found = []
-    for backbone, given, scale in ((plain, images / 255, 1 / 255), (own, images, 1)):
+    for backbone, scale in ((plain, 1 / 255), (own, 1)):
         model = few_shot.NearestCentroid(backbone, 2)
-        model.center_on(given, batch_size=7)
         sampler = few_shot.EpisodeSampler(
             images, np.arange(20) // 10, ways=2, queries=3, scale=scale
         )
@@ -65,12 +63,3 @@ def test_bytes_are_the_same_to_sampler_center_and_prediction():
             raw = [each.astype("uint8") for each in (episode[0], episode[2])]
             found.append(model.predict((raw[0], episode[1], raw[1]), verbose=0))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4, atol=1e-5)
-
-
-def test_images_that_give_no_center():
-    model = few_shot.NearestCentroid(data.identity(), data.WAYS)
-    with pytest.raises(ValueError, match="`features` must be finite"):
-        model.center_on(np.full((2, data.SIZE), np.nan))
-    model = few_shot.NearestCentroid(data.convolutional(), batch_normalization="support")
-    with pytest.raises(ValueError, match="`batch_normalization` must be"):
-        model.center_on(np.zeros((2, 6, 6, 1)))
