@@ -99,12 +99,11 @@ CASES = [
         "proto",
         metric(few_shot.ProtoNet, learn_temperature=True, batch_normalization="support"),
     ),
-    LearnerCase("neighborhood_cosine", metric(few_shot.NeighborhoodLearner)),
+    LearnerCase("neighborhood", metric(few_shot.NeighborhoodLearner)),
     LearnerCase(
-        "neighborhood_dense",
+        "neighborhood_steps",
         metric(
             few_shot.NeighborhoodLearner,
-            head="dense",
             inner_steps=2,
             learning_rate_form="diagonal",
             metric="euclidean",

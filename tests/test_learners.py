@@ -22,7 +22,7 @@ def test_adapt(name, tmp_path):
     "name",
     # One for each learner. Several inner steps of Meta-Neighborhoods need gradients, which
     # the other engines do not have.
-    ["proto_distance", "neighborhood_cosine", "centroid", "maml"],
+    ["proto_distance", "neighborhood", "centroid", "maml"],
 )
 @pytest.mark.long
 def test_export_of_adapted_models(name, tmp_path):

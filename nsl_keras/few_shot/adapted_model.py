@@ -69,15 +69,11 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set. From
-        a `MAML` with an `inner_loss` the model is the adapted network.
-
-        The model shares no weights with the learner. Use, save and export it like any
-        Keras model; import nsl_keras before you load its `.keras` file. Batch norms
-        that normalize by the support set keep its statistics.
+        a `MAML` with an `inner_loss` the model is the adapted network. It shares no weights
+        with the learner. Import nsl_keras before you load its `.keras` file.
 
         Args:
-            x: Array or list of the support examples, each of the shape and in the range
-                that the learner was trained on; or a data set of batches `(examples,
+            x: Array or list of the support examples; or a data set of batches `(examples,
                 labels)`, for example of `keras.utils.image_dataset_from_directory`.
             y: Array of labels, numbers or names of the classes; with an `inner_loss`
                 targets; `None` if `x` is a data set.
@@ -91,9 +87,9 @@ class Adapting:
             support examples.
 
         Raises:
-            ValueError: For examples or targets that are not finite; for wrong labels or
-                names; for more or fewer than `ways` classes, where the network fixes their
-                number; and for `batch_normalization="transductive"`.
+            ValueError: For bad examples, labels or names; for more or fewer than `ways`
+                classes, where the network fixes their number; and for
+                `batch_normalization="transductive"`.
 
         Example:
 

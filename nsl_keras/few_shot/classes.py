@@ -10,21 +10,14 @@ import numpy as np
 from nsl_keras import validation
 from nsl_keras.training.data import array_of
 
-#: How many names an error spells out.
-_NAMES_IN_ERRORS = 10
-
 
 def split_classes(
     labels: Any, sizes: Sequence[int] | Sequence[float], seed: int = 0
 ) -> list[np.ndarray]:
-    """Splits classes at random into disjoint sets.
-
-    Few-shot learning is evaluated on classes never trained on, so that all examples of a
-    class belong to one set.
+    """Splits classes at random into disjoint sets, for evaluation on unseen classes.
 
     Args:
-        labels: Array of shape `(n,)`: the class of each example, or each class once. Class
-            numbers or names.
+        labels: Array of shape `(n,)`: the class of each example, a number or a name.
         sizes: Sequence of ints that add up to the number of classes, or of floats that add
             up to 1: the sizes of the sets.
         seed: int, fixes the draw.
@@ -33,8 +26,7 @@ def split_classes(
         A list of sorted arrays of classes, one for each of `sizes`.
 
     Raises:
-        ValueError: If the sizes are not positive, do not add up, or leave a set without
-            classes.
+        ValueError: If the sizes do not add up, or leave a set without classes.
 
     Example:
 
@@ -89,20 +81,15 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     absent = classes[~np.isin(classes, labels)]
     if len(absent):
         raise ValueError(
-            f"`classes` must be among the labels. Received: {listed(absent)}, which have "
-            "no example"
+            "`classes` must be among the labels. Received: classes without an example, "
+            f"{absent.tolist()}"
         )
     chosen = np.isin(labels, classes)
     return images[chosen], labels[chosen]
 
 
 def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns examples and their classes as arrays, uncopied where they are arrays already.
-
-    Raises:
-        ValueError: If there are none, if they are not finite or no numbers, or differ in
-            number from the labels.
-    """
+    """Returns examples and their classes as arrays, uncopied where they are arrays."""
     images = np.asarray(images)
     if images.ndim == 0 or 0 in images.shape:
         raise ValueError(
@@ -120,11 +107,7 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
-    """Returns classes, integers or strings, as an array of rank 1.
-
-    Raises:
-        ValueError: If they are something else.
-    """
+    """Returns classes, integers or strings, as an array of rank 1."""
     values = array_of(labels)
     if values.dtype == object and all(isinstance(each, str) for each in values.flat):
         values = values.astype(str)  # As pandas holds them.
@@ -137,10 +120,3 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
             f"{values.shape}"
         )
     return values
-
-
-def listed(classes: Any) -> str:
-    """Names the classes, the first ones of many."""
-    names = [repr(each.item()) for each in classes[:_NAMES_IN_ERRORS]]
-    more = len(classes) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -21,15 +21,14 @@ class DampenedMomentum:
         m <- momentum * m + (1 - dampening) * g       in all others
         w <- w - learning_rate * m
 
-    The first buffer is the whole gradient, not dampened. Without momentum there is no
-    buffer and no dampening: `m` is `g` in every step.
+    The rule is PyTorch's. No setting of a Keras optimizer equals it, since with dampening
+    the first step differs from all others. Without momentum `m` is `g` in every step.
 
     Attributes:
         learning_rate: float above 0.
         momentum: float in [0, 1).
         dampening: float in [0, 1).
-        weight_decay: float of at least 0; it enters the gradient of every value, biases
-            included.
+        weight_decay: float of at least 0, of biases too.
 
     Raises:
         ValueError: For numbers outside these ranges.
@@ -45,13 +44,9 @@ class DampenedMomentum:
     >>> round(float(buffer), 4), round(float(value), 4)  # 0.9 * 2 + 0.1 * 3
     (2.1, 0.959)
 
-    The rule is PyTorch's. No setting of a Keras optimizer equals it: with dampening the
-    first step differs from all others.
-
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix A: "SGD with
-        lr = 0.01, momentum = 0.9, dampening = 0.9 and weight decay = 0.001", which are
-        the arguments of PyTorch's SGD.
+        lr = 0.01, momentum = 0.9, dampening = 0.9 and weight decay = 0.001".
     """
 
     learning_rate: float = 0.01

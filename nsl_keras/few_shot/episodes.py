@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.classes import checked_examples, listed
+from nsl_keras.few_shot.classes import checked_examples
 
 #: Inputs and targets of `fit`.
 Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -21,23 +21,13 @@ class Episode(NamedTuple):
     """One few-shot task, or a batch of them, in which each array has an extra leading axis.
 
     Examples and labels are ordered by class. Labels are renumbered from 0 in each episode.
+    See `EpisodeSampler` for an example.
 
     Attributes:
-        support_images: Array `(ways * shots, ...)` of images or other examples, to adapt
-            to.
+        support_images: Array `(ways * shots, ...)` of examples to adapt to.
         support_labels: int32 array `(ways * shots,)` of classes 0 to `ways - 1`.
         query_images: Array `(ways * queries, ...)`, to evaluate the adapted model on.
         query_labels: int32 array `(ways * queries,)`.
-
-    Example:
-
-    >>> import numpy as np
-    >>> from nsl_keras import few_shot
-    >>> sampler = few_shot.EpisodeSampler(
-    ...     np.zeros((60, 8, 8, 1)), np.arange(60) // 10, ways=5, shots=1, queries=2)
-    >>> episode = sampler.episode(0)
-    >>> episode.support_labels.tolist(), episode.query_labels.tolist()
-    ([0, 1, 2, 3, 4], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
     """
 
     support_images: np.ndarray
@@ -49,27 +39,23 @@ class Episode(NamedTuple):
 class EpisodeSampler:
     """Draws episodes: some classes, with support and query examples of each class.
 
-    An episode has `ways` different classes, drawn uniformly, and `shots +
-    queries` different examples of each. Episode `i` depends on `seed` and `i` alone, so
-    that several methods can be compared on the same episodes, in any order and on either
-    backend. The papers test on 600 episodes of 15 queries per class.
-
-    The examples stay in memory as they are given; uint8 takes a quarter of float32's
-    memory. Episodes hold them in float32, multiplied by `scale`.
+    An episode has `ways` different classes, drawn uniformly, and `shots + queries`
+    different examples of each. Episode `i` depends on `seed` and `i` alone, so that several
+    methods can be compared on the same episodes, in any order and on either backend. The
+    examples stay in memory as they are given; episodes hold them in float32, multiplied by
+    `scale`.
 
     Args:
-        images: Array of numbers, of shape `(n, ...)`: images, vectors, signals or token
-            IDs.
+        images: Array of shape `(n, ...)`: images, vectors, signals or token IDs.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
-            a name. Episodes are drawn from all examples: pass one part of the classes
-            only (see `split_classes` and `select_classes`).
+            a name. Pass one part of the classes only (see `split_classes` and
+            `select_classes`).
         ways: int, the number of classes in an episode.
         shots: int, the number of support examples per class.
         queries: int, the number of query examples per class.
         seed: int, at least 0.
-        scale: float above 0; or `None` for episodes of the examples as they are, so that
-            token IDs stay integers. Like Keras, nothing here scales bytes by itself:
-            pass `1 / 255` if the network takes images in [0, 1].
+        scale: float above 0, for example `1 / 255` for bytes if the network takes images
+            in [0, 1]; or `None` for examples as they are: token IDs stay integers.
 
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
@@ -113,14 +99,14 @@ class EpisodeSampler:
         if self.ways > len(self.classes):
             raise ValueError(
                 f"`ways` must be at most the number of classes, {len(self.classes)}. "
-                f"Received: ways={self.ways} for the classes {listed(self.classes)}"
+                f"Received: ways={self.ways}"
             )
         few = counts < self.shots + self.queries
         if few.any():
             raise ValueError(
                 f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} examples. Received: {listed(self.classes[few])} with "
-                f"{counts[few].min()} at the fewest"
+                f"{self.queries} examples. Received: {counts[few].min()} examples of "
+                f"{self.classes[few][counts[few].argmin()].item()!r}"
             )
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
@@ -139,14 +125,9 @@ class EpisodeSampler:
         """Reads a data set of single examples once, for example of tensorflow-datasets.
 
         Args:
-            dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`: a
-                `tf.data.Dataset` that ends and is not batched, or the result of
-                `tfds.as_numpy` or `tfds.data_source`. Images must be of one size (use the
-                data set's `map` before).
+            dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`, with
+                images of one size.
             **options: Further arguments of the class.
-
-        Raises:
-            ValueError: See the class; also for examples of another form.
 
         Example:
 
@@ -172,18 +153,8 @@ class EpisodeSampler:
     def episodes(self, count: int, start: int = 0) -> Episode:
         """Returns a batch of episodes, `start` to `start + count - 1`.
 
-        All are in memory at once as float32: 600 of 5 ways and 1 + 15 images of 84 x 84
-        pixels are 4 GB. Draw many of them in smaller batches.
-
-        Args:
-            count: int, the number of episodes.
-            start: int, the number of the first.
-
-        Returns:
-            An `Episode` whose arrays have the episodes as their first axis.
-
-        Raises:
-            ValueError: If `count` is not positive, or `start` negative.
+        All are in memory at once: 600 of 5 ways and 1 + 15 images of 84 x 84 pixels are
+        4 GB in float32.
         """
         count = validation.positive_integer(count, "count")
         start = validation.non_negative_integer(start, "start")
@@ -211,13 +182,7 @@ class EpisodeSampler:
         images *= np.float32(self.scale)
         return images, labels
 
-    def batches(
-        self,
-        batch_size: int,
-        steps: int,
-        start: int = 0,
-        fresh: bool = True,
-    ) -> keras.utils.PyDataset:
+    def batches(self, batch_size: int, steps: int, start: int = 0) -> keras.utils.PyDataset:
         """Returns batches of episodes for `fit`, `evaluate` and `predict`.
 
         Batch number `i` of epoch number `e` is
@@ -228,37 +193,23 @@ class EpisodeSampler:
             batch_size: int, the number of episodes in a batch.
             steps: int, the number of batches in an epoch.
             start: int, the number of the first episode. To continue a training of `e`
-                epochs, pass `e * steps * batch_size`.
-            fresh: bool, whether each epoch has new episodes; `False` for validation. Do
-                not pass `steps_per_epoch` to `fit`: an epoch counts once all its batches
-                have been taken.
-
-        Returns:
-            A `keras.utils.PyDataset` of `steps` batches, for both backends.
-
-        Raises:
-            ValueError: If `batch_size` or `steps` is not positive, or `start` negative.
+                epochs, pass `e * steps * batch_size`. Do not pass `steps_per_epoch` to
+                `fit`: an epoch counts once all its batches have been taken.
         """
-        return _EpisodeBatches(self, batch_size, steps, start, fresh)
+        return _EpisodeBatches(self, batch_size, steps, start)
 
 
 class _EpisodeBatches(keras.utils.PyDataset):
     """See `EpisodeSampler.batches`."""
 
     def __init__(
-        self,
-        sampler: EpisodeSampler,
-        batch_size: int,
-        steps: int,
-        start: int,
-        fresh: bool,
+        self, sampler: EpisodeSampler, batch_size: int, steps: int, start: int
     ) -> None:
         super().__init__()
         self.sampler = sampler
         self.batch_size = validation.positive_integer(batch_size, "batch_size")
         self.steps = validation.positive_integer(steps, "steps")
         self.start = validation.non_negative_integer(start, "start")
-        self.fresh = fresh
         self.epoch = 0
         # Whether an epoch has begun, and the batches taken since the last one ended.
         self._begun = False
@@ -281,6 +232,6 @@ class _EpisodeBatches(keras.utils.PyDataset):
         # Keras also calls this after peeking at batches to build the model; how often
         # depends on the backend. Processes draw from copies, which nobody can count.
         whole = self.use_multiprocessing or len(self._taken) == self.steps
-        if self.fresh and self._begun and whole:
+        if self._begun and whole:
             self.epoch += 1
         self._begun, self._taken = False, set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import CheckedModel, loss_of_logits
 from nsl_keras.training.data import is_in_memory
-
-_FIT = inspect.signature(keras.Model.fit)
 
 
 class EpisodicLearner(Adapting, CheckedModel):
@@ -81,8 +78,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         super().compile(optimizer, loss, *args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **options: Any) -> Any:
-        class_weight = _FIT.bind(self, *args, **options).arguments.get("class_weight")
+    def fit(self, *args: Any, class_weight: Any = None, **options: Any) -> Any:
         if class_weight:
             # Keras would take the labels of an episode for one-hot labels.
             raise ValueError(

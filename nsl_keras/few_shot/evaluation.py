@@ -43,8 +43,7 @@ class Evaluation(_OverEpisodes):
     Attributes:
         accuracies: Array of shape `(episodes,)`, the fractions of correct queries.
         start: int, the index of the first episode.
-        batch_normalization: The policy that the learner's batch norms followed
-            (`"support"`, `"transductive"` or `"moving"`); `None` if it has none.
+        batch_normalization: The policy that the learner's batch norms followed, or `None`.
         sampler: str, the sampler's `fingerprint`; `None` where it is not known.
 
     Example:
@@ -110,9 +109,7 @@ def evaluate(
     """Returns a learner's accuracy on the queries of many episodes.
 
     The papers evaluate on 600 episodes of 15 queries per class. Equal samplers give equal
-    episodes, so that learners can be compared in pairs (`compare`). All batches have one
-    size, so that the learner compiles once: the last one is filled up with copies of the
-    last episode, which do not count.
+    episodes, so that learners can be compared in pairs (`compare`).
 
     Args:
         learner: A `keras.Model` that maps `(support_images, support_labels,
@@ -122,7 +119,7 @@ def evaluate(
         episodes: int, the number of episodes, at least 2 for an interval.
         batch_size: int, the number of episodes given to the learner at once.
         start: int, the index of the first episode.
-        verbose: 0 for silence, 1 for a progress bar over batches, 2 for a line at the end.
+        verbose: Same as in `keras.Model.evaluate`.
 
     Raises:
         ValueError: For numbers outside these ranges, or logits of another shape.
@@ -160,7 +157,7 @@ def evaluate(
 def _checked_logits(
     learner: Learner, batch: Episode, size: int, ways: int, first: int
 ) -> np.ndarray:
-    """Returns the logits of a batch, computed in one that is filled up to a size."""
+    """Returns the logits of a batch, filled up to a size: the learner compiles once."""
     kept = np.minimum(np.arange(size), len(batch.query_labels) - 1)
     filled = Episode(*(each[kept] for each in batch))
     if isinstance(learner, keras.Model):
@@ -187,10 +184,6 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
 
     Paired differences cancel the variation between episodes, so that their interval is
     narrower than those of the accuracies.
-
-    Args:
-        first: `Evaluation` of one learner.
-        second: `Evaluation` of another one on the same episodes of an equal sampler.
 
     Raises:
         ValueError: If the evaluations are of different episodes.

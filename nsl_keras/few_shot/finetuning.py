@@ -7,7 +7,7 @@ deeper in one episode after the other, inside one compiled loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -29,7 +29,6 @@ from nsl_keras.few_shot.functional import (
     select_variables,
 )
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.training.checks import NonFiniteLossError
 
 
 class Finetuner(Adapting):
@@ -49,11 +48,7 @@ class Finetuner(Adapting):
 
     A finetuner is a learner for `evaluate`, and follows the model's weights. It has none of
     its own: save `model`, or the finetuned network that `adapt` returns. Layers other than
-    batch norms run in inference mode (no dropout), and regularizers add nothing to the
-    loss.
-
-    Cost: a classifier alone costs little more than one forward pass per episode. Through
-    the network it takes `steps` forward and backward passes over the support set.
+    batch norms run in inference mode, and regularizers add nothing to the loss.
 
     Args:
         model: A built functional or Sequential model from examples to logits, of layers
@@ -62,8 +57,8 @@ class Finetuner(Adapting):
         ways: int, the number of classes in an episode.
         variables: What is finetuned; see `inner_variables` of `MAML`. The paper adapts
             `"similarity+classifier"` of static networks.
-        steps: int, the number of steps, which are updates of the variables.
-        rule: `DampenedMomentum`, the rule of a step; `None` for the paper's.
+        steps: int, the number of updates.
+        rule: `DampenedMomentum`; `None` for the paper's.
         batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
         new_classifier: bool, whether a new last layer of `ways` outputs, like the model's
             and not frozen, replaces the trained one.
@@ -73,13 +68,12 @@ class Finetuner(Adapting):
             its first three, if the queries' labels are not known.
 
     Returns:
-        NumPy array of the queries' logits, of shape `(episodes, queries, ways)`.
+        NumPy array of the queries' logits, of shape `(episodes, queries, ways)`, not finite
+        where an episode diverges.
 
     Raises:
-        ValueError: For arguments outside these ranges, selections that match nothing, a
-            last layer that cannot be copied, and data that are not episodes of these
-            ways with finite images.
-        NonFiniteLossError: If the finetuning of an episode, which it names, diverges.
+        ValueError: For arguments outside these ranges, a last layer that cannot be copied,
+            and data that are not episodes of these ways with finite images.
 
     Example:
 
@@ -138,7 +132,7 @@ class Finetuner(Adapting):
         self._dtype = copy.inputs[0].dtype
         self._outputs_dtype = keras.backend.result_type(copy.outputs[0].dtype, "float32")
         # Not by XLA, whose convolutions take many times as long on CPUs.
-        self._compiled = compiled(self._with_values, jit_compile=False)
+        self._compiled = compiled(self._scores, jit_compile=False)
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
@@ -154,14 +148,7 @@ class Finetuner(Adapting):
             ops.convert_to_tensor(queries, self._dtype),
             *map(ops.convert_to_tensor, self._draws(support)),
         ]
-        logits = ops.convert_to_numpy(self._compiled(self._values(), *inputs))
-        finite = np.isfinite(logits).all(axis=(1, 2))
-        if not finite.all():
-            raise NonFiniteLossError(
-                f"The finetuning of episode {int(np.argmin(finite))} diverged. Check the "
-                "range of the inputs, or lower the learning rate."
-            )
-        return logits
+        return ops.convert_to_numpy(self._compiled(self._values(), *inputs))
 
     def _values(self) -> list[Tensor]:
         """Returns the values of the copy's variables, which are the model's."""
@@ -183,35 +170,32 @@ class Finetuner(Adapting):
         new = {id(variable): value for variable, value in state}
         return adapted_copy(self._copy, self.batch_normalization, support, new)
 
-    def _with_values(self, values: Sequence[Tensor], *arrays: Tensor) -> Any:
+    def _scores(
+        self,
+        values: Sequence[Tensor],
+        support: Tensor,
+        labels: Tensor,
+        queries: Tensor,
+        *drawn: Tensor,
+    ) -> Tensor:
         """Returns queries' logits for a model's values.
 
         The values are arguments, since a compiled function would keep those of its trace.
         """
-        mapping = list(zip(self._variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return self._finetuned(*arrays)
 
-    def _finetuned(
-        self, support: Tensor, labels: Tensor, queries: Tensor, *drawn: Tensor
-    ) -> Tensor:
-        def outputs(count: int, *shape: int) -> keras.KerasTensor:
-            return keras.KerasTensor((count, *shape), self._outputs_dtype)
+        def outputs(images: Tensor, *shape: int) -> keras.KerasTensor:
+            return keras.KerasTensor((images.shape[1], *shape), self._outputs_dtype)
 
-        if self._before is not None:
-            shape = self._before.model.output_shape[1:]
-            counts = support.shape[1], queries.shape[1]
-            support, queries = map_elements(
-                self._features,
-                [support, queries],
-                [outputs(count, *shape) for count in counts],
-            )
-        elements = [support, labels, queries, *drawn]
-        if self._is_shallow:
-            return ops.vectorized_map(self._logits, elements)[0]
-        return map_elements(self._logits, elements, [outputs(queries.shape[1], self.ways)])[
-            0
-        ]
+        with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
+            if self._before is not None:
+                shape, sets = self._before.model.output_shape[1:], [support, queries]
+                specs = [outputs(each, *shape) for each in sets]
+                support, queries = map_elements(self._features, sets, specs)
+            elements = [support, labels, queries, *drawn]
+            if self._is_shallow:
+                return ops.vectorized_map(self._logits, elements)[0]
+            spec = outputs(queries, self.ways)
+            return map_elements(self._logits, elements, [spec])[0]
 
     def _features(self, images: list[Tensor]) -> list[Tensor]:
         """Returns the inputs of the first adapted layer in an episode."""
@@ -238,12 +222,7 @@ class Finetuner(Adapting):
         logits, _ = self._after.outputs(values, images)
         return cross_entropy(ops.one_hot(labels, self.ways, dtype=logits.dtype), logits)
 
-    def _descended(
-        self,
-        values: list[Tensor],
-        loss: Callable[[list[Tensor], Tensor], Tensor],
-        steps: Any,
-    ) -> list[Tensor]:
+    def _descended(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
         """Returns values after steps by the rule, down a loss of values and step."""
 
         @apart  # The gradients of a step are a graph of their own inside the loop.

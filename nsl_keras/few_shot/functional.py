@@ -31,22 +31,16 @@ POLICIES = ("support", "transductive", "moving")
 def select_variables(
     model: keras.Model, selection: Selection, argument: str = "inner_variables"
 ) -> list[Any]:
-    """Returns the trainable variables of a built model that a selection names.
+    """Returns the trainable variables of a built model that a selection names, in order.
 
-    Frozen parts (`trainable=False`) do not adapt. In a model that is frozen as a whole,
-    all variables may adapt: its freezing concerns training only.
+    In a model that is frozen as a whole, all variables may adapt: its freezing concerns
+    training only.
 
     Args:
         model: A built model.
         selection: See `inner_variables` of `MAML`; or a list of places in
             `model.variables`, which may be frozen.
         argument: Name of the argument, for the message.
-
-    Returns:
-        The variables, in the model's order.
-
-    Raises:
-        ValueError: If the selection, or a part of it, matches no trainable variable.
     """
     parts: list[Any] = selection.split("+") if isinstance(selection, str) else [*selection]
     if parts and all(isinstance(each, int) for each in parts):
@@ -127,9 +121,6 @@ class FunctionalModel:
         model: A built Keras model.
         variables: The variables of the model that are given other values.
         batch_normalization: See `MAML`.
-
-    Raises:
-        ValueError: If a trainable batch norm of Keras would have to normalize by batches.
     """
 
     def __init__(
@@ -183,7 +174,6 @@ class FunctionalModel:
         values: Sequence[Tensor],
         examples: Tensor,
         given: Sequence[Tensor] | None = None,
-        by_batch: bool | None = None,
     ) -> tuple[Tensor, BatchStatistics]:
         """Returns the outputs, in float32 or wider, and statistics of batch norms.
 
@@ -191,17 +181,14 @@ class FunctionalModel:
             values: Values of the `variables`.
             examples: A batch of examples.
             given: Statistics to normalize by instead of those of the batch.
-            by_batch: bool, whether to normalize by batches. `None`: as the policy says.
         """
-        if by_batch is None:
-            by_batch = self.batch_normalization != "moving"
         # Every variable: a StatelessScope hides the scopes around it. Later values count.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
         statistics: contextlib.AbstractContextManager[BatchStatistics] = (
-            normalizing_by_batch(given)
-            if by_batch
-            else contextlib.nullcontext(BatchStatistics())
+            contextlib.nullcontext(BatchStatistics())
+            if self.batch_normalization == "moving"
+            else normalizing_by_batch(given)
         )
         with keras.StatelessScope(state), statistics as measured:
             outputs = self.model(examples, training=False)

@@ -22,11 +22,8 @@ from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
     Selection,
-    move_by_episodes,
     select_variables,
 )
-
-FORMS = ("fixed", "learned")
 
 _CROSS_ENTROPY = functools.partial(keras.losses.categorical_crossentropy, from_logits=True)
 
@@ -49,11 +46,9 @@ class MAML(EpisodicLearner):
     ANIL is `inner_variables="classifier"`.
 
     All layers run in inference mode in training too, without dropout, except batch norms
-    that normalize by batches.
-    Losses from `add_loss` are ignored. Training holds the activations of all inner steps of
-    all episodes of a batch; `first_order=True` needs less. Without it, training needs the
-    second derivatives of all layers, which some lack on TensorFlow (image resizing, for
-    example): `check_second_order` measures how exact a network's are.
+    that normalize by batches, and losses from `add_loss` are ignored. Training holds the
+    activations of all inner steps of all episodes of a batch, and needs the second
+    derivatives of all layers (see `check_second_order`), unless `first_order=True`.
 
     Args:
         model: Keras classifier of any kind, from examples to logits of shape `(batch,
@@ -74,10 +69,10 @@ class MAML(EpisodicLearner):
         batch_normalization: Statistics that batch norms normalize by. `"support"`: those
             of the support set, for the queries too. `"transductive"`: those of each set,
             so that an answer depends on the other queries, as in most of MAML's published
-            numbers before 2020. `"moving"`: the moving statistics, which training moves
-            towards those of the query examples; it suits a pretrained network. Trainable
-            batch norms must be this package's (`convert.convert_batch_norms`); frozen ones
-            always keep their moving statistics.
+            numbers before 2020. `"moving"`: the moving statistics of a pretrained network,
+            which training leaves as they are. Otherwise trainable batch norms must be this
+            package's (`convert.convert_batch_norms`), and frozen ones keep to their moving
+            statistics.
         inner_loss: `None` for classification; or a Keras loss or its name, for example
             `"mean_squared_error"`, for a regression: labels are then targets of the shape
             of the network's outputs.
@@ -91,16 +86,15 @@ class MAML(EpisodicLearner):
 
     Input shape:
         `(batch, support, ...)`, `(batch, support)` (targets: `(batch, support, ...)`) and
-        `(batch, queries, ...)`; the sizes of the first axes may be unknown.
+        `(batch, queries, ...)`.
 
     Output shape:
         `(batch, queries, ways)`, logits: compile as `ProtoNet`. In a regression `(batch,
         queries, ...)`: compile with any loss.
 
     Raises:
-        ValueError: For arguments outside these ranges; for a selection that matches no
-            variable; for models other than described; for data as `ProtoNet`, and for
-            targets of another shape or not finite.
+        ValueError: For arguments outside these ranges, models other than described, and
+            data as `ProtoNet`, also targets of another shape or not finite.
 
     Example:
 
@@ -144,7 +138,7 @@ class MAML(EpisodicLearner):
             inner_learning_rate, "inner_learning_rate"
         )
         self.learning_rate_form = validation.one_of(
-            learning_rate_form, FORMS, "learning_rate_form"
+            learning_rate_form, ("fixed", "learned"), "learning_rate_form"
         )
         self.first_order = first_order
         self.test_inner_steps = validation.optional(
@@ -215,31 +209,16 @@ class MAML(EpisodicLearner):
         support, targets, queries = inputs
         if self.classifies:
             targets = ops.one_hot(ops.cast(targets, "int32"), self.ways)
-        network, norms = self.functional, []
-        if training and self.batch_normalization == "moving":
-            norms = network.trainable_norms()
-        shapes = [(queries.shape[1], *self.outputs_shape)]
-        shapes += [each.moving_mean.shape for each in norms for _ in ("mean", "variance")]
 
         def one_episode(episode: list[Tensor]) -> list[Tensor]:
             support, targets, queries = episode
             values = self._values_after(support, targets, bool(training))
-            outputs = network.query_outputs(values, support, queries)
-            if not norms:
-                return [outputs]
-            fixed = [*map(ops.stop_gradient, values)]
-            found = network.outputs(fixed, queries, by_batch=True)[1]
-            return [outputs, *map(ops.stop_gradient, found.of(norms))]
+            return [self.functional.query_outputs(values, support, queries)]
 
-        outputs, *statistics = map_elements(
-            one_episode,
-            [support, targets, queries],
-            [keras.KerasTensor(shape, self._outputs_dtype) for shape in shapes],
+        outputs = keras.KerasTensor(
+            (queries.shape[1], *self.outputs_shape), self._outputs_dtype
         )
-        if norms:
-            examples = ops.shape(queries)[0] * ops.shape(queries)[1]
-            move_by_episodes(norms, statistics, examples)
-        return outputs
+        return map_elements(one_episode, [support, targets, queries], [outputs])[0]
 
     def _values_after(
         self, support: Tensor, targets: Tensor, training: bool

@@ -144,7 +144,13 @@ def outputs_of_sets(
     """
     if effective_policy(model, policy) in ("moving", None):
         # Dropout and noise stay off by episode.
-        return _in_one_batch(model, sets, training and policy == "moving")
+        training = training and policy == "moving"
+        images = ops.concatenate(sets, axis=1)
+        batch, count = ops.shape(images)[:2]
+        found = model(ops.reshape(images, (-1, *images.shape[2:])), training=training)
+        found = ops.reshape(found, (batch, count, *found.shape[1:]))
+        first = ops.shape(sets[0])[1]
+        return [found[:, :first], found[:, first:]][: len(sets)]
     functional = FunctionalModel(model, (), policy)
     layers: list[Any] = []  # Filled below: `vectorized_map` returns tensors only.
 
@@ -167,17 +173,6 @@ def outputs_of_sets(
         counts = [ops.shape(images)[0] * ops.shape(images)[1] for images in sets]
         move_by_episodes(layers, statistics, sum(counts[: len(measured)]))
     return outputs
-
-
-def _in_one_batch(
-    model: keras.Model, sets: Sequence[Tensor], training: bool
-) -> list[Tensor]:
-    images = ops.concatenate(sets, axis=1)
-    batch, count = ops.shape(images)[:2]
-    found = model(ops.reshape(images, (-1, *images.shape[2:])), training=training)
-    found = ops.reshape(found, (batch, count, *found.shape[1:]))
-    first = ops.shape(sets[0])[1]
-    return [found[:, :first], found[:, first:]][: len(sets)]
 
 
 def class_means(support: Tensor, membership: Tensor) -> Tensor:

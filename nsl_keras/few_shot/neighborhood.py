@@ -20,8 +20,6 @@ from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
 from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
 from nsl_keras.neighborhoods.key_metrics import unit_norm
 
-HEADS = ("cosine", "dense")
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NeighborhoodLearner(MetricLearner):
@@ -35,29 +33,23 @@ class NeighborhoodLearner(MetricLearner):
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(h_phi(k_j), v_j)   (inner_steps times)
         logits  = h_{phi_z}(z)
 
-    with the cross-entropy as `L`. In every episode the head `h` starts again:
-
-    * `head="cosine"`: `h(z)_c = scale * cos(z, W_c)` with a learned scale, from the class
-      prototypes `W_c`, the means of the support features at length 1. As the rate
-      falls to zero, the logits become those of `NearestCentroid` times the scale.
-    * `head="dense"`: `h(z) = W z + b` from zero. Here one step is attention itself: with
-      `C` ways, `logits = sum_j w_j (rate_W k_j . z + rate_b) (v_j - 1 / C)`, and with the
-      bias alone (`rate_W = 0`) a vote of the support examples, weighted by attention.
+    with the cross-entropy as `L`. In every episode the head starts again, from the class
+    prototypes `W_c`, the means of the support features at length 1, as `h(z)_c = scale *
+    cos(z, W_c)` with a learned scale. As the rate falls to zero, the logits become those of
+    `NearestCentroid` times the scale.
 
     The backbone, the rate and the scale are trained, through the inner steps, second
     derivatives included. Compile as `ProtoNet`.
 
     Args:
         Same as `ProtoNet` without `learn_temperature`, plus:
-        head: `"cosine"` or `"dense"`.
         metric: Metric of the attention, `"cosine"` by default.
         temperature: float above 0, the attention's temperature; not trained.
-        inner_steps: int, the number of inner steps. With the cosine head, and with more
-            than one step, memory holds separate weights for each query, `features *
-            ways` numbers.
+        inner_steps: int, the number of inner steps. Memory holds separate weights for
+            each query, `features * ways` numbers.
         inner_learning_rate: float above 0, the start value of the rate.
         learning_rate_form: See `MetaNeighborhoodHead`.
-        scale: float above 0, the start value of the cosine head's scale.
+        scale: float above 0, the start value of the scale.
 
     Example:
 
@@ -74,14 +66,13 @@ class NeighborhoodLearner(MetricLearner):
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (3) and
         (5). The paper learns its dictionary and does not treat few-shot episodes: the
-        support set as dictionary, and the heads' starts, are this package's.
+        support set as dictionary, and the head's start, are this package's.
     """
 
     def __init__(
         self,
         backbone: keras.Model,
         ways: int = 5,
-        head: str = "cosine",
         metric: str | key_metrics.KeyMetric = "cosine",
         temperature: float = 0.2,
         inner_steps: int = 1,
@@ -93,7 +84,6 @@ class NeighborhoodLearner(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         leave_out_of_xla(self)
-        self.head = validation.one_of(head, HEADS, "head")
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
@@ -108,11 +98,7 @@ class NeighborhoodLearner(MetricLearner):
         self.scale = validation.positive_number(scale, "scale")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        kernel = (math.prod(feature_shape), self.ways)
-        if self.head == "dense":
-            self.rate.build_for([kernel, (self.ways,)])
-            return
-        self.rate.build_for([kernel])
+        self.rate.build_for([(math.prod(feature_shape), self.ways)])
         self.learned_scale = self.add_weight(
             name="scale",
             shape=(),
@@ -130,12 +116,7 @@ class NeighborhoodLearner(MetricLearner):
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
-            kernel = ops.transpose(prototypes)
-            stage = (
-                DenseStage(kernel, scale=self.learned_scale)
-                if self.head == "cosine"
-                else DenseStage(ops.zeros_like(kernel), bias=ops.zeros_like(kernel[0]))
-            )
+            stage = DenseStage(ops.transpose(prototypes), scale=self.learned_scale)
             # One chunk: support sets are small, and chunking would lose the static size on
             # TensorFlow.
             inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)
@@ -154,8 +135,7 @@ class NeighborhoodLearner(MetricLearner):
         validation.finite(ops.convert_to_numpy(support), "features")
         membership = np.eye(ways)[labels]
         options = {"dtype": self.dtype_policy}
-        is_cosine = self.head == "cosine"
-        head = (CosineDense if is_cosine else keras.layers.Dense)(ways, **options)
+        head = CosineDense(ways, **options)
         dictionary = NeighborDictionary(
             len(support),
             metric=self.metric,
@@ -175,13 +155,10 @@ class NeighborhoodLearner(MetricLearner):
         )
         model.build(layers[0].shape)
         dictionary.keys.assign(support)
-        if is_cosine:
-            one_hot = ops.cast(membership[None], support.dtype)
-            prototypes = class_means(unit_norm(support)[None], one_hot)[0]
-            head.kernel.assign(ops.transpose(prototypes))
-            head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
-        else:
-            head.kernel.assign(ops.zeros_like(head.kernel))
+        one_hot = ops.cast(membership[None], support.dtype)
+        prototypes = class_means(unit_norm(support)[None], one_hot)[0]
+        head.kernel.assign(ops.transpose(prototypes))
+        head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
         rates = [*map(ops.convert_to_numpy, self.rate.weights)]
         model.neighborhood.rate.set_weights(rates)
         return model

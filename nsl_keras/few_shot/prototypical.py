@@ -26,15 +26,13 @@ class ProtoNet(MetricLearner):
     or with the cosine of `f(query)` and `p_c` in place of minus the squared distance.
     Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit` on
     `EpisodeSampler.batches`, or on arrays: targets are query labels of shape `(batch,
-    queries)`, `sample_weight` is one weight for each episode or for each query. Losses
-    that layers add (`add_loss`, activity regularizers) count under `"moving"` alone.
+    queries)`, `sample_weight` is one weight for each episode or for each query.
 
     Args:
         backbone: Keras model from examples to features; features of several axes are
-            flattened. Examples must be in the range that it is trained on.
+            flattened.
         ways: int, the number of classes of an episode. No weights depend on
             `ways`, so a second learner with the same backbone can use a different number.
-            The paper trains with more ways than it tests with.
         metric: `"euclidean"` (minus the squared distance), `"cosine"` or a
             `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0, what distances or cosines are divided by. Cosines
@@ -46,11 +44,10 @@ class ProtoNet(MetricLearner):
             training and at test the statistics of each episode's support set.
             `"transductive"`: support set and queries are normalized separately by their
             own statistics, so that an answer depends on the other queries. `"support"`
-            and `"transductive"` switch dropout off and need this package's batch norms
-            (`convert.convert_batch_norms`); frozen batch norms always use their moving
-            statistics.
-        **kwargs: `name`, `trainable` of `keras.Model`. Scores are computed in full
-            precision.
+            and `"transductive"` switch dropout and added losses off and need this
+            package's batch norms (`convert.convert_batch_norms`); frozen ones always use
+            their moving statistics.
+        **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
         inputs: `(support_images, support_labels, query_images)`. Labels are integers
@@ -65,12 +62,9 @@ class ProtoNet(MetricLearner):
         `(batch, queries, ways)`, logits, in float32 or wider.
 
     Raises:
-        ValueError: For arguments outside these ranges; at build, for shapes that do not
-            fit each other; at the first call, for batch norms of Keras that cannot
-            normalize by episode; at `compile`, for a loss of probabilities; for arrays with
-            labels outside the classes, a class without an example, or examples that are not
-            finite. Of a data set only a `keras.utils.PyDataset` is checked, in its first
-            batch.
+        ValueError: For arguments outside these ranges, batch norms of Keras that cannot
+            normalize by episode, a loss of probabilities, and bad arrays: labels outside
+            the classes, a class without an example, or examples that are not finite.
 
     Example:
 

@@ -38,9 +38,6 @@ def check_second_order(
     Returns:
         The error: about 0 if all second derivatives are exact, 1 if they are missing.
 
-    Raises:
-        ValueError: If the model is not built.
-
     Example:
 
     >>> import keras

@@ -39,12 +39,6 @@ class BatchStatistics:
     layers: list[BatchNormalization] = dataclasses.field(default_factory=list)
     values: list[Tensor] = dataclasses.field(default_factory=list)
 
-    def of(self, layers: Sequence[BatchNormalization]) -> list[Tensor]:
-        """Returns mean and variance of the last call of each of some layers."""
-        pairs = zip(self.values[::2], self.values[1::2], strict=True)
-        found = dict(zip(map(id, self.layers), pairs, strict=True))
-        return [each for layer in layers for each in found[id(layer)]]
-
 
 _by_batch: contextvars.ContextVar[BatchStatistics | None] = contextvars.ContextVar(
     "normalizing_by_batch", default=None

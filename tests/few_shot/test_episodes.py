@@ -95,9 +95,8 @@ def test_images_come_out_as_they_are_or_scaled():
         np.testing.assert_allclose(255 * scaled, drawn, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("fresh", "steps"), [(True, 2), (False, 3)])
-def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
-    sampler, drawn = make_sampler(), []
+def test_fit_has_the_same_episodes_on_every_backend():
+    sampler, drawn, steps = make_sampler(), [], 2
 
     class Spy(type(sampler.batches(2, steps))):
         def __getitem__(self, index):
@@ -106,14 +105,14 @@ def test_fit_has_the_same_episodes_on_every_backend(fresh, steps):
                 drawn.append(numbers_in(batch[0][2])[0].tolist())
             return batch
 
-    batches = Spy(sampler, 2, steps, 10, fresh)
+    batches = Spy(sampler, 2, steps, 10)
     model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, learn_temperature=True)
     model.compile(loss=data.cross_entropy(), run_eagerly=True)
     for _ in range(2):  # The second time the model is built.
         model.fit(batches, epochs=2, verbose=0)
     expected = [
         numbers_in(sampler.episode(10 + 2 * number).query_images).tolist()
-        for number in (range(4 * steps) if fresh else list(range(steps)) * 4)
+        for number in range(4 * steps)
     ]
     # Building may have looked at one more; `fit` shuffles within an epoch.
     assert sorted(drawn[-4 * steps :]) == sorted(expected)
@@ -134,7 +133,7 @@ def test_workers_draw_the_same_episodes():
         options = {"temperature": 1e4, "learn_temperature": True}
         model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, **options)
         model.compile(keras.optimizers.SGD(0.0), data.cross_entropy())
-        batches = Slow(sampler, 1, 3, 0, True)
+        batches = Slow(sampler, 1, 3, 0)
         batches.workers, batches.use_multiprocessing = workers, processes
         return model.fit(batches, epochs=3, verbose=0, shuffle=False).history["loss"]
 
@@ -192,11 +191,11 @@ WITH_NAN = np.where(np.arange(336).reshape(IMAGES.shape) == 14, np.nan, IMAGES)
         (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
         (
             lambda: make_sampler(shots=5, queries=8),
-            r"= 5 \+ 8 examples\. Received: 0, 1, 2.*12 at the",
+            r"= 5 \+ 8 examples\. Received: 12 examples of 0",
         ),
         (
             lambda: with_few_bees(queries=4),
-            r"= 1 \+ 4 examples\. Received: 'bee' with 4 at",
+            r"= 1 \+ 4 examples\. Received: 4 examples of 'bee'",
         ),
         (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
         (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),

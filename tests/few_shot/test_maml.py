@@ -267,10 +267,12 @@ def compiled(model, **options):
     return model
 
 
-def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
+@pytest.mark.parametrize("policy", ["support", "moving"])
+def test_fit_learns_with_rates_and_leaves_the_moving_statistics(policy):
     """In batches of five and two episodes."""
     inputs, labels = episodes(7)
     learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
+    learned["batch_normalization"] = policy
     model = MAML(perceptron(), inner_steps=1, **learned)
     compiled(model, run_eagerly=True)
     history = model.fit(inputs, labels, batch_size=5, epochs=3, verbose=0).history
@@ -284,21 +286,6 @@ def test_fit_learns_with_rates_and_leaves_the_moving_statistics():
             variable.assign(-0.2)
     rates = model.inner_learning_rates
     np.testing.assert_allclose([float(rate) for rate in rates], 0.2, rtol=1e-6)
-
-
-def test_moving_statistics_follow_the_queries_in_training_alone():
-    inputs, labels = episodes()
-    model = MAML(network(), inner_steps=1, batch_normalization="moving")
-    compiled(model, run_eagerly=True)
-    model.evaluate(inputs, labels, verbose=0)
-    convolution, norm = model.model.layers[:2]
-    np.testing.assert_array_equal(as_numpy(norm.moving_mean), 0)
-    model.inner_learning_rate = 1e-12  # The statistics are those of the network itself.
-    maps = as_numpy(convolution(inputs[2].reshape(-1, 6, 6, 1)))
-    model.fit(inputs, labels, batch_size=2, verbose=0)
-    np.testing.assert_allclose(norm.moving_mean, maps.mean((0, 1, 2)), rtol=1e-3)
-    np.testing.assert_allclose(norm.moving_variance, maps.var((0, 1, 2)), rtol=1e-3)
-    assert float(norm.seen_examples) == labels.size
 
 
 def test_steps_of_mixed_precision_are_those_of_full():
