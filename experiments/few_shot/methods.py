@@ -143,7 +143,8 @@ def nearest_centroid(network: keras.Model, task: Task) -> Callable:
     if task.options["batch_normalization"] == "moving":
         found = network.predict(task.images.astype("float32") / 255, verbose=0)
         center = found.mean(axis=0, dtype="float64")
-        outputs = keras.layers.Normalization(mean=center, variance=1.0)(network.output)
+        centered = keras.layers.Normalization(mean=center, variance=np.ones_like(center))
+        outputs = centered(network.output)
         network = keras.Model(network.input, outputs, name=network.name)
     return few_shot.NearestCentroid(network, task.ways, metric="euclidean", **task.options)
 

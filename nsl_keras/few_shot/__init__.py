@@ -5,10 +5,7 @@ pretrained network; `ProtoNet`, `NeighborhoodLearner` and `MAML` train on episod
 `evaluate` and `compare` give accuracies with their intervals.
 """
 
-from nsl_keras.few_shot.classes import (
-    select_classes,
-    split_classes,
-)
+from nsl_keras.few_shot.classes import select_classes, split_classes
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
 from nsl_keras.few_shot.evaluation import Difference, Evaluation, compare, evaluate

@@ -73,8 +73,7 @@ class EpisodeSampler:
     ((4, 10, 8, 8, 3), (4, 15))
 
     Reference:
-        Vinyals et al., Matching Networks for One Shot Learning (2016); Liu et al., Neural
-        Similarity Learning (2019), Section 7.2.
+        Matching Networks for One Shot Learning (Vinyals et al., NeurIPS 2016).
     """
 
     def __init__(

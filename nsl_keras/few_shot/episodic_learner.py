@@ -35,11 +35,6 @@ class EpisodicLearner(Adapting, CheckedModel):
     def __init__(
         self, network: keras.Model, batch_normalization: str, **kwargs: Any
     ) -> None:
-        if not isinstance(network, keras.Model):
-            raise ValueError(
-                "A learner's `backbone` or `model` must be a Keras model. "
-                f"Received: {network!r}"
-            )
         # Not the network's own policy: half precision would round all variables that a
         # learner reads. The network's layers keep theirs.
         kwargs.setdefault("dtype", network.variable_dtype)

@@ -112,9 +112,8 @@ def evaluate(
     episodes, so that learners can be compared in pairs (`compare`).
 
     Args:
-        learner: A `keras.Model` that maps `(support_images, support_labels,
-            query_images)` of a batch of episodes to logits of shape `(batch, queries,
-            ways)`, or any callable from a batched `Episode` to such logits.
+        learner: A learner of this package, or any callable from a batched `Episode` to
+            logits of shape `(batch, queries, ways)`.
         sampler: `EpisodeSampler` of the test classes.
         episodes: int, the number of episodes, at least 2 for an interval.
         batch_size: int, the number of episodes given to the learner at once.
@@ -182,8 +181,7 @@ def _checked_logits(
 def compare(first: Evaluation, second: Evaluation) -> Difference:
     """Returns the difference of two learners' accuracies, first minus second, by episode.
 
-    Paired differences cancel the variation between episodes, so that their interval is
-    narrower than those of the accuracies.
+    Its interval is narrower than those of the accuracies: episodes vary less in pairs.
 
     Raises:
         ValueError: If the evaluations are of different episodes.

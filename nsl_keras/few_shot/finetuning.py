@@ -52,8 +52,7 @@ class Finetuner(Adapting):
 
     Args:
         model: A built functional or Sequential model from examples to logits, of layers
-            that can be made from their configs. Train it on examples in the range of the
-            episodes' images.
+            that can be made from their configs.
         ways: int, the number of classes in an episode.
         variables: What is finetuned; see `inner_variables` of `MAML`. The paper adapts
             `"similarity+classifier"` of static networks.
@@ -89,9 +88,8 @@ class Finetuner(Adapting):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
-        "Dynamic NSN") and Appendix A, which says "query sets" for the labelled examples of
-        the episode, and 100 epochs without a batch size. No code was released for it. The
-        start at zero is this package's.
+        "Dynamic NSN") and Appendix A, which names no batch size. No code was released for
+        it. The start at zero is this package's.
     """
 
     def __init__(

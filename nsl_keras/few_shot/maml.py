@@ -19,11 +19,7 @@ from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
-from nsl_keras.few_shot.functional import (
-    FunctionalModel,
-    Selection,
-    select_variables,
-)
+from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 
 _CROSS_ENTROPY = functools.partial(keras.losses.categorical_crossentropy, from_logits=True)
 
@@ -80,8 +76,7 @@ class MAML(EpisodicLearner):
             `model`.
 
     Call arguments:
-        inputs: Tuple `(support_images, support_labels, query_images)`, with labels from 0
-            to `ways - 1`, each of them present, or targets.
+        inputs: Same as of `ProtoNet`; with an `inner_loss`, targets for labels.
         training: bool, whether this is a training step.
 
     Input shape:
@@ -114,9 +109,9 @@ class MAML(EpisodicLearner):
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
         al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), with one per weight.
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7) and
-        Appendix A; no code was released. Eq. (7) has one step on the similarity alone, the
-        appendix 5 on similarities and classifier, then 20 on the classifier.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7), one
+        step on the similarity alone; Appendix A has 5 on similarities and classifier, then
+        20 on the classifier. No code was released.
     """
 
     def __init__(

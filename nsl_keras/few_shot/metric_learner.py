@@ -78,11 +78,8 @@ class MetricLearner(EpisodicLearner):
     ) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
-        Args:
-            support: Features of shape `(batch, support examples, features)`.
-            membership: Their one-hot labels, of shape `(batch, support examples, ways)`.
-            queries: Features of shape `(batch, queries, features)`.
-            training: bool, whether this is a training step.
+        Features have shape `(batch, examples, features)`; `membership` are the one-hot
+        labels of the support set.
         """
         raise NotImplementedError
 

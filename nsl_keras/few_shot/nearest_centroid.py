@@ -24,7 +24,7 @@ class NearestCentroid(MetricLearner):
     With the backbone of a classifier that was trained on the base classes this is the
     strong baseline of recent comparisons. The backbone always runs in inference mode. To
     center features on their mean over the base classes, end the backbone in
-    `keras.layers.Normalization(mean=mean, variance=1.0)`.
+    `keras.layers.Normalization(mean=mean, variance=np.ones_like(mean))`.
 
     Args:
         Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:

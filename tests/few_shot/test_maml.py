@@ -324,7 +324,6 @@ def with_two_outputs():
         (network, {"test_inner_steps": 0}, "`test_inner_steps` must be"),
         (network, {"batch_normalization": "query"}, "`batch_normalization` must be"),
         (network, {"inner_variables": "head"}, "`inner_variables` must be"),
-        (lambda: layers.Dense(2), {}, "or `model` must be a Keras model"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),

@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 from helpers import Batches, as_numpy
-from keras import ops
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -209,7 +208,6 @@ def test_backbones_it_cannot_take():
 @pytest.mark.parametrize(
     ("learner", "options", "message"),
     [
-        (few_shot.ProtoNet, {"backbone": ops.relu}, "`backbone` or `model` must be"),
         (few_shot.ProtoNet, {"ways": 0}, "`ways` must be a positive integer"),
         (few_shot.ProtoNet, {"temperature": 0}, "`temperature` must be"),
         (few_shot.ProtoNet, {"batch_normalization": "x"}, "`batch_normalization` must"),

@@ -25,7 +25,8 @@ def scores(queries, references, metric):
 def test_nearest_centroid(metric, normalize):
     inputs, _ = data.episodes(batch=3)
     options = {"metric": metric, "normalize": normalize}
-    layers = [keras.Input((data.SIZE,)), keras.layers.Normalization(-1, CENTER, 1.0)]
+    centered = keras.layers.Normalization(-1, CENTER, np.ones(data.SIZE))
+    layers = [keras.Input((data.SIZE,)), centered]
     model = few_shot.NearestCentroid(keras.Sequential(layers), data.WAYS, **options)
     support, labels, queries = inputs
     prepare = data.unit if normalize else np.asarray
