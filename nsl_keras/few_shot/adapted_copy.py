@@ -74,8 +74,7 @@ def cut(
 ) -> tuple[keras.Model | None, keras.Model]:
     """Cuts a model where one tensor carries all that the adapted variables see.
 
-    Returns:
-        The part before the cut (`None` for nothing), and the part after it.
+    The part before the cut is `None` if there is nothing.
     """
     chosen = set(map(id, adapted))
     candidates = []

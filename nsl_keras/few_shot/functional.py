@@ -38,8 +38,7 @@ def select_variables(
 
     Args:
         model: A built model.
-        selection: See `inner_variables` of `MAML`; or a list of places in
-            `model.variables`, which may be frozen.
+        selection: See `inner_variables` of `MAML`; or places in `model.variables`.
         argument: Name of the argument, for the message.
     """
     parts: list[Any] = selection.split("+") if isinstance(selection, str) else [*selection]
@@ -58,8 +57,7 @@ def select_variables(
             f"{argument}={selection!r} for a model with the trainable variables "
             f"{[each.path for each in variables]}"
         )
-    chosen = set.union(*found)
-    return [each for each in variables if id(each) in chosen]
+    return [each for each in variables if any(id(each) in ids for ids in found)]
 
 
 def _named(model: keras.Model, part: Any) -> list[Any]:
@@ -113,9 +111,8 @@ def _batch_norms(model: keras.Model) -> list[Any]:
 class FunctionalModel:
     """The outputs of a built model, with other values in some of its variables.
 
-    All layers run in inference mode (dropout, noise and augmentation are off). Trainable
-    batch norms normalize by batches where the policy demands it; those with
-    `trainable=False` keep to their moving statistics.
+    All layers run in inference mode. Trainable batch norms normalize by batches where the
+    policy demands it; frozen ones keep to their moving statistics.
 
     Args:
         model: A built Keras model.

@@ -133,11 +133,7 @@ def outputs_of_sets(
 ) -> list[Tensor]:
     """Returns a model's outputs for sets of examples, under a policy of batch norms.
 
-    Args:
-        model: The model.
-        policy: See `batch_normalization` of `ProtoNet`.
-        sets: Support set and queries, of shape `(batch, examples, ...)`; or one set.
-        training: bool, whether this is a training step.
+    Sets are the support set and the queries, of shape `(batch, examples, ...)`; or one set.
     """
     if effective_policy(model, policy) in ("moving", None):
         # Dropout and noise stay off by episode.

@@ -65,8 +65,7 @@ class NeighborhoodLearner(MetricLearner):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (3) and
-        (5). The paper learns its dictionary and does not treat few-shot episodes: the
-        support set as dictionary, and the head's start, are this package's.
+        (5). The support set as dictionary, and the head's start, are this package's.
     """
 
     def __init__(

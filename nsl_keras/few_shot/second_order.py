@@ -18,7 +18,8 @@ def check_second_order(
     """Returns the relative error of a model's second derivatives along one direction.
 
     Some operations of TensorFlow have no derivative of their gradient, which a tape then
-    leaves out without an error. With the loss `L = mean(outputs^2)`, the weights `w` and a random direction `d`,
+    leaves out without an error. With the loss `L = mean(outputs^2)`, the weights `w` and a
+    random direction `d`,
 
         exact    = d . (gradient of (d . gradient of L))  at w
         measured = (d . gradient of L at w + h d  -  the same at w - h d) / (2 h)

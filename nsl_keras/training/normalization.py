@@ -51,9 +51,8 @@ def normalizing_by_batch(
 ) -> Iterator[BatchStatistics]:
     """Makes trainable `BatchNormalization` layers normalize by batches, in inference too.
 
-    Args:
-        given: Statistics to normalize by, call by call: the `values` that this context
-            recorded before. `None` for those of each batch.
+    `given` are statistics to normalize by, call by call: the `values` that this context
+    recorded before. `None` for those of each batch.
     """
     statistics = BatchStatistics(given)
     token = _by_batch.set(statistics)
@@ -108,10 +107,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     Reference:
         Polynomial-decay averaging: Shamir and Zhang, Stochastic Gradient Descent for
-        Non-smooth Optimization (ICML 2013), Section 4. The code of both papers has fixed
-        momenta: that of Neural Similarity Learning averages from zero without correction,
-        and that of Meta-Neighborhoods corrects the mean alone and averages unbiased
-        variances, so that Keras's layer gives their moving statistics only approximately.
+        Non-smooth Optimization (ICML 2013), Section 4.
     """
 
     def __init__(
@@ -242,15 +238,12 @@ def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
 def convert_batch_norms(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with this package's batch norms in place of Keras's.
 
-    The copy computes and trains as the model does, and its batch norms can normalize by
-    the images of an episode, which few-shot learners with
+    The copy computes and trains as the model does, and shares no weights with it. Its batch
+    norms can normalize by the images of an episode, which few-shot learners with
     `batch_normalization="support"` or `"transductive"` need.
 
     Args:
         model: A built functional or Sequential model. It is not changed.
-
-    Returns:
-        A model of the same layers and weights, which shares none of them.
 
     Raises:
         ValueError: If the model is subclassed or not built, a layer cannot be made from
