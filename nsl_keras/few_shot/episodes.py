@@ -21,13 +21,20 @@ class Episode(NamedTuple):
     """One few-shot task, or a batch of them, in which each array has an extra leading axis.
 
     Examples and labels are ordered by class. Labels are renumbered from 0 in each episode.
-    See `EpisodeSampler` for an example.
 
     Attributes:
         support_images: Array `(ways * shots, ...)` of examples to adapt to.
         support_labels: int32 array `(ways * shots,)` of classes 0 to `ways - 1`.
         query_images: Array `(ways * queries, ...)`, to evaluate the adapted model on.
         query_labels: int32 array `(ways * queries,)`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> sampler = few_shot.EpisodeSampler(np.zeros((60, 9)), np.arange(60) // 10, queries=1)
+    >>> sampler.episode(0).query_labels.tolist()
+    [0, 1, 2, 3, 4]
     """
 
     support_images: np.ndarray
@@ -127,16 +134,6 @@ class EpisodeSampler:
             dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`, with
                 images of one size.
             **options: Further arguments of the class.
-
-        Example:
-
-        >>> import numpy as np
-        >>> from nsl_keras import few_shot
-        >>> examples = [{"image": np.zeros((8, 8, 1), "uint8"), "label": i % 6}
-        ...             for i in range(60)]
-        >>> sampler = few_shot.EpisodeSampler.from_dataset(examples, queries=2)
-        >>> sampler.images.shape
-        (60, 8, 8, 1)
         """
         pairs = [
             (example["image"], example["label"]) if isinstance(example, dict) else example

@@ -183,6 +183,10 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
 
     Its interval is narrower than those of the accuracies: episodes vary less in pairs.
 
+    Args:
+        first: `Evaluation` of one learner.
+        second: `Evaluation` of another one.
+
     Raises:
         ValueError: If the evaluations are of different episodes.
 

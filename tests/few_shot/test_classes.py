@@ -66,5 +66,7 @@ def test_select_classes():
         chosen, labels = few_shot.select_classes(images, given, ["c", "a"])
         assert chosen.ravel().tolist() == [1, 2, 3, 5]
         assert labels.tolist() == ["a", "c", "a", "c"]
-    with pytest.raises(ValueError, match=r"`classes` must be among.*Received.*\['d', 'e'\]"):
+    with pytest.raises(
+        ValueError, match=r"`classes` must be among.*Received.*\['d', 'e'\]"
+    ):
         few_shot.select_classes(images, names, ["a", "e", "d"])
