@@ -13,6 +13,9 @@ from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 
+#: The share of the mean usage below which an entry is dead.
+DEAD_BELOW = 0.1
+
 
 class _NeighborhoodCallback(keras.callbacks.Callback):
     """Base of the callbacks of a `MetaNeighborhoodModel`."""
@@ -33,7 +36,7 @@ class EntryStatistics(_NeighborhoodCallback):
 
         attention_entropy    mean over x of  - sum_j w_j(x) log w_j(x)
         usage_entropy        - sum_j u_j log u_j
-        dead_entries         share of the entries with  u_j < dead_below / S
+        dead_entries         share of the entries with  u_j < 0.1 / S
 
     Entropies are in nats, between 0 and `log(S)`: an example attends to about
     `exp(attention_entropy)` entries, all examples to `exp(usage_entropy)`. If many entries
@@ -44,16 +47,14 @@ class EntryStatistics(_NeighborhoodCallback):
     Args:
         x: Inputs, for example a part of the validation data, as for `predict`; a data set
             is read once, so it must be finite.
-        dead_below: float above 0. An entry is dead if its usage is less than `dead_below`
-            times the mean usage `1 / S`.
 
     Attributes:
         usage: NumPy array of shape `(num_neighbors,)`, the `u_j` after the last epoch;
             `None` before the first.
 
     Raises:
-        ValueError: For NaN and infinities in `x`, and an invalid `dead_below`; in `fit`,
-            without a `MetaNeighborhoodModel`.
+        ValueError: For NaN and infinities in `x`; in `fit`, without a
+            `MetaNeighborhoodModel`.
 
     Example:
 
@@ -74,12 +75,11 @@ class EntryStatistics(_NeighborhoodCallback):
         weights. The statistics are this package's.
     """
 
-    def __init__(self, x: Any, dead_below: float = 0.1) -> None:
+    def __init__(self, x: Any) -> None:
         super().__init__()
         self.x, _ = data.gather(x)
         for leaf in tree.flatten(self.x):
             validation.finite(leaf, "x")
-        self.dead_below = validation.positive_number(dead_below, "dead_below")
         self.usage: np.ndarray | None = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -96,7 +96,7 @@ class EntryStatistics(_NeighborhoodCallback):
         return {
             "attention_entropy": float(np.mean(_entropy(weights))),
             "usage_entropy": float(_entropy(self.usage)),
-            "dead_entries": float(np.mean(self.usage < self.dead_below / len(self.usage))),
+            "dead_entries": float(np.mean(self.usage < DEAD_BELOW / len(self.usage))),
         }
 
 

@@ -7,6 +7,7 @@ from helpers import as_numpy, assert_all_equal, assert_equal, normal
 
 import nsl_keras
 from nsl_keras.callbacks import DictionaryInitializer, EntryStatistics
+from nsl_keras.neighborhoods import callbacks
 
 ENTRIES, FEATURES = 6, 4
 X = normal(300, FEATURES)
@@ -103,10 +104,11 @@ def test_entries_stay_in_a_second_fit():
 # EntryStatistics.
 
 
-def test_statistics_against_their_definitions():
+def test_statistics_against_their_definitions(monkeypatch):
     """More examples than a batch holds, and a last batch that is not full."""
     model = make_model(temperature=0.3)
-    callback = EntryStatistics(X, dead_below=0.9)
+    monkeypatch.setattr(callbacks, "DEAD_BELOW", 0.9)
+    callback = EntryStatistics(X)
     callback.set_model(model)
     found = callback.measure()
     keys = as_numpy(model.dictionary.keys)
@@ -155,7 +157,6 @@ def fit_another_model_with(callback):
     [
         (lambda: DictionaryInitializer(X, Y, epochs=-1), r"`epochs` must be.*=-1"),
         (lambda: DictionaryInitializer(X, Y, seed="a"), r"`seed` must be.*='a'"),
-        (lambda: EntryStatistics(X, dead_below=0), "`dead_below` must be a finite number"),
         (lambda: EntryStatistics(np.full((2, 4), np.nan)), "`x` must be finite"),
         (lambda: fit_another_model_with(EntryStatistics(X)), OTHER_MODEL),
         (lambda: fit_another_model_with(DictionaryInitializer(X, Y)), OTHER_MODEL),
