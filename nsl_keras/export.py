@@ -156,6 +156,7 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
     inputs = tree.map_structure(_spec, tensors)
     specs = tree.flatten(inputs)
     names = [spec.name or f"inputs_{number}" for number, spec in enumerate(specs)]
+    names = names if len(specs) > 1 else ["inputs"]
     if isinstance(inputs, dict):
         names = sorted(inputs)
     elif isinstance(model, EpisodicLearner):
@@ -165,8 +166,6 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
         if keras.backend.backend() == "tensorflow":
             for spec in specs:  # Any number of images.
                 spec.shape = (None, None, *spec.shape[2:])
-    elif len(specs) == 1:
-        names = ["inputs"]
     for spec, name in zip(specs, names, strict=True):
         spec.name = name
     return inputs
@@ -197,8 +196,7 @@ def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
         return functions
 
     def neighbors(inputs: Any) -> dict[str, Any]:
-        features = model.features(inputs, training=False)
-        found = model.neighborhood.neighbors(features, k)._asdict()
+        found = model.neighborhood.neighbors(model.features(inputs), k)._asdict()
         found["entries"] = found.pop("indices")
         if model.task == "classification":
             found["classes"] = ops.argmax(found["values"], axis=-1)
@@ -218,10 +216,9 @@ def _compare(folder: pathlib.Path, batch: Any, expected: Any, tolerance: float) 
 
     loaded = tf.saved_model.load(str(folder))
     received = loaded.serve(tree.map_structure(ops.convert_to_numpy, batch))
-    answers = map(tree.flatten, (*expected, received))
-    for tensors in zip(*answers, strict=True):
+    for tensors in zip(*map(tree.flatten, (*expected, received)), strict=True):
         one, again, two = map(ops.convert_to_numpy, tensors)
-        if one.shape == two.shape and one.dtype.kind in "OSU":
+        if one.dtype.kind in "OSU":
             continue  # Strings.
         noise = np.abs(one - again).max(initial=0)  # Of a random model.
         bound = 10 * noise + tolerance * np.abs(one).max(initial=1e-3)
