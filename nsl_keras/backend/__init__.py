@@ -63,8 +63,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def leave_out_of_xla(layer: keras.layers.Layer) -> None:
     """Keeps TensorFlow's models with a layer out of XLA, Keras's default on a GPU.
 
-    The gradient of the layer's `vectorized_map` makes XLA take all variables for constants
-    and compile each step anew. Keras warns where `jit_compile` is True.
+    The gradient of the layer's `vectorized_map` makes XLA treat variables as constants and
+    recompile every step. Keras warns where `jit_compile` is True.
     """
     if keras.backend.backend() == "tensorflow":
         layer.supports_jit = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -128,7 +127,13 @@ class NeighborDictionary(keras.layers.Layer):
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )
         self.key_initializer = keras.initializers.get(key_initializer)
-        # Made here, not in `build`, for the seed that is set when the layer is made.
+        #: Numbers below that of the entries that share no factor with it. Their products
+        #: with an index must fit an int32.
+        largest = min(num_neighbors, (2**31 - 1) // num_neighbors)
+        self._coprimes = tuple(
+            n for n in range(1, max(largest, 2)) if math.gcd(n, num_neighbors) == 1
+        )
+        # Created here so that it uses the global seed at construction.
         self._value_initializer = keras.initializers.TruncatedNormal(stddev=0.01)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -374,7 +379,8 @@ class NeighborDictionary(keras.layers.Layer):
     ) -> tuple[Entries, Tensor]:
         """Returns `(entries, attention)`: those that take part, and the queries' attention.
 
-        Entries that a whole batch leaves out are not returned. `kept` replaces the draw.
+        With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
+        none are drawn.
         """
         queries = ops.convert_to_tensor(queries, sparse=False)
         dtype = keras.backend.result_type(queries.dtype, "float32")
@@ -383,7 +389,8 @@ class NeighborDictionary(keras.layers.Layer):
         )
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
-                taken = self._random_order()[self.num_dropped :]
+                draws = keras.random.uniform((len(keys),), seed=self.seed_generator)
+                taken = ops.argsort(draws)[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
             else:
                 kept = self.draw_kept(queries)
@@ -400,10 +407,6 @@ class NeighborDictionary(keras.layers.Layer):
         attention = ops.ones_like(scores) if single else ops.softmax(scores)
         return Entries(keys, values), attention
 
-    def _random_order(self) -> Tensor:
-        draws = keras.random.uniform((self.num_neighbors,), seed=self.seed_generator)
-        return ops.argsort(draws)
-
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
@@ -411,11 +414,11 @@ class NeighborDictionary(keras.layers.Layer):
         random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is
         thus uniform, from one sort for all rows; two rows are not strictly independent.
         """
-        ranks = self._random_order()
+        rows, entries = ops.shape(queries)[0], self.num_neighbors
+        ranks = ops.argsort(keras.random.uniform((entries,), seed=self.seed_generator))
         if self.dropout_scope == "batch":
             return ranks[None, :] >= self.num_dropped
-        rows, entries = ops.shape(queries)[0], self.num_neighbors
-        multipliers = ops.convert_to_tensor(_coprimes(entries), dtype="int32")
+        multipliers = ops.convert_to_tensor(self._coprimes, dtype="int32")
         choice = keras.random.randint(
             (rows, 1), 0, multipliers.shape[0], seed=self.seed_generator
         )
@@ -431,17 +434,6 @@ class NeighborDictionary(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **rewiring.arguments_of(self, NeighborDictionary)}
-
-
-@functools.lru_cache(maxsize=64)
-def _coprimes(size: int) -> tuple[int, ...]:
-    """Returns the numbers below `size` that share no factor with it.
-
-    Their products with an index must fit an int32: at most
-    `(size - 1) * multiplier + (size - 1)`.
-    """
-    largest = min(size, (2**31 - 1) // size)
-    return tuple(n for n in range(1, max(largest, 2)) if math.gcd(n, size) == 1)
 
 
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:

@@ -98,7 +98,7 @@ class InnerLearningRate(keras.layers.Layer):
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
         if self.form == "fixed":
             return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
-        rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.raw_rates]
+        rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.weights]
         return rates * self.num_weights if self.form == "scalar" else rates
 
     def limit(self, largest: Tensor) -> None:
@@ -210,7 +210,7 @@ class NestedTape(InnerLoop):
 
     def _call_head(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
         """Calls the head with other values for the finetuned variables."""
-        # All variables get a value: the scope hides the scopes around it. Later ones count.
+        # Every variable, since a StatelessScope hides enclosing ones; later pairs win.
         values = [(each, ops.convert_to_tensor(each)) for each in self.head.variables]
         values += zip(self.variables, weights, strict=True)
         with keras.StatelessScope(state_mapping=values):

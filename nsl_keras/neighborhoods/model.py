@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops, tree
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import GradientTape, Tensor, variable_scope
+from nsl_keras.backend import GradientTape, Tensor, replicas_in_sync, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
@@ -416,7 +416,10 @@ class MetaNeighborhoodModel(CheckedModel):
             validation.targets(y, self.dictionary.num_values)
 
     def train_step(self, *arguments: Any) -> Any:
-        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step."""
+        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
+
+        It computes what Keras's own step does, written out beside the paper's lines.
+        """
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
@@ -429,7 +432,10 @@ class MetaNeighborhoodModel(CheckedModel):
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
-        self.track_loss(loss, x)
+        # Under `tf.distribute` Keras has divided the loss by the number of replicas.
+        first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
+        reported, examples = loss * replicas_in_sync(), ops.shape(first)[0]
+        self.metrics[0].update_state(reported, sample_weight=examples)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     @functools.wraps(keras.Model.export)

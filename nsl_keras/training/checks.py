@@ -13,11 +13,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from nsl_keras import rewiring
-from nsl_keras.backend import ReplicatedModel, replicas_in_sync
-from nsl_keras.training.data import leaves
+from nsl_keras.backend import ReplicatedModel
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -75,12 +73,6 @@ class CheckedModel(ReplicatedModel):
     def _check_data(self, x: Any, y: Any = None) -> None:
         """Raises for bad arrays; ignores data sets and generators."""
         raise NotImplementedError
-
-    def track_loss(self, loss: Any, x: Any) -> None:
-        """Feeds the reported loss, which Keras has divided by the number of replicas."""
-        tracker = self.metrics[0]
-        examples = ops.shape(leaves(x)[0])[0]
-        tracker.update_state(loss * replicas_in_sync(), sample_weight=examples)
 
     from_config = classmethod(rewiring.from_arguments)
 

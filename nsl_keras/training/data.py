@@ -42,7 +42,7 @@ class BatchFunction(keras.Model):
 def predict(
     function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
 ) -> Any:
-    """Returns a function of all examples, as NumPy arrays, computed without a graph.
+    """Applies a function batch by batch, eagerly; returns NumPy arrays.
 
     Args:
         function: Callable from a batch of inputs to a tensor or a structure of them.
