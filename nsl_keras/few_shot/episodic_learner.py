@@ -14,7 +14,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
-from nsl_keras.training.checks import CheckedModel, loss_of_logits
+from nsl_keras.training.checks import FIT, CheckedModel, loss_of_logits
 from nsl_keras.training.data import is_in_memory
 
 
@@ -73,7 +73,8 @@ class EpisodicLearner(Adapting, CheckedModel):
         super().compile(optimizer, loss, *args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, class_weight: Any = None, **options: Any) -> Any:
+    def fit(self, *args: Any, **options: Any) -> Any:
+        class_weight = FIT.bind(self, *args, **options).arguments.get("class_weight")
         if class_weight:
             # Keras would take the labels of an episode for one-hot labels.
             raise ValueError(

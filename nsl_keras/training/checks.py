@@ -63,7 +63,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
-_FIT = inspect.signature(keras.Model.fit)
+FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
@@ -84,7 +84,7 @@ class CheckedModel(ReplicatedModel):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
-        given = _FIT.bind(self, *args, **options).arguments
+        given = FIT.bind(self, *args, **options).arguments
         self._check(given.get("x"), given.get("y"))
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):

@@ -146,6 +146,8 @@ def test_query_labels_that_are_no_classes_and_class_weights():
             model.fit(inputs, wrong, verbose=0)
     with pytest.raises(ValueError, match="`class_weight` must be None"):
         model.fit(inputs, labels, class_weight={0: 2.0, 1: 1.0})
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.fit(inputs, labels, 1, 1, 0, None, 0.0, None, True, {0: 2.0, 1: 1.0})
 
 
 def test_shapes_that_do_not_fit():
