@@ -1,4 +1,4 @@
-"""Plain convolutional networks, against the authors' numbers."""
+"""The CNN of Neural Similarity Learning, against the authors' numbers."""
 
 import functools
 
@@ -7,21 +7,18 @@ import numpy as np
 import pytest
 from golden_backbones import (
     KERAS_NORMALIZATION,
-    authors_units,
+    TOLERANCES,
     authors_variables,
     build_in,
-    check_backbone,
     count,
     normalization_variables,
-    supershallownet,
 )
 from golden_files import DTYPES, Golden, gradients, recipe_weights
+from helpers import as_numpy
 from keras import ops
 
-from nsl_keras import backbones, convert, predictors
+from nsl_keras import backbones, predictors
 from nsl_keras.layers import NeuralSimilarityConv2D
-
-TOLERANCES = {"tolerance32": 1e-4, "tolerance64": 1e-8}
 
 
 def neural(**options):
@@ -34,37 +31,6 @@ def published(similarity, kind="sphere", **settings):
     predictor = predictors.SimilarityPredictor(kind, start="published", **settings)
     return neural(similarity=similarity, predictor=predictor)
 
-
-# The networks of Meta-Neighborhoods.
-
-
-@pytest.mark.parametrize("network", ["shallownet", "supershallownet"])
-@pytest.mark.parametrize("modulate", ["None", "all"])
-def test_meta_neighborhoods_authors_numbers(network, modulate):
-    dtype = DTYPES[0]
-
-    def build():
-        if network == "shallownet":
-            model = backbones.convnet4(batch_normalization=KERAS_NORMALIZATION)
-        else:
-            model = supershallownet((32, 32, 3))
-        return model if modulate == "None" else convert.add_film(model, "all", 10)
-
-    def authors_name(unit):
-        return unit.replace("layer_", "conv")
-
-    model = build_in(dtype, build)
-    units = {
-        name.replace("conv", "film").removesuffix(".film"): output
-        for name, output in authors_units(model, authors_name).items()
-        if name.endswith(".film")
-    }
-    golden = Golden(f"mn_{network}_mod{modulate}")
-    variables = authors_variables(model, authors_name)
-    check_backbone(golden, model, variables, dtype, units or None)
-
-
-# The networks of Neural Similarity Learning.
 
 #: What makes the convolutions, and the authors' numbers of parameters.
 KINDS = {
@@ -124,7 +90,7 @@ def filled(kind, golden):
 
 
 def statistics(values):
-    values = np.asarray(ops.convert_to_numpy(values), "float64")
+    values = as_numpy(values).astype("float64")
     return np.array([values.mean(), np.sqrt(np.mean(values**2))])
 
 
@@ -194,8 +160,7 @@ def check_losses_and_gradients(golden, kind, model, variables, images, dtype):
     golden.check("out64.reg_loss", regularization, dtype, **TOLERANCES)
     found = gradients(lambda: sum(both_losses()), [], [variables[name] for name in names])
     for name, gradient in zip(names, found, strict=True):
-        gradient = np.asarray(ops.convert_to_numpy(gradient), "float64")
-        norm = np.linalg.norm(gradient)
+        norm = np.linalg.norm(as_numpy(gradient).astype("float64"))
         golden.check(f"gradnorm64.{name}", norm, dtype, **TOLERANCES)
         if f"grad64.total.{name}" in golden:
             golden.check(f"grad64.total.{name}", gradient, dtype, **TOLERANCES)

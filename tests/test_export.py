@@ -6,20 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import normal
 from keras import ops
 
 import nsl_keras
 from nsl_keras import export
 from nsl_keras.predictors import SimilarityPredictor as Predictor
-
-
-def images(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(count, 8, 8, 1)).astype("float32")
-
-
-def vectors(count):
-    return np.random.default_rng(0).normal(size=(count, 4)).astype("float32")
 
 
 def numbers(outputs):
@@ -100,7 +92,7 @@ def test_signatures(neighborhoods):
     }
     assert set(signatures) == {*functions, "neighbors"}
     for batch in (1, 5, 64):
-        x = images(batch, seed=batch)
+        x = normal(batch, 8, 8, 1, seed=batch)
         for name, function in functions.items():
             (served,) = signatures[name](inputs=tf.constant(x)).values()
             np.testing.assert_allclose(served, function(x), rtol=1e-4, atol=2e-6)
@@ -108,7 +100,7 @@ def test_signatures(neighborhoods):
 
 def test_neighbors(neighborhoods):
     model, loaded = neighborhoods
-    x = images(6)
+    x = normal(6, 8, 8, 1)
     expected = model.neighbors(x, k=5)
     found = numbers(loaded.signatures["neighbors"](inputs=tf.constant(x)))
     assert found["entries"].dtype == found["classes"].dtype == "int32"
@@ -141,7 +133,7 @@ def test_several_inputs_of_a_regression(tmp_path):
     )
     model.build({name: (None, 4) for name in tensors})
     loaded = exported(model, tmp_path, k=3)
-    given = {"first": vectors(5), "second": 2 * vectors(5)}
+    given = {"first": normal(5, 4), "second": 2 * normal(5, 4)}
     served = loaded.signatures["serving_default"](**given)["output_0"]
     np.testing.assert_allclose(served, model(given), rtol=1e-4, atol=1e-6)
     found = loaded.signatures["neighbors"](**given)
@@ -158,26 +150,22 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
         [keras.Input((None, 2), dtype="uint8"), keras.layers.Rescaling(1 / 255)]
     )
     model = model_of(keras.layers.Dense(3), (2, 2))
-    probabilities = {"serve": lambda x: ops.softmax(model(x))}
-    options = {"preprocessing": raw, "examples": np.ones((1, 2, 2))}
-    loaded = exported(model, tmp_path, signatures=probabilities, **options)
-    x = np.random.default_rng(0).integers(256, size=(5, 2, 2)).astype("uint8")
-    for name in ("serve", "serving_default"):
-        (found,) = loaded.signatures[name](inputs=tf.constant(x)).values()
-        np.testing.assert_allclose(found, ops.softmax(model(raw(x))), rtol=1e-4)
-
-
-def test_predictions_of_names(tmp_path):
-    model = model_of(keras.layers.Dense(3), (2,))
 
     def named(x):
-        logits = model(x)
-        names = tf.gather(["cat", "dog", "elk"], tf.argmax(logits, axis=-1))
-        return {"label": names, "logits": logits}
+        probabilities = ops.softmax(model(x))
+        names = tf.gather(["cat", "dog", "elk"], tf.argmax(probabilities, axis=-1))
+        return {"label": names, "numbers": probabilities}
 
-    loaded = exported(model, tmp_path, signatures={"serve": named})
-    x = np.eye(2, dtype="float32")
-    np.testing.assert_array_equal(loaded.serve(x)["label"], named(x)["label"])
+    options = {"preprocessing": raw, "examples": np.ones((1, 2, 2))}
+    loaded = exported(model, tmp_path, signatures={"serve": named}, **options)
+    x = np.random.default_rng(0).integers(256, size=(5, 2, 2)).astype("uint8")
+    expected = named(raw(x))
+    for name in ("serve", "serving_default"):
+        found = loaded.signatures[name](inputs=tf.constant(x))
+        np.testing.assert_array_equal(found["label"], expected["label"])
+        np.testing.assert_allclose(
+            found["probabilities"], expected["probabilities"], rtol=1e-4
+        )
 
 
 def test_inputs_like_the_examples(tmp_path):
@@ -190,7 +178,7 @@ def test_inputs_like_the_examples(tmp_path):
 @pytest.mark.parametrize("structure", [list, dict])
 def test_keras_calls_exports_in_the_structure_of_the_model(structure, tmp_path):
     tensors = {name: keras.Input((4,), name=name) for name in ("b", "a")}
-    given = {"b": vectors(5), "a": 2 * vectors(5)}
+    given = {"b": normal(5, 4), "a": 2 * normal(5, 4)}
     if structure is list:
         tensors, given = list(tensors.values()), list(given.values())
     both = keras.layers.Subtract()(keras.tree.flatten(tensors))
@@ -238,7 +226,7 @@ def test_vocabularies_are_part_of_the_export(make, tmp_path):
 
 def test_random_models_are_exported(tmp_path):
     loaded = exported(noisy_model(), tmp_path)
-    one, two = (loaded.serve(vectors(5)) - vectors(5) for _ in range(2))
+    one, two = (loaded.serve(normal(5, 4)) - normal(5, 4) for _ in range(2))
     assert np.abs(one - two).max() > 0.1
     np.testing.assert_allclose(one, np.broadcast_to(one[0], (5, 4)), atol=1e-6)
 
@@ -267,7 +255,7 @@ def few_entries():
         ),
         (
             few_entries,
-            {"examples": vectors(2)},
+            {"examples": normal(2, 4)},
             *(ValueError, "`k` must be at most the number of dictionary entries"),
         ),
         (noisy_model, {"filepath": "gs://bucket/1"}, ValueError, "must be on this machine"),
@@ -295,7 +283,7 @@ def test_models_of_jax(tmp_path):
         None, nsl_keras.layers.CosineDense(3), dictionary=20
     )
     model.build((None, 4))
-    x = vectors(5)
+    x = normal(5, 4)
     served = exported(model, tmp_path, examples=x)
     serve, neighbors = (served.signatures[n] for n in ("serving_default", "neighbors"))
     found = serve(inputs=tf.constant(x))["output_0"]
@@ -317,7 +305,7 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
         model = model_of(layer, OF_ANY_SIZE)
         model.export(tmp_path / str(number), verbose=False)
         served = tf.saved_model.load(str(tmp_path / str(number)))
-        x = np.random.default_rng(0).normal(size=(2, 9, 7, 3)).astype("float32")
+        x = normal(2, 9, 7, 3)
         np.testing.assert_allclose(served.serve(x), model(x), rtol=1e-3, atol=1e-5)
 
 
@@ -337,8 +325,7 @@ def test_onnx(layer, shape, size, tmp_path):
     import onnxruntime
 
     model = model_of(layer, shape)
-    x = np.random.default_rng(0).normal(size=(2, *(size or shape[:1]), shape[-1]))
-    x = x.astype("float32")
+    x = normal(2, *(size or shape[:1]), shape[-1])
     expected = model(x)
     model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

@@ -123,21 +123,17 @@ def test_training_with_a_penalty_alone(dtype, tmp_path):
     assert losses[-1] > 0
 
 
-def test_config():
-    config = {"l1": 0.1, "l2": 0.0}
-    serialized = keras.regularizers.serialize(TowardsIdentity(**config))
-    again = keras.regularizers.get(serialized)
-    assert type(again) is TowardsIdentity
-    assert again.get_config() == config
-
-
-@pytest.mark.parametrize("shape", [(4,), (2, 3), (3, 2, 3)])
-def test_matrices_must_be_square(shape):
-    with pytest.raises(ValueError, match=r"must be applied to square .*shape=\("):
-        TowardsIdentity(l1=0.1)(ops.ones(shape))
-
-
-@pytest.mark.parametrize(("name", "value"), [("l1", -1.0), ("l2", None)])
-def test_errors(name, value):
-    with pytest.raises(ValueError, match=rf"`{name}` must be .*{name}={value}"):
-        TowardsIdentity(**{name: value})
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: TowardsIdentity(l1=-1.0), "`l1` must be .*l1=-1.0"),
+        (lambda: TowardsIdentity(l2=None), "`l2` must be .*l2=None"),
+        *(
+            (lambda n=n: TowardsIdentity()(ops.ones(n)), r"applied to square .*shape=\(")
+            for n in (4, (2, 3), (3, 2, 3))
+        ),
+    ],
+)
+def test_errors(use, message):
+    with pytest.raises(ValueError, match=message):
+        use()

@@ -1,5 +1,7 @@
 """Training goes on after a kill, with the numbers of one that nothing interrupted."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -33,11 +35,13 @@ class Counting(keras.callbacks.Callback):
         logs["seen"] = len(self.seen)
 
 
-def dense_model(last=nsl_keras.layers.CosineDense, **options):
-    """By default one of the weights is a number."""
+def dense_model(**options):
+    """One of the weights is a number."""
     keras.utils.set_random_seed(3)
     dropout = keras.layers.Dropout(0.4, seed=1)
-    model = keras.Sequential([keras.Input((6,)), dropout, last(3, **options)])
+    model = keras.Sequential(
+        [keras.Input((6,)), dropout, nsl_keras.layers.CosineDense(3, **options)]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=IS_TENSORFLOW
@@ -72,10 +76,10 @@ def check_killed(make, folder, others=list, **options):
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path, dtype):
-    """`Counting` writes logs and a dict."""
-    model = check_killed(lambda: dense_model(dtype=dtype), tmp_path, lambda: [Counting()])
+def test_a_killed_training_ends_as_an_uninterrupted_one(tmp_path):
+    """`Counting` writes logs and a dict; not every format of arrays holds bfloat16."""
+    make = functools.partial(dense_model, dtype="bfloat16")
+    model = check_killed(make, tmp_path, lambda: [Counting()])
     # A call without the callback begins at its own first epoch.
     assert model.fit(X, Y, epochs=1, verbose=0).epoch == [0]
 
@@ -136,8 +140,6 @@ def test_processes_that_share_a_folder(tmp_path):
     late.on_epoch_begin(2)
     late.on_epoch_begin(3)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
-    (tmp_path / "epoch_4").write_text("")  # No state: the error is another.
-    (tmp_path / "epoch_4").unlink()
     late.folder = tmp_path / "missing"
     with pytest.raises(FileNotFoundError):
         late.on_epoch_begin(4)

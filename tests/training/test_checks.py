@@ -54,6 +54,7 @@ def test_a_gentle_stop_is_gentle():
     assert np.isnan(history.history["loss"]).tolist() == [True] and len(ended) == 1
 
 
+@pytest.mark.usefixtures("eager")
 def test_arguments_by_position():
     """As Keras orders them: callbacks are the sixth, validation data the eighth."""
     model, seen = classifier(), []

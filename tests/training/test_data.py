@@ -82,7 +82,7 @@ def test_optional_inputs(second):
     drawn = model.initialize_from(given, y, seed=0)
     assert_close(model.dictionary.keys, features[drawn])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
+    model.compile("sgd", loss, run_eagerly=True)
     model.fit(given, y, verbose=0)
     logits = model.neighborhood(features)
     assert_close(model.predict(given, verbose=0), logits)

@@ -6,16 +6,15 @@ import keras
 import pytest
 from golden_backbones import (
     KERAS_NORMALIZATION,
-    authors_units,
     authors_variables,
     build_in,
-    check_backbone,
     count,
     layers_of,
 )
 from golden_files import DTYPES, Golden
 
 from experiments.networks.densenet import densenet_bc
+from experiments.tests.networks.golden_networks import authors_units, check_backbone
 from nsl_keras import convert
 
 

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from golden_backbones import (
     KERAS_NORMALIZATION,
-    authors_units,
     authors_variables,
     build_in,
-    check_backbone,
     count,
 )
 from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
 from keras import ops
 
 from experiments.networks.resnet import resnet_v1, resnet_v2
+from experiments.tests.networks.golden_networks import authors_units, check_backbone
 from nsl_keras import convert
 
 PARAMETERS = {29: 838_160, 56: 1_655_120}
