@@ -14,7 +14,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, as_numpy, randomize
+from helpers import IS_TENSORFLOW, as_numpy, assert_equal, normal, randomize, values
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -27,8 +27,7 @@ def episodes():
 
 
 def vectors():
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(4, data.SIZE)).astype("float32"), np.arange(4) % data.WAYS
+    return normal(4, data.SIZE), np.arange(4) % data.WAYS
 
 
 def with_nan(arrays, place):
@@ -40,14 +39,10 @@ def with_nan(arrays, place):
 
 @dataclasses.dataclass(frozen=True)
 class LearnerCase:
-    """A learner and what to expect of it.
+    """A learner and what to expect of it: `inputs` names those of numbers, for the errors.
 
-    Attributes:
-        name: Name of the test case.
-        make: Returns a fresh learner.
-        data: Returns inputs and labels.
-        trains: Whether it has variables to train.
-        inputs: Names of the inputs of numbers, by their places, for the errors.
+    `make` returns a fresh learner, `data` inputs and labels; `trains` says whether it has
+    variables to train.
     """
 
     name: str
@@ -87,6 +82,11 @@ def classifier():
     )
 
 
+def maml():
+    options = {"learning_rate_form": "learned", "test_inner_steps": 2}
+    return few_shot.MAML(classifier(), "classifier", inner_steps=1, **options)
+
+
 def meta_neighborhoods():
     features = keras.Sequential([keras.Input((data.SIZE,)), keras.layers.Dense(5)])
     head = nsl_keras.layers.CosineDense(data.WAYS)
@@ -110,16 +110,7 @@ CASES = [
         ),
     ),
     LearnerCase("centroid", metric(few_shot.NearestCentroid), trains=False),
-    LearnerCase(
-        "maml",
-        lambda: few_shot.MAML(
-            classifier(),
-            "classifier",
-            inner_steps=1,
-            learning_rate_form="learned",
-            test_inner_steps=2,
-        ),
-    ),
+    LearnerCase("maml", maml),
     LearnerCase("meta_neighborhoods", meta_neighborhoods, vectors, inputs=((0, "x"),)),
 ]
 
@@ -176,12 +167,12 @@ def check_config(case):
     assert serialized["registered_name"] == f"nsl_keras>{type(model).__name__}"
     again = keras.saving.deserialize_keras_object(serialized)
     assert type(again) is type(model)
-    assert numbers_and_names(again.get_config()) == numbers_and_names(model.get_config())
-
-
-def numbers_and_names(config):
-    """A config without the layers and models in it, which have names of their own."""
-    return {key: value for key, value in config.items() if not isinstance(value, dict)}
+    # Layers and models in a config have names of their own.
+    one, two = (
+        {key: value for key, value in each.get_config().items() if type(value) is not dict}
+        for each in (again, model)
+    )
+    assert one == two
 
 
 def check_shapes(model, inputs, outputs):
@@ -216,7 +207,7 @@ def check_frozen(model, inputs, outputs, folder):
     frozen = as_numpy(model(inputs))
     # Frozen batch norms have their moving statistics.
     if getattr(model, "effective_batch_normalization", None) is None:
-        np.testing.assert_array_equal(frozen, outputs)
+        assert_equal(frozen, outputs)
     assert not model.trainable_variables
     model.save(folder / "frozen.keras")
     again = keras.saving.load_model(folder / "frozen.keras")
@@ -237,7 +228,7 @@ def check_bad_arrays(case):
 
 def check_step(model, inputs, labels):
     """A training step changes every variable, and leaves all of them finite."""
-    before = [as_numpy(each) for each in model.trainable_variables]
+    before = values(model.trainable_variables)
     model.fit(inputs, labels, verbose=0)
     for variable, old in zip(model.trainable_variables, before, strict=True):
         new = as_numpy(variable)
@@ -252,7 +243,7 @@ def check_file(case, model, inputs, labels, folder):
     path = folder / f"{case.name}.keras"
     model.save(path)
     again = keras.saving.load_model(path)
-    np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
+    assert_equal(again(inputs), model(inputs))
     if case.trains:
         again.run_eagerly = True
         for each in (model, again):
@@ -332,11 +323,10 @@ def check_compiled(case):
     """Prediction and training in graphs, of several numbers of examples."""
     model, inputs, labels = case.built(jit_compile=False)
     expected = as_numpy(model(inputs))
-    found = model.predict(inputs, verbose=0)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-    first = keras.tree.map_structure(lambda each: each[:1], inputs)
-    found = model.predict(first, verbose=0)
-    np.testing.assert_allclose(found, expected[:1], rtol=1e-3, atol=1e-4)
+    for count in (len(expected), 1):
+        first = keras.tree.map_structure(lambda each, n=count: each[:n], inputs)
+        found = model.predict(first, verbose=0)
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-3, atol=1e-4)
     if case.trains:
         check_step(model, inputs, labels)
 

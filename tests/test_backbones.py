@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 from golden_backbones import count, layers_of
+from helpers import IS_TENSORFLOW, as_numpy, assert_close, normal
 from keras import ops
-from layer_harness import IS_TENSORFLOW
 
 import nsl_keras
 from nsl_keras import backbones, predictors
@@ -21,13 +21,7 @@ from nsl_keras.layers import NeuralSimilarityConv2D
 class Case:
     """A small version of a backbone.
 
-    Attributes:
-        build: The backbone.
-        size: Height and width; one pixel is left at the end.
-        options: Arguments that make it small.
-        from_factory: Number of the convolutions that the factory makes, all of 3x3.
-        features: Number of features.
-        convolutions: Number of all convolutions, the features' included.
+    One pixel of the images is left at its end. The factory makes convolutions of 3x3.
     """
 
     build: Callable[..., keras.Model]
@@ -42,8 +36,7 @@ class Case:
         return self.build(**{**defaults, **self.options, **options})
 
     def images(self):
-        shape = (2, self.size, self.size, 3)
-        return np.random.default_rng(2).random(shape).astype("float32")
+        return normal(2, self.size, self.size, 3)
 
 
 CASES = {
@@ -52,10 +45,6 @@ CASES = {
     "cnn9": Case(backbones.cnn9, 8, {"filters": (4, 5, 6), "classes": None}, 9, 6, 10),
 }
 each_network = pytest.mark.parametrize("name", CASES)
-
-
-def run(model, images, **options):
-    return ops.convert_to_numpy(model(images, **options))
 
 
 @functools.cache
@@ -78,10 +67,10 @@ def test_a_factory_makes_the_convolutions_that_may_have_a_similarity(name):
             ours.kernel.assign(layer.kernel)
         else:
             ours.set_weights(layer.get_weights())
-    expected = run(plain_model, case.images())
+    expected = as_numpy(plain_model(case.images()))
     assert expected.shape == (2, case.features)
     assert np.max(np.abs(expected)) > 1e-3
-    np.testing.assert_allclose(run(model, case.images()), expected, atol=1e-5)
+    np.testing.assert_allclose(model(case.images()), expected, atol=1e-5)
 
 
 @each_network
@@ -102,11 +91,6 @@ def test_options(name):
     assert len(layers_of(model, keras.layers.Conv2D)) == case.convolutions
 
 
-def test_a_factory_may_have_its_own_regularizer():
-    convolution = functools.partial(keras.layers.Conv2D, kernel_regularizer="l2")
-    assert backbones.convnet4((8, 8, 3), convolution=convolution).losses
-
-
 def test_kernels_start_apart():
     convolutions = layers_of(CASES["cnn9"](), keras.layers.Conv2D)
     kernels = {ops.convert_to_numpy(layer.kernel).tobytes() for layer in convolutions}
@@ -122,10 +106,8 @@ def test_channels_first_computes_the_same(name):
     keras.config.set_image_data_format("channels_first")
     first = case(input_shape=(3, case.size, case.size))
     first.set_weights(weights)
-    received = run(first, np.moveaxis(case.images(), -1, 1))
-    expected = run(last, case.images())
-    error = np.max(np.abs(received - expected)) / np.max(np.abs(expected))
-    assert error < 1e-4
+    received = first(np.moveaxis(case.images(), -1, 1))
+    assert_close(received, last(case.images()), 1e-4)
 
 
 def test_images_of_any_size():
@@ -166,16 +148,12 @@ def test_parameters_of_the_papers(build, options, parameters, outputs):
     assert model.output_shape == (None, outputs)
 
 
-def images_of(height, width):
-    return {"input_shape": (height, width, 3)}
-
-
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (backbones.convnet4, images_of(None, 6), r"at least 7x7 .*\(None, 6, 3"),
-        (backbones.cnn9, images_of(7, 32), "`input_shape` must be .*8x8"),
-        (backbones.cnn4, images_of(15, 32), "`input_shape` must .*16x16"),
+        (backbones.convnet4, {"input_shape": (None, 6, 3)}, r"at least 7x7 .*\(None, 6, 3"),
+        (backbones.cnn9, {"input_shape": (7, 32, 3)}, "`input_shape` must be .*8x8"),
+        (backbones.cnn4, {"input_shape": (15, 32, 3)}, "`input_shape` must .*16x16"),
         (backbones.convnet4, {"filters": (1, 2, 3)}, "`filters` must be .* 4 of them"),
         (backbones.cnn4, {"filters": 0}, "`filters` must be a positive .*filters=0"),
         (backbones.cnn9, {"filters": 3.0}, "`filters` must be .*filters=3.0"),

@@ -126,21 +126,18 @@ def test_statistics_against_their_definitions(monkeypatch):
 
 
 def test_fit_logs_the_statistics_of_each_epoch():
-    callback = EntryStatistics(FEW[0])
-    history = make_model().fit(*FEW, epochs=2, verbose=0, callbacks=[callback]).history
-    assert all(len(history[name]) == 2 for name in NAMES)
-    assert len(set(history["attention_entropy"])) == 2
-    assert [history[name][-1] for name in NAMES] == list(callback.measure().values())
+    """Callbacks read data sets too."""
 
-
-def test_callbacks_read_data_sets():
     def batches():
         return ((X[start : start + 12], Y[start : start + 12]) for start in (0, 12))
 
-    statistics = EntryStatistics(FEW[0]), EntryStatistics(batches())
-    start = DictionaryInitializer(batches(), epochs=0, seed=1)
-    make_model().fit(*FEW, verbose=0, callbacks=[start, *statistics])
-    np.testing.assert_allclose(statistics[0].usage, statistics[1].usage, rtol=1e-5)
+    other, callback = EntryStatistics(batches()), EntryStatistics(FEW[0])
+    callbacks = [DictionaryInitializer(batches(), epochs=0), other, callback]
+    history = make_model().fit(*FEW, epochs=2, verbose=0, callbacks=callbacks).history
+    assert all(len(history[name]) == 2 for name in NAMES)
+    assert len(set(history["attention_entropy"])) == 2
+    assert [history[name][-1] for name in NAMES] == list(callback.measure().values())
+    np.testing.assert_allclose(other.usage, callback.usage, rtol=1e-5)
 
 
 OTHER_MODEL = "of a MetaNeighborhoodModel.*Sequential"

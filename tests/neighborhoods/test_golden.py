@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from golden_backbones import film_variables
 from golden_files import Golden
 from helpers import DTYPES, as_numpy, gradients
 from keras import ops
@@ -134,10 +135,8 @@ def test_film(dtype):
     layer = nsl_keras.layers.InstanceFiLM(10, dtype=dtype)
     layer.build(golden["in.x"].shape)
     variables = {
-        "gamma": layer.scales,
-        "beta": layer.shifts,
-        "k": layer.keys,
-        "temp": layer.learned_sharpness,
+        key.removeprefix("film."): variable
+        for key, variable in film_variables("film", layer).items()
     }
     for name, variable in variables.items():
         variable.assign(golden[f"w.{name}"].T if name == "k" else golden[f"w.{name}"])

@@ -67,9 +67,7 @@ def steps(golden, model, count):
         clipvalue=10.0,
     )
     optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)
-    model.compile(
-        optimizer, LOSS(from_logits=True), jit_compile=False, metrics=["accuracy"]
-    )
+    model.compile(optimizer, LOSS(from_logits=True), run_eagerly=True, metrics=["accuracy"])
     for step in range(count):
         x, y = golden["in.x"][step].astype("float64"), golden["in.labels"][step]
         loss = model.fit(x, y, batch_size=len(x), verbose=0).history["loss"][0]

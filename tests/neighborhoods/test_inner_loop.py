@@ -19,9 +19,10 @@ from nsl_keras.layers import MetaNeighborhoodHead
             marks=pytest.mark.long,
         ),
         (("linear",), {"inner_steps": 2, "learning_rate_form": "diagonal"}),
-        (("tanh", "linear"), {"learning_rate_form": "fixed"}),
-        (("tanh", keras.layers.ReLU(negative_slope=0.5), "cosine"), {}),
-        (("cosine",), {"dictionary": {"learn_temperature": True}}),
+        (
+            ("tanh", keras.layers.ReLU(negative_slope=0.5), "cosine"),
+            {"learning_rate_form": "fixed", "dictionary": {"learn_temperature": True}},
+        ),
         (("tanh", "tanh", "linear"), {"task": "regression", "inner_steps": 2}),
         (
             ("relu", "gelu", "cosine"),

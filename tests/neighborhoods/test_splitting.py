@@ -145,11 +145,6 @@ def two_last_layers():
     return keras.Model(inputs, layers.Dense(3)(inputs) + layers.Dense(3)(inputs))
 
 
-def an_operation():
-    inputs = keras.Input((4,))
-    return keras.Model(inputs, ops.softmax(layers.Dense(3)(inputs)))
-
-
 def same_layer_twice():
     inputs = keras.Input((3,))
     dense = layers.Dense(3)
@@ -167,30 +162,10 @@ REGRESSION = {"task": "regression"}
         (several_outputs, {}, "must end in one Dense.*'dense.*'dense"),
         (same_layer_twice, {}, "used 2 times"),
         (two_last_layers, {}, "must end in one Dense"),
-        (an_operation, {}, "which ends in 'dense.*', 'softmax"),
-        (sequential, {}, "which ends in 'batch_normalization"),
-        (
-            lambda: sequential(layers.Dense(3), layers.ReLU()),
-            {},
-            "ends in 'dense.*', 're_lu",
-        ),
-        (lambda: sequential(layers.Dense(3, "tanh")), {}, "ends in 'dense"),
-        (
-            lambda: sequential(layers.Dense(3, "sigmoid")),
-            {},
-            "must end in one Dense or CosineDense.*a sigmoid of one output",
-        ),
+        (lambda: sequential(layers.Dense(3), layers.ReLU()), {}, "in 'dense.*', 're_lu"),
+        (lambda: sequential(layers.Dense(3, "sigmoid")), {}, "a sigmoid of one output"),
         (lambda: stack((5, 4), layers.Dense(3)), {}, r"of shape \(batch, classes\) or \("),
-        (
-            lambda: stack((5, 4), layers.Dense(3), layers.Flatten()),
-            {},
-            "`model` must have one output",
-        ),
-        (
-            lambda: stack((8, 8, 3), layers.Conv2D(3, 1), layers.Flatten()),
-            {},
-            "which ends in 'conv2d",
-        ),
+        (lambda: stack((5, 4), layers.Dense(3), layers.Flatten()), {}, "have one output"),
         (lambda: sequential(layers.Dense(1)), {}, "at least two classes"),
         (lambda: sequential(layers.Dense(3, "softmax")), REGRESSION, "with linear outputs"),
         (lambda: sequential(*ENDS["layer"]()), REGRESSION, "with linear outputs"),

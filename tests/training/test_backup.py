@@ -168,7 +168,8 @@ def test_private_progress_of_callbacks(tmp_path):
 
     def averaged():
         model = dense_model()
-        model.compile(keras.optimizers.SGD(0.5, use_ema=True), model.loss)
+        optimizer = keras.optimizers.SGD(0.5, use_ema=True)
+        model.compile(optimizer, model.loss, run_eagerly=IS_TENSORFLOW)
         return model
 
     check_killed(averaged, tmp_path, lambda: [keras.callbacks.SwapEMAWeights(True)])

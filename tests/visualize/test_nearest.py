@@ -52,6 +52,7 @@ def test_entries_that_the_images_of_each_predicted_class_attend_to(model):
     for kind in np.unique(predicted):
         usage = attention[predicted == kind].mean(axis=0)
         expected.append(next(e for e in np.argsort(-usage) if e not in expected))
-    figure = visualize.plot_learned_neighbors(model, IMAGES, nearest=2)
+    batches = iter([IMAGES[:13], IMAGES[13:]])
+    figure = visualize.plot_learned_neighbors(model, batches, nearest=2)
     labels = [axis.get_ylabel() for axis in figure.axes[::3]]
     assert labels == [f"entry\n{entry}" for entry in expected]

@@ -83,15 +83,17 @@ def test_other_windows():
 
 
 def test_nested_models_and_backbones():
-    inner = keras.Sequential(
-        [keras.Input((6, 5, 4)), convolution(name="deep")], name="inner"
-    )
-    parts = convolution(name="top"), inner, keras.layers.Flatten()
-    backbone = stack(*parts, shape=(6, 5, 3))
+    inner = keras.Sequential([keras.Input((8, 9, 4)), convolution(name="deep")])
+    moving = (convolution(predictor="sphere", name=name) for name in ("first", "second"))
+    parts = convolution(name="top"), inner, *moving, keras.layers.Flatten()
+    backbone = stack(*parts, shape=IMAGE.shape)
     model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
     for each in (backbone, model):
         titles = list(panels_of(visualize.plot_similarities(each)))
         assert [title.splitlines()[-2] for title in titles] == ["top", "deep"]
+        for name, asked in (("second", "second"), ("first", None)):
+            figure = visualize.plot_dynamic_similarity(each, IMAGE, asked)
+            assert figure.get_suptitle() == f"{name} for one image"
 
 
 @pytest.mark.parametrize(
@@ -125,15 +127,6 @@ def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tm
         np.testing.assert_allclose(written(rest[taps]), numbers.ravel(), atol=0.006)
     assert rest[taps].get_title() == f"{title} at the cross"
     assert figure.get_suptitle() == "seen for one image"
-
-
-def test_a_layer_by_name_in_a_backbone():
-    layers = [convolution(predictor="sphere", name=name) for name in ("first", "second")]
-    backbone = stack(*layers, keras.layers.Flatten(), shape=IMAGE.shape)
-    model = nsl_keras.MetaNeighborhoodModel(backbone, nsl_keras.layers.CosineDense(3), 5)
-    for name, asked in (("second", "second"), ("first", None)):
-        figure = visualize.plot_dynamic_similarity(model, IMAGE, asked)
-        assert figure.get_suptitle() == f"{name} for one image"
 
 
 def test_one_matrix_for_the_whole_image():
