@@ -84,7 +84,7 @@ def test_loss():
     np.testing.assert_allclose(loss(labels, logits), expected, rtol=1e-5)
     assert np.isnan(loss(labels + 1, logits))  # Some are outside the classes.
     again = keras.losses.deserialize(keras.losses.serialize(loss))
-    assert type(again) is RelationLoss and again.name == loss.name
+    assert type(again).__name__ == "RelationLoss" and again.name == loss.name
 
 
 def test_bad_input():
