@@ -104,7 +104,6 @@ CONVOLUTIONS = [
     conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
-    conv2d("sphere_unconstrained", 4, **UNCONSTRAINED, predictor="sphere", dilation_rate=2),
     conv2d("full_sphere", 8, 6, predictor="full_sphere", kernel_size=(2, 3), **SAME),
     conv2d("without_identity", 5, **UNCONSTRAINED, predictor=WITHOUT_IDENTITY),
     conv2d("in_blocks", 4, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
@@ -147,15 +146,6 @@ CONVOLUTIONS = [
     ),
     spatial(
         "conv3d_static", partial(CONV3D, 6, 2, **SAME, similarity="symmetric"), 3, shape=BOX
-    ),
-    spatial(
-        "conv3d_sphere",
-        partial(CONV3D, 6, (2, 3, 1), strides=2, predictor="sphere"),
-        *(8, 6),
-        shape=BOX,
-    ),
-    spatial(
-        "depthwise_static", partial(DEPTHWISE, 3, strides=2, **SAME, **UNCONSTRAINED), 3
     ),
     spatial(
         "depthwise_sphere",
@@ -216,19 +206,11 @@ VECTORS_AND_SEQUENCES = [
     recurrent(
         "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"
     ),
-    recurrent(
-        *("gru_static_blocks", 5, layers.NeuralSimilarityGRUCell),
-        similarity="positive_semidefinite",
-        block_size=2,
-        recurrent_block_size=None,
-        reset_after=False,
-    ),
     recurrent("gru_dynamic_sphere", 7, layers.NeuralSimilarityGRUCell, predictor="sphere"),
     recurrent(
-        *("lstm_dynamic_cnn_dropout", 5, layers.NeuralSimilarityLSTMCell),
+        *("lstm_dynamic_cnn_dropout", 7, layers.NeuralSimilarityLSTMCell),
         similarity="unconstrained",
         predictor="cnn",
-        recurrent_similarity=None,
         dropout=0.2,
         recurrent_dropout=0.2,
         seed=1,
@@ -237,11 +219,6 @@ VECTORS_AND_SEQUENCES = [
         *("gru_layer_static", 4, layers.NeuralSimilarityGRU),
         similarity="unconstrained",
         use_bias=False,
-    ),
-    recurrent(
-        *("lstm_layer_dynamic_sphere", 7, layers.NeuralSimilarityLSTM),
-        predictor="sphere",
-        return_sequences=True,
     ),
 ]
 

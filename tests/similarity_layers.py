@@ -46,7 +46,6 @@ SIMILARITIES = {
     "symmetric": similarities.Symmetric(),
     "positive_semidefinite": similarities.PositiveSemidefinite(),
     "sparse": similarities.Sparse(),
-    "sparse_of_1": similarities.Sparse(1),
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
 }

@@ -17,10 +17,9 @@ from layer_harness import (
 QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
 #: What these compile, other cases compile too.
 TWINS = (
-    *("conv2d_without_identity", "conv2d_sphere_unconstrained", "conv2d_cnn"),
-    *("conv3d_sphere", "depthwise_static", "sphere_conv2d", "gru_static_blocks"),
-    *("lstm_layer_dynamic_sphere", "neighbor_dictionary_given_values"),
-    *("neighbor_dictionary_distance", "meta_neighborhood_head_regression"),
+    *("conv2d_without_identity", "conv2d_cnn", "sphere_conv2d"),
+    *("neighbor_dictionary_given_values", "neighbor_dictionary_distance"),
+    "meta_neighborhood_head_regression",
 )
 
 LOAD_ALL = """

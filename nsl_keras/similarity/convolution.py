@@ -127,7 +127,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Args:
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, `"product"`, or
+            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or
             a `nsl_keras.similarities.Similarity`, whose arguments are initializer,
             regularizer and constraint of `M`, what shares one `M`, and whether the
             kernel's shape is learned too.
@@ -185,7 +185,6 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """
 
     plain = keras.layers.Conv2D
-    plain_product = keras.layers.Conv2D.convolution_op
     dynamic_product = dynamic_convolution
 
 
@@ -198,13 +197,6 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv1D` and `NeuralSimilarityConv2D`.
-
-    Input shape:
-        `(batch, steps, channels)` with `data_format="channels_last"`,
-        `(batch, channels, steps)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_steps, filters)` or `(batch, filters, new_steps)`.
 
     Example:
 
@@ -235,14 +227,6 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     Args:
         **kwargs: Arguments of `keras.layers.Conv3D` and `NeuralSimilarityConv2D`.
 
-    Input shape:
-        `(batch, depth, height, width, channels)` with `data_format="channels_last"`,
-        `(batch, channels, depth, height, width)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_depth, new_height, new_width, filters)` or
-        `(batch, filters, new_depth, new_height, new_width)`.
-
     Example:
 
     >>> import keras
@@ -257,7 +241,6 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """
 
     plain = keras.layers.Conv3D
-    plain_product = keras.layers.Conv3D.convolution_op
     dynamic_product = dynamic_convolution
 
 
@@ -273,14 +256,6 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     Args:
         **kwargs: Arguments of `keras.layers.DepthwiseConv2D` and `NeuralSimilarityConv2D`.
             All channels share the similarity, so `"full"` is refused.
-
-    Input shape:
-        `(batch, height, width, channels)` with `data_format="channels_last"`,
-        `(batch, channels, height, width)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_height, new_width, channels * depth_multiplier)` or
-        `(batch, channels * depth_multiplier, new_height, new_width)`.
 
     Raises:
         ValueError: See `NeuralSimilarityConv2D`, and for a similarity that would mix the

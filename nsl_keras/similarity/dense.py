@@ -39,12 +39,6 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
         mask: Boolean tensor of shape `(batch, ...)`: the predictor's batch norms leave out
             masked vectors. The mask is passed on.
 
-    Input shape:
-        `(batch, ..., n)`.
-
-    Output shape:
-        `(batch, ..., units)`.
-
     Raises:
         ValueError: See `NeuralSimilarityConv2D`; if `block_size` does not divide the number
             of features, at build.

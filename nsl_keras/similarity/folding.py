@@ -90,9 +90,7 @@ def _folded(layer: Any) -> list[Layer] | None:
     """Returns the plain layers that replace a layer; `None` if it is plain."""
     if cells_of(layer):
         return [_folded_recurrent(layer)]
-    if not _is_ours(layer):
-        return None
-    return [layer.fold()]
+    return [layer.fold()] if _is_ours(layer) else None
 
 
 def _folded_recurrent(layer: Any) -> Layer:

@@ -37,8 +37,9 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "attention":          G1(X) G2(X)^T X, self-attention
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
-    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. All except
-    `"attention"` start at the identity.
+    with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. `G1` and
+    `G2` have `C` channels, in `"softmax_attention"` `C // 8`; the mask's hidden layer has
+    64. All except `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
     `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
@@ -47,9 +48,6 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         similarity: One of the names above.
         regularizer: Regularizer of the learned mask or matrix, or of each
             kernel that predicts `M`. `gamma` is not regularized.
-        hidden_filters: int or `None`, the channels of `G1` and `G2`, or of the hidden
-            layer of the mask's predictor. `None` is `C` for `"attention"`, `C // 8` for
-            `"softmax_attention"` and 64 for `"predicted_mask"`.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
             and the first layer of the mask's predictor one that divides by the input norm;
             `False` for plain convolutions, with which training is less stable.
@@ -88,7 +86,6 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         self,
         similarity: str = "diagonal",
         regularizer: Any = None,
-        hidden_filters: int | None = None,
         sphere: bool = True,
         data_format: str | None = None,
         **kwargs: Any,
@@ -96,9 +93,6 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         super().__init__(**kwargs)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
         self.regularizer = keras.regularizers.get(regularizer)
-        self.hidden_filters = validation.optional(
-            validation.positive_integer, hidden_filters, "hidden_filters"
-        )
         self.sphere = sphere
         self.data_format = validation.one_of(
             data_format or keras.config.image_data_format(),
@@ -147,11 +141,10 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
             "dtype": self.dtype_policy,
         }
         hidden_options = {**options, "kernel_initializer": small_normal(0.1)}
-        filters = self.hidden_filters or MASK_HIDDEN_FILTERS
         self.mask_hidden = (
-            SphereConv2D(filters, 3, normalize="input", **hidden_options)
+            SphereConv2D(MASK_HIDDEN_FILTERS, 3, normalize="input", **hidden_options)
             if self.sphere
-            else keras.layers.Conv2D(filters, 3, **hidden_options)
+            else keras.layers.Conv2D(MASK_HIDDEN_FILTERS, 3, **hidden_options)
         )
         self.mask_output = keras.layers.Conv2D(1, 3, kernel_initializer="zeros", **options)
         self.mask_hidden.build(input_shape)
@@ -159,7 +152,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
 
     def _build_attention(self, channels: int) -> None:
         softmax = self.similarity == "softmax_attention"
-        hidden = self.hidden_filters or (max(channels // 8, 1) if softmax else channels)
+        hidden = max(channels // 8, 1) if softmax else channels
         dense = SphereDense if self.sphere else FloatDense
 
         def transform(units: int) -> keras.layers.Layer:

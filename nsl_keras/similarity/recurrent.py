@@ -19,14 +19,15 @@ from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
 
-#: Default of the recurrent arguments: the value for the input kernel.
-SAME = "same"
-
 
 class SimilarityCell(WithSimilarity):
     """Private mixin, in front of one of Keras's recurrent cells."""
 
     plain: type[keras.layers.Layer]
+    # Read-only: the `BilinearForm` of each kernel holds them.
+    similarity = property(attrgetter("input_form.similarity"))
+    predictor = property(attrgetter("input_form.predictor"))
+    block_size = property(attrgetter("input_form.block_size"))
 
     def __init__(
         self,
@@ -34,43 +35,10 @@ class SimilarityCell(WithSimilarity):
         similarity: Any = "diagonal",
         predictor: Any = None,
         block_size: int | None = None,
-        recurrent_similarity: Any = SAME,
-        recurrent_predictor: Any = SAME,
-        recurrent_block_size: int | str | None = SAME,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.similarity = validation.optional(similarities.get, similarity)
-        self.predictor = _without_state(predictor)
-        self.block_size = block_size
-        self.recurrent_similarity = (
-            self.similarity
-            if recurrent_similarity == SAME
-            else validation.optional(similarities.get, recurrent_similarity)
-        )
-        self.recurrent_predictor = (
-            self.predictor
-            if recurrent_predictor == SAME
-            else _without_state(recurrent_predictor)
-        )
-        if recurrent_block_size == SAME:
-            recurrent_block_size = block_size
-        self.recurrent_block_size = validation.optional(
-            validation.positive_integer, recurrent_block_size, "recurrent_block_size"
-        )
-        if self.similarity is None and self.recurrent_similarity is None:
-            raise ValueError(
-                "`similarity` and `recurrent_similarity` must not both be None. "
-                "Received: similarity=None, recurrent_similarity=None"
-            )
-        self.input_form = self._form("")
-        self.state_form = self._form("recurrent_")
-
-    def _form(self, prefix: str) -> BilinearForm | None:
-        names = ("similarity", "predictor", "block_size")
-        similarity, predictor, size = (getattr(self, prefix + name) for name in names)
-        if similarity is None:
-            return None
+        similarity, predictor = similarities.get(similarity), _without_state(predictor)
         if similarity.learn_shape or similarity.shared_by != "layer":
             raise ValueError(
                 "`learn_shape` and `shared_by` of a similarity must be left out in a "
@@ -83,24 +51,22 @@ class SimilarityCell(WithSimilarity):
                 "`regularizer` of a similarity must be left out with a predictor in a "
                 f"recurrent cell. Received: regularizer={similarity.regularizer}"
             )
-        return BilinearForm(
-            similarity,
-            predictor,
-            size,
-            dtype=self.dtype_policy,
-            name=f"{prefix}similarity",
+        self.input_form, self.state_form = (
+            BilinearForm(
+                similarity, predictor, block_size, dtype=self.dtype_policy, name=name
+            )
+            for name in ("similarity", "recurrent_similarity")
         )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         for form, kernel in self.forms_and_kernels():
-            if form is not None:
-                shape = (None, kernel.shape[0])
-                form.build(shape, kernel.shape, kernel.regularizer, self.units)
+            shape = (None, kernel.shape[0])
+            form.build(shape, kernel.shape, kernel.regularizer, self.units)
         rewiring.pass_on_frozen(self)
 
-    def forms_and_kernels(self) -> list[tuple[BilinearForm | None, keras.Variable]]:
-        """Returns each kernel with its `M`, which may be `None`."""
+    def forms_and_kernels(self) -> list[tuple[BilinearForm, keras.Variable]]:
+        """Returns each kernel with its `M`."""
         return [
             (self.input_form, self.kernel),
             (self.state_form, self.recurrent_kernel),
@@ -113,17 +79,14 @@ class SimilarityCell(WithSimilarity):
         it in `keras.layers.RNN`.
 
         Raises:
-            ValueError: If one of the similarities is predicted, or the cell is not built.
+            ValueError: If the similarities are predicted, or the cell is not built.
         """
-        validation.built(self, "fold")
-        folded = []
-        for form, kernel in self.forms_and_kernels():
-            kernel = ops.convert_to_tensor(kernel)
-            if form is not None:
-                form.require_static("fold")
-                kernel = form.equivalent_kernel(kernel)
+        self.input_form.require_static("fold")
+        folded = [
             # NumPy copies: on JAX the cells would share buffers, which training donates.
-            folded.append(ops.convert_to_numpy(kernel))
+            ops.convert_to_numpy(form.equivalent_kernel(ops.convert_to_tensor(kernel)))
+            for form, kernel in self.forms_and_kernels()
+        ]
         config = rewiring.with_functions(self, super().get_config())
         plain = self.plain.from_config(config)
         plain.build((None, self.kernel.shape[0]))
@@ -135,10 +98,7 @@ class SimilarityCell(WithSimilarity):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        config = {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
-        if self.recurrent_predictor is self.predictor:  # Two configs would make two layers.
-            config["recurrent_predictor"] = SAME
-        return config
+        return {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
 
 
 def _without_state(predictor: Any) -> Any:
@@ -157,14 +117,12 @@ def _without_state(predictor: Any) -> Any:
 
 
 def compared(
-    form: BilinearForm | None,
+    form: BilinearForm,
     vectors: Tensor,
     training: bool | None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Returns `M v`, with `M` predicted from `seen` (default `v`); `v` without an `M`."""
-    if form is None:
-        return vectors
+    """Returns `M v`, with `M` predicted from `seen` (default `v`)."""
     parameters = form.parameters(vectors if seen is None else seen, training)
     return form.compare(parameters, vectors)
 
@@ -211,12 +169,10 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     Args:
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
-        similarity: Similarity of `W`, or `None` for none.
-        predictor: Predictor of `M_x`, without batch norms; `None` for a static one.
-        block_size: int that divides the input's features, or `None`.
-        recurrent_similarity: Similarity of `R`, `None` for none, `"same"` as `similarity`.
-        recurrent_predictor: Predictor of `M_h`, `None`, or `"same"` as `predictor`.
-        recurrent_block_size: int that divides `units`, `None`, or `"same"`.
+        similarity: Similarity of `W` and of `R`, each with its own `M`.
+        predictor: Predictor of `M_x` and `M_h`, without batch norms; `None` for static
+            ones. A custom layer predicts both, so features must equal `units`.
+        block_size: int that divides the input's features and `units`, or `None`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -230,9 +186,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: See `NeuralSimilarityDense`; if both similarities are `None`, for a
-            predictor with batch norms, and for a similarity with `learn_shape`,
-            `shared_by` or, beside a predictor, a `regularizer`.
+        ValueError: See `NeuralSimilarityDense`; for a predictor with batch norms, and for a
+            similarity with `learn_shape`, `shared_by` or, beside a predictor, a
+            `regularizer`.
 
     Example:
 
@@ -316,10 +272,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
     >>> cell = nsl_keras.layers.NeuralSimilaritySimpleRNNCell(8, similarity="symmetric")
     >>> tuple(keras.layers.RNN(cell)(keras.ops.ones((2, 5, 4))).shape)
     (2, 8)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
-        `NeuralSimilarityGRUCell`.
     """
 
     plain = keras.layers.SimpleRNNCell
@@ -363,10 +315,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     >>> cell = nsl_keras.layers.NeuralSimilarityLSTMCell(8, predictor="sphere")
     >>> tuple(keras.layers.RNN(cell)(keras.ops.ones((2, 5, 4))).shape)
     (2, 8)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
-        `NeuralSimilarityGRUCell`.
     """
 
     plain = keras.layers.LSTMCell
@@ -404,7 +352,7 @@ class SimilarityRecurrent(keras.layers.RNN):
         This layer does not change, and the two share no weights.
 
         Raises:
-            ValueError: If one of the similarities is predicted, or the layer is not built.
+            ValueError: If the similarities are predicted, or the layer is not built.
         """
         validation.built(self, "fold")
         cell = self.cell.fold()
@@ -452,10 +400,6 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
     >>> both = keras.layers.Bidirectional(layer)
     >>> tuple(both(keras.ops.ones((2, 5, 4))).shape)
     (2, 5, 16)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
-        `NeuralSimilarityGRUCell`.
     """
 
     cell_type = NeuralSimilarityGRUCell
@@ -480,10 +424,6 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
     >>> layer = nsl_keras.layers.NeuralSimilarityLSTM(8, similarity="symmetric")
     >>> tuple(layer(keras.ops.ones((2, 5, 4))).shape), type(layer.fold()).__name__
     ((2, 8), 'LSTM')
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
-        `NeuralSimilarityGRUCell`.
     """
 
     cell_type = NeuralSimilarityLSTMCell
@@ -507,10 +447,6 @@ class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
     >>> layer = nsl_keras.layers.NeuralSimilaritySimpleRNN(8, predictor="sphere")
     >>> tuple(layer(keras.ops.ones((2, 5, 4))).shape)
     (2, 8)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), as
-        `NeuralSimilarityGRUCell`.
     """
 
     cell_type = NeuralSimilaritySimpleRNNCell

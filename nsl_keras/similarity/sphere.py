@@ -19,7 +19,7 @@ from nsl_keras.similarity.kernels import FloatKernel
 #: Added under each root, as the authors' code has it.
 ROOT_OFFSET = 1e-4
 
-NORMALIZE = ("both", "input", "kernel")
+NORMALIZE = ("both", "input")
 RESPONSES = ("cosine", "linear", "sigmoid", "learnable_sigmoid")
 
 #: The authors' rounded 2 / pi.
@@ -93,13 +93,12 @@ class Sphere(FloatKernel):
 
     def product(self, inputs: Tensor, training: bool | None) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        if self.normalize in ("both", "kernel"):
+        if self.normalize == "both":
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        outputs = ops.cast(outputs, keras.backend.result_type(outputs.dtype, "float32"))
-        if self.normalize in ("both", "input"):
-            outputs = outputs / self.input_norms(inputs)  # SphereNet: cos(W, x)
+        # SphereNet: cos(W, x)
+        outputs = at_least_float32(outputs) / self.input_norms(inputs)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
@@ -124,8 +123,7 @@ class SphereConvolution(Sphere):
         # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        wide = keras.backend.result_type(inputs.dtype, "float32")
-        squares = ops.square(ops.cast(inputs, wide))
+        squares = ops.square(at_least_float32(inputs))
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
         ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
@@ -162,19 +160,11 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
     Args:
         Same as `keras.layers.Conv2D`, plus:
         use_bias: bool, whether to add a bias, here `False` by default.
-        normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
-            counts in the norm of a patch as zeros, and each group has its own norm.
+        normalize: `"both"` or `"input"`: the norms to divide by. Padding counts in the norm
+            of a patch as zeros, and each group has its own norm.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except
             the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6), beyond
             which the gradient is zero.
-
-    Input shape:
-        `(batch, height, width, channels)` with `data_format="channels_last"`,
-        `(batch, channels, height, width)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_height, new_width, filters)` or
-        `(batch, filters, new_height, new_width)`.
 
     Raises:
         ValueError: For invalid arguments, also of `keras.layers.Conv2D`; for LoRA
@@ -213,15 +203,6 @@ class SphereDense(Sphere, keras.layers.Dense):
 
     Args:
         **kwargs: Arguments of `keras.layers.Dense` and `SphereConv2D`.
-
-    Input shape:
-        `(..., features)`.
-
-    Output shape:
-        `(..., units)`.
-
-    Raises:
-        ValueError: See `SphereConv2D`; if the number of features is unknown, at build.
 
     Example:
 

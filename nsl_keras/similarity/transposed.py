@@ -35,14 +35,6 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
         **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.
             The matrix of `"full"` runs over the taps of all filters.
 
-    Input shape:
-        `(batch, height, width, channels)` with `data_format="channels_last"`,
-        `(batch, channels, height, width)` with `"channels_first"`.
-
-    Output shape:
-        `(batch, new_height, new_width, filters)` or
-        `(batch, filters, new_height, new_width)`.
-
     Example:
 
     >>> import keras

@@ -137,9 +137,7 @@ class OwnCell(layers.NeuralSimilarityGRUCell):
     ("layer", "shape", "received"),
     [
         (layers.NeuralSimilarityConv2D(4, 3, predictor="sphere"), (8, 9, 3), "dynamic Neu"),
-        (layers.NeuralSimilarityDense(4, predictor="sphere"), (4,), "dynamic Neu"),
         (RNN(CELL(3, predictor="sphere")), (3, 4), "dynamic RNN"),
-        (layers.NeuralSimilarityGRU(3, predictor="sphere"), (3, 4), "dynamic Neu"),
         (layers.SphereConv2D(4, 3), (8, 9, 3), "SphereConv2D"),
         (Own(4, 3), (8, 9, 3), "Own"),
         (keras.layers.RNN(OwnCell(3)), (3, 4), "RNN"),

@@ -87,65 +87,21 @@ def test_starts_as_the_plain_cell(name):
     assert_equals_the_twin(name, options, {})
     one_dropout = {"similarity": "positive_semidefinite", "use_bias": False, "dropout": 0.3}
     assert_equals_the_twin(name, one_dropout | options, {"training": True}, unroll=True)
-    both = {"dropout": 0.3, "recurrent_dropout": 0.4, "activation": "relu"}
-    assert_equals_the_twin(
-        name,
-        both | options,
-        {"training": True},
-        go_backwards=True,
-        zero_output_for_mask=True,
-    )
-
-
-def test_bidirectional():
-    both = keras.layers.Bidirectional(layers.NeuralSimilarityLSTM(UNITS, predictor="cnn"))
-    both.build(SEQUENCES.shape)
-    randomize(both.trainable_variables, 0.1)
-    cells = both.forward_layer.cell, both.backward_layer.cell
-    assert cells[0].input_form.network is not cells[1].input_form.network
-    directions = sequences(), ops.flip(sequences(), axis=1)
-    pairs = zip(cells, directions, strict=True)
-    each = [keras.layers.RNN(cell)(direction) for cell, direction in pairs]
-    assert_close(both(sequences()), ops.concatenate(each, axis=-1), 1e-6)
-
-
-def test_a_cell_takes_its_state_alone_or_in_a_list():
-    for name in ("simple_rnn", "gru"):
-        cell = built(name)
-        state = ops.ones((BATCH, UNITS))
-        outputs, states = cell(sequences()[:, 0], [state])
-        alone, next_state = cell(sequences()[:, 0], state)
-        assert isinstance(states, list)
-        assert_equal(states[0], outputs)
-        assert_equal(next_state, alone)
-        assert_equal(outputs, alone)
+    both = {"dropout": 0.3, "recurrent_dropout": 0.4, "activation": "relu", **options}
+    assert_equals_the_twin(name, both, {"training": True}, zero_output_for_mask=True)
 
 
 FORMS = {
     "diagonal": {},
     "unconstrained": {"similarity": "unconstrained"},
     "blocks": {"similarity": "unconstrained", "block_size": 2},
-    "blocks_of_the_state": {"similarity": "symmetric", "recurrent_block_size": 4},
-    "sparse_and_cholesky": {
-        "similarity": "sparse",
-        "recurrent_similarity": "positive_semidefinite",
-    },
-    "input_alone": {"similarity": "unconstrained", "recurrent_similarity": None},
-    "state_alone": {"similarity": None, "recurrent_similarity": "unconstrained"},
-    "predicted": {"predictor": "cnn"},
+    "sparse": {"similarity": "sparse"},
+    "cholesky": {"similarity": "positive_semidefinite"},
+    "predicted": {"similarity": "symmetric", "predictor": "full_sphere"},
     "predicted_blocks": {
         "similarity": "unconstrained",
         "block_size": 2,
         "predictor": "sphere",
-    },
-    "predicted_from_the_input": {
-        "similarity": "symmetric",
-        "predictor": "full_sphere",
-        "recurrent_predictor": None,
-    },
-    "predicted_from_the_state": {
-        "similarity": "unconstrained",
-        "recurrent_predictor": "cnn",
     },
 }
 BLOCKS = ["blocks", "predicted_blocks"]
@@ -153,8 +109,6 @@ BLOCKS = ["blocks", "predicted_blocks"]
 
 def matrix_of(part, vector, features):
     """`M` of all features for one vector: predicted in it, or the static one."""
-    if part is None:
-        return np.eye(features)
     taps = part.block_size or features
     parameters = part.similarity_parameters
     if part.predictor is not None:
@@ -179,7 +133,8 @@ def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
     options = {"dtype": dtype, "dropout": rate, "recurrent_dropout": rate, "seed": 1}
     cell = built(name, **options, **FORMS[form])
     x, state = sequences(dtype)[:, 0], sequences(dtype)[:, 1, :UNITS]
-    states = [state, 2 * state] if name == "lstm" else [state]
+    # Keras's layers pass a list; a state may also come alone.
+    states = [state, 2 * state] if name == "lstm" else state
     received, _ = cell(x, states, training=True)
     for example in range(BATCH):
         twin = plain_twin(name, cell, **options)
@@ -193,18 +148,16 @@ def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
 
 def test_arguments_reach_both_similarities():
     half = keras.initializers.Identity(0.5)
-    similarity = similarities.Unconstrained(
+    similarity = similarities.Diagonal(
         initializer=half, regularizer="l1", constraint="non_neg"
     )
-    cell = built("gru", similarity=similarity)
+    cell = made("gru", similarity=similarity)
+    cell.build((None, FEATURES))
     assert len(keras.layers.RNN(cell).losses) == 2
-    for part in (cell.input_form, cell.state_form):
+    for part, size in ((cell.input_form, FEATURES), (cell.state_form, UNITS)):
         constraint = part.similarity_parameters.constraint
         assert isinstance(constraint, keras.constraints.NonNeg)
-    fresh = made("gru", similarity=similarities.Diagonal(initializer=half))
-    fresh.build((None, FEATURES))
-    assert_equal(fresh.input_form.similarity_matrix, 0.5 * np.eye(FEATURES))
-    assert_equal(fresh.state_form.similarity_matrix, 0.5 * np.eye(UNITS))
+        assert_equal(part.similarity_matrix, 0.5 * np.eye(size))
 
 
 @pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
@@ -218,17 +171,9 @@ def test_gradients(name, form):
     check_gradients(layer, sequences("float64")[:2, :2], "float64", 1e-6, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *((name, "blocks") for name in CELLS),
-        ("lstm", "sparse_and_cholesky"),
-        ("gru", "input_alone"),
-        ("gru", "state_alone"),
-    ],
-)
-def test_fold(name, form):
-    cell = built(name, **FORMS[form])
+@each_cell
+def test_fold(name):
+    cell = built(name, **FORMS["blocks"])
     recurrent = keras.layers.RNN(cell, return_sequences=True)
     outputs = recurrent(sequences())
     plain = cell.fold()
@@ -296,43 +241,25 @@ def test_layers_pass_functions_on():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"similarity": None}, "`similarity` and `recurrent_similarity` must not both"),
         (
             {"predictor": "cnn", "similarity": similarities.Diagonal(regularizer="l1")},
             "`regularizer` of a similarity must be left out with a predictor",
         ),
         *(
-            ({"recurrent_similarity": each}, "`learn_shape` and `shared_by` of a simil")
+            ({"similarity": each}, "`learn_shape` and `shared_by` of a similarity must")
             for each in (
                 similarities.Diagonal(learn_shape=True),
                 similarities.Diagonal(shared_by=2),
             )
         ),
-        ({"similarity": "full"}, "`similarity` must be shared"),
         ({"block_size": 4}, "`block_size` must divide .*4, 6 features"),
-        ({"recurrent_block_size": 3}, "`block_size` must divide .*3, 4 feat"),
-        ({"recurrent_block_size": 0}, "`recurrent_block_size` must be a positive"),
-        (
-            {"predictor": keras.layers.Dense(5), "recurrent_predictor": None},
-            r"`predictor` must return the 6 parameters .*\(None, 5\)",
-        ),
+        ({"block_size": 3}, "`block_size` must divide .*3, 4 features"),
+        ({"predictor": keras.layers.Dense(5)}, r"must return the 6 parameters .*None, 5"),
     ],
 )
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         made("gru", **options).build((None, FEATURES))
-
-
-def test_a_static_similarity_beside_a_predicted_one():
-    static = similarities.Diagonal(regularizer="l2", constraint="non_neg")
-    for options in (
-        {"similarity": static, "recurrent_similarity": "diagonal"},
-        {"recurrent_similarity": static, "predictor": "sphere"},
-    ):
-        predictors = {"recurrent_predictor": None if "predictor" in options else "sphere"}
-        layer = built("gru", **options, **predictors)
-        (parameters,) = (each for each in layer.weights if each.name == "similarity")
-        assert parameters.constraint is not None and len(layer.losses) == 1
 
 
 def test_a_custom_predictor_of_both_kernels_stays_one_layer():
@@ -347,9 +274,8 @@ def test_a_custom_predictor_of_both_kernels_stays_one_layer():
 
 
 def test_errors_of_fold_and_of_layers():
-    for options in ({}, {"recurrent_predictor": None}, {"similarity": "symmetric"}):
-        with pytest.raises(ValueError, match="`fold` needs a static similarity"):
-            built("gru", predictor="cnn", **options).fold()
+    with pytest.raises(ValueError, match="`fold` needs a static similarity"):
+        built("gru", predictor="cnn").fold()
     for each in (made("gru"), layers.NeuralSimilarityGRU(UNITS)):
         with pytest.raises(ValueError, match="`fold` needs a built layer"):
             each.fold()

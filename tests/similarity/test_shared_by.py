@@ -10,7 +10,6 @@ from similarity_layers import (
     SIMILARITIES,
     TOLERANCES,
     assert_close,
-    assert_equal,
     randomize,
     to_matrix,
     with_arguments,
@@ -92,19 +91,6 @@ def test_every_similarity(similarity):
     assert_close(layer.similarity_matrix, matrices, TOLERANCES[DTYPES[0]])
     expected = looped("conv2d", layer, matrices)
     assert_close(layer.equivalent_kernel, expected, TOLERANCES[DTYPES[0]])
-
-
-@pytest.mark.parametrize("name", ["conv2d", "groups", "transpose"])
-def test_one_block_equals_the_layer(name):
-    for similarity in ("full", "unconstrained"):
-        options = {"similarity": similarity, "learn_shape": True}
-        one = built(name, **options)
-        other = built(name, shared_by=LAYERS[name][2], **options)
-        if similarity == "full" and name == "transpose":
-            continue  # Its `M` is that of all filters.
-        for old, new in zip(one.weights, other.weights, strict=True):
-            new.assign(ops.reshape(old, new.shape))
-        assert_equal(other(inputs()), one(inputs()))
 
 
 def test_full_matrices_of_blocks():

@@ -12,7 +12,6 @@ from keras import ops
 from similarity_layers import TOLERANCES, assert_close, randomize
 
 from nsl_keras import layers, predictors, similarities
-from nsl_keras.convert import fold
 
 # More filters than any width, as in `similarity_layers`.
 CHANNELS, FILTERS = 3, 13
@@ -87,25 +86,10 @@ def test_dynamic_equals_the_loop(geometry):
     assert_close(received, expected, 10 * TOLERANCES[DTYPES[0]])
 
 
-STATIC = [
-    {"similarity": similarities.Diagonal(learn_shape=True)},
-    {"similarity": "positive_semidefinite"},
-]
-RECIPES = [{"downsampling": 2}, {"pooled": True}]
-
-
-@pytest.mark.parametrize(
-    "options", [*STATIC, *RECIPES], ids=["shape", "semidefinite", "blocks", "pooled"]
-)
-def test_other_similarities_equal_the_loop(options):
-    if "similarity" in options:
-        layer = built(**options)
-        matrices = ops.convert_to_numpy(layer.similarity_matrix)
-        if layer.similarity.learn_shape:
-            matrices = np.diag(ops.convert_to_numpy(layer.learned_shape)) @ matrices
-    else:
-        layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))
-        matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
+@pytest.mark.parametrize("options", [{"downsampling": 2}, {"pooled": True}], ids=str)
+def test_predictions_for_blocks_and_examples_equal_the_loop(options):
+    layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))
+    matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
     matrices = np.broadcast_to(matrices, (*INPUTS.shape[:-1], *matrices.shape[-2:]))
     received = ops.convert_to_numpy(layer(inputs()))
     expected = looped(layer, matrices, received.shape[1:-1])
@@ -122,25 +106,15 @@ def test_gradients(geometry, predictor):
 
 @each_geometry
 def test_fold(geometry):
-    layer = built(geometry, similarity="unconstrained")
+    layer = built(geometry, similarity=similarities.Unconstrained(learn_shape=True))
     plain, outputs = layer.fold(), layer(inputs())
     assert type(plain) is keras.layers.Conv2DTranspose
     assert_close(plain(inputs()), outputs, TOLERANCES[DTYPES[0]])
-    matrix = ops.convert_to_numpy(layer.similarity_matrix)
+    shape = ops.convert_to_numpy(layer.learned_shape)[:, None]
+    matrix = shape * ops.convert_to_numpy(layer.similarity_matrix)
     matrices = np.broadcast_to(matrix, (*INPUTS.shape[:-1], *matrix.shape))
     expected = looped(layer, matrices, outputs.shape[1:-1])
     assert_close(outputs, expected, 10 * TOLERANCES[DTYPES[0]])
-
-
-@pytest.mark.parametrize(
-    "similarity", ["full", similarities.Sparse(1)], ids=["full", "sparse"]
-)
-def test_fold_of_other_similarities(similarity):
-    layer = built(similarity=similarity)
-    model = keras.Sequential([keras.Input(INPUTS.shape[1:], dtype=DTYPES[0]), layer])
-    folded = fold(model)
-    assert [type(each) for each in folded.layers] == [keras.layers.Conv2DTranspose]
-    assert_close(folded(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
