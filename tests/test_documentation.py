@@ -111,12 +111,6 @@ def test_links_lead_somewhere_in_the_repository(path):
         assert not anchor or anchor in anchors_of(ROOT / name), link["target"]
 
 
-def test_each_table_is_on_one_page():
-    texts = [page.read_text() for page in (ROOT / "README.md", *PAGES)]
-    found = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
-    assert len(found) == len(set(found)) > 5
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_measured_figures_name_their_file(page):
     if page.name == "papers.md":  # What the papers and their code say, measured by others.
@@ -165,12 +159,6 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
     # A few epochs and episodes show that it runs.
     program = re.sub(r"\b(epochs|episodes)=\d\d", r"\1=4", "\n".join(blocks))
     exec(compile(program, name_of(page), "exec"), {"__name__": f"docs.{page.stem}"})
-
-
-def test_first_lines_say_which_nsl():
-    first = " ".join(README.splitlines()[:6])
-    assert "Neural Similarity Learning" in first
-    assert "Neural Structured Learning" in first
 
 
 @pytest.mark.long

@@ -248,17 +248,13 @@ def few_entries():
             *({}, RuntimeError, "must predict what the model predicts"),
         ),
         (
-            lambda: calling(lambda x: x[None] if tf.executing_eagerly() else x),
-            *({}, RuntimeError, "must predict what the model predicts"),
-        ),
-        (
             few_entries,
             {"examples": normal(2, 4)},
             *(ValueError, "`k` must be at most the number of dictionary entries"),
         ),
         (noisy_model, {"filepath": "gs://bucket/1"}, ValueError, "must be on this machine"),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
     with pytest.raises(error, match=message):

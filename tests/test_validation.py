@@ -79,12 +79,6 @@ def test_positive_integers():
             validation.positive_integers(value, 2, "strides")
 
 
-def test_known_axis():
-    assert validation.known_axis((None, 3, 4, 5), -1, "channel axis") == 5
-    with pytest.raises(ValueError, match=r"channel axis.* must be known.*\(2, None, 3\)"):
-        validation.known_axis([2, None, 3], 1, "channel axis")
-
-
 #: NumPy does not count bfloat16 among its numbers.
 HALF_PRECISION = keras.ops.convert_to_numpy(keras.ops.eye(3, dtype="bfloat16"))
 
@@ -145,7 +139,6 @@ DISTRIBUTIONS = (
         (validation.class_labels, [0, 3, 1, 4], 3, CLASSES),
         (validation.class_labels, [0, 2, -1], 3, "1 labels outside, the first at index 2"),
         (validation.class_labels, [0.0, 1.5], 3, "1 labels outside, the first at index 1"),
-        (validation.class_labels, [[2], [7]], 3, "1 labels outside, the first at index 1"),
         (validation.class_labels, [0.0, np.nan], 3, "`y` must be finite. Received: 1 NaN"),
         (validation.class_labels, [[1, 0, 0], [1, 0, 1], [0, 0, 0]], 3, ROWS),
         (validation.class_labels, [[1.5, -0.5, 0.0]], 3, "index 0: [1.5, -0.5"),
@@ -157,7 +150,7 @@ DISTRIBUTIONS = (
         (validation.targets, np.zeros((4, 2)), 1, "(n, 1) or (n,). Received: y.shape=(4,"),
         (validation.targets, 1.0, 1, "Received: y.shape=()"),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_errors(check, data, argument, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -165,6 +158,5 @@ def test_errors(check, data, argument, message):
 
 
 def test_errors_name_the_argument():
-    for labels in ([0, 3], np.zeros((4, 2))):
-        with pytest.raises(ValueError, match=r"`labels`"):
-            validation.class_labels(labels, 3, name="labels")
+    with pytest.raises(ValueError, match="`labels` must hold classes"):
+        validation.class_labels([0, 3], 3, name="labels")

@@ -131,14 +131,3 @@ def test_rankings(kinds):
     attention = as_numpy(layer.dictionary.attention(heads.features()))
     found = as_numpy(layer.neighbors(heads.features(), 3, by="attention").indices)
     np.testing.assert_array_equal(found, np.argsort(-attention)[:, :3])
-
-
-def test_errors():
-    layer = heads.build("linear")
-    for options, message in (
-        ({"k": ENTRIES + 1}, "`k` must be at most the number of"),
-        ({"k": 0}, "`k` must be a positive"),
-        ({"by": "weight"}, "`by` must be one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            layer.neighbors(heads.features(), **options)

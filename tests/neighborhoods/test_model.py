@@ -119,16 +119,10 @@ def test_step_equals_that_of_keras(fit, make_optimizer):
     assert_close(twins[0](X), twins[1](X), 1e-4)
 
 
-def test_train_on_batch_and_data_sets():
+def test_arrays_build_a_model_for_any_batch_size():
     model = compiled(make_model(), metrics=["accuracy"])
-    batches = [(X[:16], Y[:16]), (X[16:], Y[16:])]
-    generator = (batch for batch in itertools.cycle(batches))
-    history = model.fit(generator, steps_per_epoch=2, shuffle=False, verbose=0).history
-    assert np.isfinite(history["loss"][0])
-    assert model.built
-    other = compiled(make_model())
-    other.fit(X, Y, verbose=0)  # Arrays build a model for any batch size.
-    assert other.get_build_config()["input_shape"] == (None, 6)
+    model.fit(X, Y, verbose=0)
+    assert model.get_build_config()["input_shape"] == (None, 6)
     for step in (model.train_on_batch, model.test_on_batch):
         assert set(step(X, Y, return_dict=True)) == {"loss", "accuracy"}
 
@@ -236,7 +230,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
         (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
         (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
         (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
-        (lambda: make_model().initialize_from(X), "`y` must be given"),
+        (lambda: make_model().initialize_from(iter([])), "hold at least one batch"),
         (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
         (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None where `x` is"),
         (lambda: make_model(backbone=TWO_OUTPUTS).build((None, 6)), "expects 1 input"),
@@ -316,8 +310,7 @@ def test_neighbors_and_starts_of_data_sets():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("by", ["effect", "attention"])
-def test_neighbors_are_traced_once(by):
+def test_neighbors_are_traced_once():
     traces = []
 
     class Noting(Subclassed):
@@ -327,10 +320,10 @@ def test_neighbors_are_traced_once(by):
 
     model = make_model(backbone=Noting())
     model.build(X.shape)
-    found = model.neighbors(X, k=2, by=by)
+    found = model.neighbors(X, k=2)
     model.dictionary.keys.assign(-1 * model.dictionary.keys)
     count = len(traces)
-    again = model.neighbors(X, k=2, by=by)
+    again = model.neighbors(X, k=2)
     assert len(traces) == count
     assert np.abs(found.weights - again.weights).max() > 0  # It reads the weights anew.
 
@@ -338,13 +331,9 @@ def test_neighbors_are_traced_once(by):
 def test_a_regression_learns():
     dictionary = NeighborDictionary(20, metric="euclidean", temperature=1.0, seed=0)
     model = make_regression(dictionary=dictionary, inner_learning_rate=0.1)
-    compiled(model, "huber", keras.optimizers.Adam(0.1), metrics=["mae"])
+    compiled(model, "huber", keras.optimizers.Adam(0.1))
     history = model.fit(X, TARGETS, epochs=10, batch_size=48, verbose=0).history
-    assert set(history) == {"loss", "mae"}
     assert history["loss"][-1] < 0.7 * history["loss"][0]
-    found = evaluated(model, TARGETS)
-    errors = np.abs(as_numpy(model(X)) - TARGETS)
-    np.testing.assert_allclose(found["mae"], errors.mean(), rtol=1e-4)
 
 
 def test_one_output_takes_vectors_and_may_be_squashed():
