@@ -254,8 +254,8 @@ class SimilarityPredictor:
 
         Args:
             context: The layer whose `M` is predicted.
-            normalize: `"both"` or `"input"` for a layer that compares by angle, as
-                `SphereConv2D` does; `None` for a plain one.
+            normalize: `"both"`, `"input"` or `"kernel"` for a layer that compares by
+                angle, as `SphereConv2D` does; `None` for a plain one.
             batch_normalized: bool, whether a batch norm follows unless
                 `batch_normalization` says otherwise.
         """
@@ -297,7 +297,7 @@ class SimilarityPredictor:
         )
         initializer = small_normal(0.001)
         if not published and not scales:
-            if normalize == "both":
+            if normalize in ("both", "kernel"):
                 # A cosine with a kernel of zeros would be large after the first step.
                 scales = [_scale(context, start)]
             else:

@@ -19,7 +19,7 @@ from nsl_keras.similarity.kernels import FloatKernel
 #: Added under each root, as the authors' code has it.
 ROOT_OFFSET = 1e-4
 
-NORMALIZE = ("both", "input")
+NORMALIZE = ("both", "input", "kernel")
 RESPONSES = ("cosine", "linear", "sigmoid", "learnable_sigmoid")
 
 #: The authors' rounded 2 / pi.
@@ -93,12 +93,13 @@ class Sphere(FloatKernel):
 
     def product(self, inputs: Tensor, training: bool | None) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        if self.normalize == "both":
+        if self.normalize != "input":
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        # SphereNet: cos(W, x)
-        outputs = at_least_float32(outputs) / self.input_norms(inputs)
+        outputs = at_least_float32(outputs)
+        if self.normalize != "kernel":
+            outputs = outputs / self.input_norms(inputs)  # SphereNet: cos(W, x)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
@@ -160,8 +161,8 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
     Args:
         Same as `keras.layers.Conv2D`, plus:
         use_bias: bool, whether to add a bias, here `False` by default.
-        normalize: `"both"` or `"input"`: the norms to divide by. Padding counts in the norm
-            of a patch as zeros, and each group has its own norm.
+        normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
+            counts in the norm of a patch as zeros, and each group has its own norm.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except
             the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6), beyond
             which the gradient is zero.

@@ -61,8 +61,9 @@ def expected_outputs(layer):
         strict=True,
     ):
         products = np.einsum("nhwtc,tco->nhwo", patch, weights)
-        products /= np.sqrt(np.sum(patch**2, axis=(-2, -1)) + 1e-4)[..., None]
-        if layer.normalize == "both":
+        if layer.normalize in ("both", "input"):
+            products /= np.sqrt(np.sum(patch**2, axis=(-2, -1)) + 1e-4)[..., None]
+        if layer.normalize in ("both", "kernel"):
             products /= np.sqrt(np.sum(weights**2, axis=(0, 1)) + 1e-4)
         outputs.append(products)
     outputs = np.concatenate(outputs, axis=-1)
@@ -253,7 +254,7 @@ def test_products_and_norms_beyond_half_precision(layer, normalize):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("normalize", "response"),
-    [("input", "cosine"), *(("both", each) for each in RESPONSES)],
+    [("input", "cosine"), ("kernel", "cosine"), *(("both", each) for each in RESPONSES)],
 )
 def test_dense_is_the_convolution_of_one_pixel(normalize, response, dtype):
     options = {
