@@ -1,8 +1,8 @@
 """The structures of `M`.
 
 A similarity turns its parameters, learned or predicted, into the `T x T` block `M` that
-all channels and filters share. `M[t, u]` couples the kernel's tap `t` with the input
-under tap `u`; with the identity a layer is the plain one.
+all channels and filters share by default. `M[t, u]` couples the kernel's tap `t` with the
+input under tap `u`; with the identity a layer is the plain one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Similarity(abc.ABC):
 
     A dynamic layer adds the output of its predictor to the parameters of the identity,
     unless the predictor has `residual=False`.
-    Override `equivalent_kernel`, `compare_windows` and `compare_rows`, which follow from
+    Override `equivalent_kernel`, `apply_to_windows` and `apply_to_rows`, which follow from
     `matrix`, if there is a faster way. To save models, register the class with
     `keras.saving.register_keras_serializable`, and keep the arguments of its own
     constructor as attributes of the same names.
@@ -129,7 +129,7 @@ class Similarity(abc.ABC):
         equivalent = ops.reshape(equivalent, (*leading, channels, taps, filters))
         return ops.swapaxes(equivalent, -3, -2)
 
-    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+    def apply_to_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(x) x` at every output position, tap after tap on the last axis.
 
         The windows are the input under each tap, of shape `(batch, *positions, channels)`;
@@ -137,11 +137,11 @@ class Similarity(abc.ABC):
         """
         patches = ops.stack(windows, axis=-2)
         # NSL Eq. (3): M(x) x
-        compared = ops.matmul(self.matrix(parameters, len(windows)), patches)
-        *positions, taps, channels = ops.shape(compared)
-        return [ops.reshape(compared, (*positions, taps * channels))]
+        product = ops.matmul(self.matrix(parameters, len(windows)), patches)
+        *positions, taps, channels = ops.shape(product)
+        return [ops.reshape(product, (*positions, taps * channels))]
 
-    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+    def apply_to_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
         """Returns `M x` for the vectors `x` in rows `(..., taps)`."""
         matrix = self.matrix(parameters, rows.shape[-1])
         return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
@@ -190,13 +190,13 @@ class Diagonal(Similarity):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         return parameters[..., None, None] * kernel  # NSL Eq. (2) with a diagonal `M`
 
-    def compare_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
+    def apply_to_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         # One product per tap: nothing has to be gathered in one large tensor.
         masks = ops.split(parameters, len(windows), axis=-1)
         # NSL Eq. (3): M(x) x
         return [mask * window for mask, window in zip(masks, windows, strict=True)]
 
-    def compare_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+    def apply_to_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
         # Not `parameters[..., None, :]`, a slice that ONNX refuses.
         return ops.expand_dims(parameters, -2) * rows
 

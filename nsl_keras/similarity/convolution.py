@@ -19,7 +19,7 @@ from nsl_keras.backend import Tensor
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
-def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
+def weighted_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
     """Returns `M(x) x` at every output position of a dynamic layer, channels last.
 
     The last axis, in one part or several, holds the channels of one tap after another.
@@ -33,20 +33,20 @@ def compared_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[
     )
     positions = ops.shape(patches[0])[1:-1]
     parameters = layer.bilinear_form.parameters(inputs, training, positions)
-    return layer.bilinear_form.similarity.compare_windows(parameters, patches)
+    return layer.bilinear_form.similarity.apply_to_windows(parameters, patches)
 
 
 def dynamic_convolution(
     layer: Any, inputs: Tensor, kernel: Tensor, training: bool | None
 ) -> Tensor:
     """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`."""
-    compared = compared_windows(layer, inputs, training)
-    weights = ops.split(ops.reshape(kernel, (-1, kernel.shape[-1])), len(compared))
+    weighted = weighted_windows(layer, inputs, training)
+    weights = ops.split(ops.reshape(kernel, (-1, kernel.shape[-1])), len(weighted))
     outputs = sum(
         ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
-        for part, weight in zip(compared, weights, strict=True)
+        for part, weight in zip(weighted, weights, strict=True)
     )
-    shape = (*ops.shape(compared[0])[:-1], kernel.shape[-1])
+    shape = (*ops.shape(weighted[0])[:-1], kernel.shape[-1])
     return ops.moveaxis(ops.reshape(outputs, shape), -1, layer.channel_axis)
 
 
@@ -137,7 +137,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             input to the parameters of `M`, at every output position or one set per example.
             Not with `groups` above 1.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
-            It holds until you set it again, whatever `trainable` was in between.
+            Toggling `trainable` does not change it.
 
     Call arguments:
         inputs: Tensor of rank 4.
@@ -294,10 +294,10 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
         self, inputs: Tensor, kernel: Tensor, training: bool | None
     ) -> Tensor:
         *_, channels, multiplier = kernel.shape
-        compared = compared_windows(self, inputs, training)
+        weighted = weighted_windows(self, inputs, training)
         rows = [
             row
-            for part in compared
+            for part in weighted
             for row in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
         weights = ops.reshape(kernel, (len(rows), channels, multiplier))

@@ -88,7 +88,7 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
         mask: Tensor | None = None,
     ) -> Tensor:
         parameters = self.bilinear_form.parameters(inputs, training, mask=mask)
-        return ops.matmul(self.bilinear_form.compare(parameters, inputs), kernel)
+        return ops.matmul(self.bilinear_form.apply(parameters, inputs), kernel)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "block_size": self.block_size}

@@ -189,26 +189,26 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
         if self.similarity == "diagonal":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            compared = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
+            product = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
         elif self.similarity == "unconstrained":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            compared = ops.matmul(matrix, features)  # NSL Eq. (9)
+            product = ops.matmul(matrix, features)  # NSL Eq. (9)
         elif self.similarity == "attention":
             # The unscaled sums over all positions are too large for half precision.
             query, key, values = map(
                 at_least_float32, (self.query(features), self.key(features), features)
             )
             looked_up = ops.matmul(ops.swapaxes(key, 1, 2), values)
-            compared = ops.matmul(query, looked_up)  # NSL Eq. (11): G1(X) (G2(X)^T X)
-            compared = ops.cast(compared, features.dtype)
+            product = ops.matmul(query, looked_up)  # NSL Eq. (11): G1(X) (G2(X)^T X)
+            product = ops.cast(product, features.dtype)
         else:
             query, key = map(at_least_float32, (self.query(features), self.key(features)))
             scores = ops.matmul(ops.relu(query), ops.swapaxes(key, 1, 2))
             weights = ops.cast(ops.softmax(scores), features.dtype)
             attended = ops.matmul(weights, self.value(features))
             gamma = ops.cast(self.gamma, features.dtype)
-            compared = gamma * attended + features  # NSL Eq. (10), softmax attention
-        return ops.reshape(compared, shape)
+            product = gamma * attended + features  # NSL Eq. (10), softmax attention
+        return ops.reshape(product, shape)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]

@@ -12,9 +12,10 @@ from nsl_keras.backend import Tensor
 
 
 class FloatDense(keras.layers.Dense):
-    """A dense layer inside another layer, which `Model.quantize` skips, as that layer.
+    """A dense layer inside another layer; `Model.quantize` skips both.
 
-    A file of the model would not load: the other layer makes this one with its own dtype.
+    Otherwise a quantized model could not be reloaded: the enclosing layer recreates this
+    one with its own dtype.
     """
 
     quantize = keras.layers.Layer.quantize

@@ -302,7 +302,7 @@ class BilinearForm(keras.layers.Layer):
         order = (0, 3, 2, 1, 4) if self._on_vectors else (2, 0, 3, 1, 4)
         return ops.reshape(ops.transpose(ops.reshape(equivalent, blocks), order), shape)
 
-    def compare(self, parameters: Tensor, vectors: Tensor) -> Tensor:
+    def apply(self, parameters: Tensor, vectors: Tensor) -> Tensor:
         """Returns `M v` for vectors `(..., features)`, in their dtype.
 
         A static `M` is applied in the variables' dtype.
@@ -314,8 +314,8 @@ class BilinearForm(keras.layers.Layer):
             rows = ops.reshape(vectors, (-1, self.taps))
         else:
             rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
-        compared = self.similarity.compare_rows(parameters, rows)  # NSL Eq. (3)
-        return ops.cast(ops.reshape(compared, shape), dtype)
+        product = self.similarity.apply_to_rows(parameters, rows)  # NSL Eq. (3)
+        return ops.cast(ops.reshape(product, shape), dtype)
 
     @property
     def similarity_matrix(self) -> Tensor:
@@ -373,9 +373,9 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
 
 
 class WithSimilarity(keras.layers.Layer):
-    """Private mixin: a layer whose weights the plain layer refuses to load.
+    """Private mixin: marks saved weights so that the plain layer refuses to load them.
 
-    A plain layer ignores the weights of a `BilinearForm`, and would load the rest.
+    The plain layer would ignore the weights of a `BilinearForm` and load the rest.
     """
 
     def save_own_variables(self, store: Any) -> None:

@@ -116,7 +116,7 @@ def _without_state(predictor: Any) -> Any:
     return predictor.without_batch_norms()
 
 
-def compared(
+def applied(
     form: BilinearForm,
     vectors: Tensor,
     training: bool | None,
@@ -124,7 +124,7 @@ def compared(
 ) -> Tensor:
     """Returns `M v`, with `M` predicted from `seen` (default `v`)."""
     parameters = form.parameters(vectors if seen is None else seen, training)
-    return form.compare(parameters, vectors)
+    return form.apply(parameters, vectors)
 
 
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         state = states[0] if nested else states
         drops = training and 0 < self.dropout < 1
         masks = self.get_dropout_mask(inputs) if drops else None
-        x = compared(self.input_form, inputs, training)
+        x = applied(self.input_form, inputs, training)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
         if self.use_bias:
             bias = ops.convert_to_tensor(self.bias)
@@ -232,7 +232,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         drops = training and 0 < self.recurrent_dropout < 1
         masks = self.get_recurrent_dropout_mask(state) if drops else None
         kernel = ops.convert_to_tensor(self.recurrent_kernel)
-        h = compared(self.state_form, state, training)
+        h = applied(self.state_form, state, training)
         if self.reset_after:
             h = gate_products(h, masks, kernel)
             if self.use_bias:
@@ -245,7 +245,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
             h = gate_products(h, gate_masks, kernel[:, : 2 * self.units])
             h_update, h_reset = ops.split(h, 2, axis=-1)
             reset = self.recurrent_activation(x_reset + h_reset)
-            h = compared(self.state_form, reset * state, training, seen=state)
+            h = applied(self.state_form, reset * state, training, seen=state)
             h_candidate = gate_products(h, mask, kernel[:, 2 * self.units :])
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
@@ -280,8 +280,8 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, Any]:
         nested = isinstance(states, (list, tuple))
-        x = compared(self.input_form, inputs, training)
-        h = compared(self.state_form, states[0] if nested else states, training)
+        x = applied(self.input_form, inputs, training)
+        h = applied(self.state_form, states[0] if nested else states, training)
         return super().call(x, [h] if nested else h, training=training)
 
 
@@ -323,8 +323,8 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         self, inputs: Tensor, states: Any, training: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         state, carry = states
-        x = compared(self.input_form, inputs, training)
-        h = compared(self.state_form, state, training)
+        x = applied(self.input_form, inputs, training)
+        h = applied(self.state_form, state, training)
         return super().call(x, [h, carry], training=training)
 
 
