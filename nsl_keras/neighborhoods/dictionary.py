@@ -389,7 +389,8 @@ class NeighborDictionary(keras.layers.Layer):
         )
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
-                draws = keras.random.uniform((len(keys),), seed=self.seed_generator)
+                size = (self.num_neighbors,)
+                draws = keras.random.uniform(size, seed=self.seed_generator)
                 taken = ops.argsort(draws)[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
             else:
@@ -403,8 +404,7 @@ class NeighborDictionary(keras.layers.Layer):
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
-        single = scores.shape[-1] == 1
-        attention = ops.ones_like(scores) if single else ops.softmax(scores)
+        attention = ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores)
         return Entries(keys, values), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:

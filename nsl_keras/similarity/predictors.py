@@ -139,9 +139,9 @@ class SimilarityPredictor:
         kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
             `LayerContext` that returns a list of layers. The recipe's methods `hidden`
             and `output` make the layers above; anything may stand between them. If the
-            function makes another recipe, pass it `downsampling=recipe.block_side(context)`.
-            To save models with the function, register it with
-            `keras.saving.register_keras_serializable`.
+            function makes another recipe, pass that
+            `downsampling=recipe.block_side(context)`. To save models with the function,
+            register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
             and 128 for others; with `start="published"` it is the authors' width.
