@@ -1,4 +1,4 @@
-"""Regression with learned neighbours, beside the same network without them.
+"""Regression with learned neighbors, beside the same network without them.
 
 Scikit-learn's diabetes data: ten measurements of 442 patients, and the progression of the
 disease a year later. Both models are trained by one recipe on the same folds. Errors are
@@ -51,14 +51,14 @@ def main():
 
     x, y = load_diabetes(return_X_y=True)
     y = y[:, None]
-    errors = {"plain": [], "neighbours": [], "before adaptation": [], "kNN": []}
+    errors = {"plain": [], "neighbors": [], "before adaptation": [], "kNN": []}
     folds = KFold(args.folds, shuffle=True, random_state=0)
     for number, (train, test) in enumerate(folds.split(x)):
         # Free values of the dictionary start near zero: scale the targets too.
         scale_x, scale_y = StandardScaler().fit(x[train]), StandardScaler().fit(y[train])
         train_x, test_x = (scale_x.transform(x[part]) for part in (train, test))
         train_y, test_y = (scale_y.transform(y[part]) for part in (train, test))
-        for name, make in {"plain": plain_model, "neighbours": neighbor_model}.items():
+        for name, make in {"plain": plain_model, "neighbors": neighbor_model}.items():
             keras.utils.set_random_seed(number)
             model = make()
             model.compile(keras.optimizers.Adam(1e-3), loss="mean_squared_error")
@@ -72,8 +72,8 @@ def main():
     for name, of_folds in errors.items():
         each = ", ".join(f"{error:.3f}" for error in of_folds)
         print(f"{name:18} mean {np.mean(of_folds):.3f}   folds {each}")
-    differences = np.subtract(errors["neighbours"], errors["plain"])
-    print("neighbours - plain, by fold:", ", ".join(f"{each:+.3f}" for each in differences))
+    differences = np.subtract(errors["neighbors"], errors["plain"])
+    print("neighbors - plain, by fold:", ", ".join(f"{each:+.3f}" for each in differences))
     found = model.neighbors(test_x[:1], k=3)
     values = scale_y.inverse_transform(found.values[0])[:, 0]
     changes = found.output_changes[0, :, 0] * scale_y.scale_[0]  # In the target's unit.
@@ -84,7 +84,7 @@ def main():
             f"  entry {entry}, attention {weight:.2f}, target {value:.0f}, "
             f"moved it by {change:+.1f}"
         )
-    print("Look at the differences: below zero the neighbours help. If the folds differ")
+    print("Look at the differences: below zero the neighbors help. If the folds differ")
     print("far more than that, these patients show neither gain nor loss.")
 
 

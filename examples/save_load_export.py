@@ -1,6 +1,6 @@
 """Three ways to keep a model: a Keras file, its weights alone, a SavedModel.
 
-A network with dynamic and static similarities and learned neighbours is trained for some
+A network with dynamic and static similarities and learned neighbors is trained for some
 epochs, written, and read again in a fresh process, which trains it further.
 
     python examples/save_load_export.py          # 30 seconds on one core

@@ -190,7 +190,7 @@ def _where() -> str:
     neighbors = _cells(table, "linear features + Meta-Neighborhoods")
     ratio = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
     add(
-        *("weak features: one linear layer, digits", linear[0], "learned neighbours"),
+        *("weak features: one linear layer, digits", linear[0], "learned neighbors"),
         *(*neighbors[:2], f"{ratio:.1f}x"),
         runs=of(found, "linear", "linear_neighborhoods"),
     )

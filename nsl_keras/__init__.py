@@ -2,14 +2,14 @@
 
 * `layers`: convolutions, dense and recurrent layers with a learned similarity, and the
   parts of Meta-Neighborhoods. `similarities` and `predictors` are their arguments.
-* `MetaNeighborhoodModel`: backbone, head and dictionary of neighbours, trained with `fit`.
+* `MetaNeighborhoodModel`: backbone, head and dictionary of neighbors, trained with `fit`.
 * `convert`: adds similarities or iFiLM to a trained network, and folds static similarities
   into plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: three networks of the papers.
 * `callbacks`: resume a killed training run; start and watch the dictionary.
 * `export`: SavedModels that need neither this package nor Keras.
-* `visualize`: pictures of similarities, neighbours and predictions.
+* `visualize`: pictures of similarities, neighbors and predictions.
 * `key_metrics`, `regularizers`: what the names say.
 
 Models save and load as Keras's own do, in a process that has imported nsl_keras. README.md

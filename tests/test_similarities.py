@@ -126,7 +126,7 @@ def test_sparse_ties_go_to_the_entries_nearest_to_the_middle():
     for parameters in (np.eye(9), np.ones((9, 9)), -np.ones((9, 9))):
         matrix = similarities.Sparse(1).matrix(parameters.astype("float32"), 9)
         assert np.argwhere(ops.convert_to_numpy(matrix)).tolist() == [[4, 4]]
-    # A row of three taps: the middle with itself, then pairs of it with a neighbour.
+    # A row of three taps: the middle with itself, then pairs of it with a neighbor.
     parameters = np.ones((3, 3), "float32")
     matrix = ops.convert_to_numpy(similarities.Sparse(5).matrix(parameters, 3))
     np.testing.assert_array_equal(matrix, [[0, 1, 0], [1, 1, 1], [0, 1, 0]])
@@ -137,16 +137,16 @@ def test_sparse_ties_go_to_the_entries_nearest_to_the_middle():
 
 
 def test_sparse_ties_in_a_compiled_layer():
-    """From the identity, one entry of nine equal ones: the tap in the centre."""
+    """From the identity, one entry of nine equal ones: the tap in the center."""
     layer = NeuralSimilarityConv2D(
         4, 3, padding="same", similarity=similarities.Sparse(1), use_bias=False
     )
     model = keras.Sequential([keras.Input((6, 5, 3)), layer])
     inputs = RNG.normal(size=(2, 6, 5, 3)).astype("float32")
-    centre = ops.convert_to_numpy(layer.kernel)[1, 1]
+    center = ops.convert_to_numpy(layer.kernel)[1, 1]
     for jit_compile in (False, True):
         model.compile(jit_compile=jit_compile)
-        assert_close(model.predict(inputs, verbose=0), inputs @ centre, 1e-5)
+        assert_close(model.predict(inputs, verbose=0), inputs @ center, 1e-5)
     assert_equal(layer.similarity_matrix, np.diag(np.arange(9) == 4))
 
 

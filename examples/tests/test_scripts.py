@@ -80,7 +80,7 @@ def test_few_shot_own_photos(run, tmp_path):
 
 def test_regression(run):
     printed = run("regression", "--epochs=1", "--folds=2")
-    for row in ("plain", "neighbours", "before adaptation", "kNN"):
+    for row in ("plain", "neighbors", "before adaptation", "kNN"):
         numbers(rf"{row}\s+mean ([\d.]+)   folds [\d.]+, [\d.]+", printed)
     assert len(re.findall(r"entry \d+, attention [\d.]+, target", printed)) == 3
 

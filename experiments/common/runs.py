@@ -217,7 +217,7 @@ def results_folder(output_dir: str) -> pathlib.Path:
 
 
 def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
-    """Writes pictures by name, in few colours, closes them, and says so."""
+    """Writes pictures by name, in few colors, closes them, and says so."""
     import matplotlib.pyplot as plt
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""Two spirals, a linear head, and 100 neighbours: Figure 3 of Meta-Neighborhoods.
+"""Two spirals, a linear head, and 100 neighbors: Figure 3 of Meta-Neighborhoods.
 
 A linear classifier cannot tell the spirals apart; one that is finetuned, for each point, on
-its neighbours in a learned dictionary can. As in Section 4.1 (Shan et al., NeurIPS 2020):
+its neighbors in a learned dictionary can. As in Section 4.1 (Shan et al., NeurIPS 2020):
 keys in the plane, values fixed, minus the squared Euclidean distance as similarity.
 
     python -m experiments.demo.spirals
@@ -102,7 +102,7 @@ def section(results: pathlib.Path) -> str:
         f"{title}\n\n"
         f"{tables.commands([content])}: {100 * content['test_accuracy']:.1f} % of "
         f"{content['test_examples']:,} test points with {content['num_neighbors']} "
-        f"neighbours, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
+        f"neighbors, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
         "itself.\n\n"
         "![Entries and classes in training](figures/spirals.png)"
     )

@@ -41,7 +41,7 @@ flags.DEFINE_integer("test_episodes", 600, "Episodes of a test.", lower_bound=2)
 flags.DEFINE_multi_float("rates", [1e-3], "Rates of Adam tried for each method.")
 flags.DEFINE_float("trial_share", 0.25, "Images of a trial, as a share of the budget.")
 flags.DEFINE_integer("validation_episodes", 100, "Episodes that judge a trial.")
-_AUGMENTED = "Shift and mirror images in pretraining; by default those in colour."
+_AUGMENTED = "Shift and mirror images in pretraining; by default those in color."
 flags.DEFINE_bool("augmentation", None, _AUGMENTED)
 flags.DEFINE_bool(
     "published",

@@ -139,7 +139,7 @@ def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task],
 
 
 def nearest_centroid(network: keras.Model, task: Task) -> Callable:
-    """Features are centred on the mean ones of training classes."""
+    """Features are centered on the mean ones of training classes."""
     if task.options["batch_normalization"] == "moving":
         found = network.predict(task.images.astype("float32") / 255, verbose=0)
         center = found.mean(axis=0, dtype="float64")
@@ -250,7 +250,7 @@ METHODS = {
         ),
     ),
     "nearest_neighbor": Method(
-        "nearest neighbour",
+        "nearest neighbor",
         _learner(NearestNeighbor),
         paper={"cnn4": "51.04 ± 0.65"},
     ),

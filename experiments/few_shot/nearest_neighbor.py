@@ -1,4 +1,4 @@
-"""Nearest neighbours in a pretrained network's features."""
+"""Nearest neighbors in a pretrained network's features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsl_keras.neighborhoods import key_metrics
 
 @keras.saving.register_keras_serializable("experiments")
 class NearestNeighbor(NearestCentroid):
-    """Nearest neighbour on features of a pretrained network. Nothing is trained.
+    """Nearest neighbor on features of a pretrained network. Nothing is trained.
 
         logits_c = max over support examples x of class c of sim(z(query), z(x))
 

@@ -67,9 +67,9 @@ def plot_feature_map(
         axis.scatter(*places.T, facecolor=color, edgecolor="black", **options)
         axis.scatter([], [], color=color, marker=marker, s=38, lw=0, label=names[kind])
     for face, edge, size, label in (
-        ("grey", "none", 11, "example"),
-        ("grey", "black", 38, "learned neighbor"),
-        ("white", "grey", 38, "undecided one"),
+        ("gray", "none", 11, "example"),
+        ("gray", "black", 38, "learned neighbor"),
+        ("white", "gray", 38, "undecided one"),
     ):
         axis.scatter([], [], facecolor=face, edgecolor=edge, s=size, label=label)
     columns = -(-len(names) // 33)

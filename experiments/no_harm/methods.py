@@ -99,7 +99,7 @@ def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
 EACH_POSITION = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 
 PLAIN_METHOD = Method("plain", leave_plain)
-#: Plain networks: what anyone can do without a similarity or neighbours.
+#: Plain networks: what anyone can do without a similarity or neighbors.
 ALTERNATIVES = {
     PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
     "plain_rate": Method("plain, three times the rate", leave_plain, rate=3.0),

@@ -4,7 +4,7 @@ r"""What to adapt of a pretrained network with few labels: EfficientNet-Lite0 an
     python -m experiments.pretrained --data_dir=FOLDER   # photo/<class>/, sketch/<class>/
 
 The network has learned ImageNet. Its new domain is sketches, or photographs with noise or
-blur, of seven classes. Each method gets the same few labelled images a class, and is judged
+blur, of seven classes. Each method gets the same few labeled images a class, and is judged
 on the same test images. Rates are those that were best on the mean of the three domains,
 with five labels a class and other images; those images are never tested.
 
@@ -214,8 +214,8 @@ METHODS: dict[str, Run] = {
     "finetuner": without_training(finetuned),
     "linear probe": on_features(alone(keras.layers.Dense)),
     "cosine head": on_features(alone(nsl_keras.layers.CosineDense)),
-    "neighbours": on_features(neighbors),
-    "neighbours, initialize_from": on_features(neighbors, initialize=True),
+    "neighbors": on_features(neighbors),
+    "neighbors, initialize_from": on_features(neighbors, initialize=True),
     "batch norms + head": adapted(None, _NORM),
     "M diagonal + head": adapted("diagonal"),
     "M diagonal of each channel + head": adapted(
@@ -281,6 +281,6 @@ def main(_arguments: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all by default.")
     flags.DEFINE_string("data_dir", None, "The folder of the images.")
-    flags.DEFINE_list("seeds", ["0"], "Draws of the labelled images.")
+    flags.DEFINE_list("seeds", ["0"], "Draws of the labeled images.")
     flags.DEFINE_list("shots", ["5", "20"], "Labelled images of a class.")
     command.run(main)

@@ -58,7 +58,7 @@ def error(model: Any, part: data.Part) -> float:
 
 
 def knn(fold: data.Fold) -> dict:
-    """The best number of neighbours by validation error, uniform weights."""
+    """The best number of neighbors by validation error, uniform weights."""
     from sklearn.neighbors import KNeighborsRegressor
 
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]

@@ -60,7 +60,7 @@ def picture(rows: Iterable[Mapping[str, Any]]) -> Any:
         1, len(costs), figsize=(3.6 * len(costs), 3.8), squeeze=False, layout="constrained"
     )
     for axis, (along, curves) in zip(axes.flat, costs.items(), strict=True):
-        axis.axhline(1, color="grey", lw=1)
+        axis.axhline(1, color="gray", lw=1)
         for number, (name, curve) in enumerate(curves.items()):
             sizes = sorted(curve)
             medians, lows, highs = zip(*(curve[size] for size in sizes), strict=True)

@@ -1,4 +1,4 @@
-"""Nearest neighbours against NumPy, and what all of the experiments' learners can do."""
+"""Nearest neighbors against NumPy, and what all of the experiments' learners can do."""
 
 import few_shot_episodes as data
 import learner_harness as harness

@@ -1,4 +1,4 @@
-"""`adapt`: from a few labelled examples to an ordinary Keras model."""
+"""`adapt`: from a few labeled examples to an ordinary Keras model."""
 
 from __future__ import annotations
 

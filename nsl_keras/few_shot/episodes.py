@@ -1,4 +1,4 @@
-"""Few-shot tasks drawn from labelled examples: ways, shots and queries."""
+"""Few-shot tasks drawn from labeled examples: ways, shots and queries."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _NeighborhoodCallback(keras.callbacks.Callback):
 
 
 class EntryStatistics(_NeighborhoodCallback):
-    """Logs, after each epoch, how the dictionary of neighbours is used on some examples.
+    """Logs, after each epoch, how the dictionary of neighbors is used on some examples.
 
     With the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
     examples, the epoch's logs gain

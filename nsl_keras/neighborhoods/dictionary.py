@@ -1,4 +1,4 @@
-"""The dictionary of induced neighbours: keys, values, and the attention over them."""
+"""The dictionary of induced neighbors: keys, values, and the attention over them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DROPOUT_SCOPES = ("example", "batch")
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NeighborDictionary(keras.layers.Layer):
-    """Attention over a learned dictionary of `S` neighbours `{(k_j, v_j)}`.
+    """Attention over a learned dictionary of `S` neighbors `{(k_j, v_j)}`.
 
     For a query `z` the layer returns the weights
 
@@ -43,7 +43,7 @@ class NeighborDictionary(keras.layers.Layer):
             `None` takes it from given values, or else from the `MetaNeighborhoodHead` that
             uses the dictionary.
         metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0; small values concentrate attention on few neighbours.
+        temperature: float above 0; small values concentrate attention on few neighbors.
         learn_temperature: bool, whether it is trained: then `1 / temperature` is a weight,
             which enters through its absolute value. Appendix A.4 reports that it overfits.
         value_scale: float above 0, the factor inside the values' softmax.

@@ -1,4 +1,4 @@
-"""The layer that adapts a head to each example's neighbours, then predicts."""
+"""The layer that adapts a head to each example's neighbors, then predicts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANKINGS = ("effect", "attention")
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class MetaNeighborhoodHead(keras.layers.Layer):
-    """Finetunes a head, per example, on a learned dictionary of neighbours, and predicts.
+    """Finetunes a head, per example, on a learned dictionary of neighbors, and predicts.
 
     With features `z`, dictionary `{(k_j, v_j)}` and head `f` with weights `phi`,
 

@@ -1,4 +1,4 @@
-"""A model that finetunes its head on learned neighbours, trained with `fit`."""
+"""A model that finetunes its head on learned neighbors, trained with `fit`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class MetaNeighborhoodModel(CheckedModel):
-    """Backbone, then a head finetuned per example on a learned dictionary of neighbours.
+    """Backbone, then a head finetuned per example on a learned dictionary of neighbors.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
 
@@ -132,7 +132,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     @property
     def dictionary(self) -> NeighborDictionary:
-        """The dictionary of neighbours."""
+        """The dictionary of neighbors."""
         return self.neighborhood.dictionary
 
     @property

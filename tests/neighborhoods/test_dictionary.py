@@ -177,7 +177,7 @@ def test_regression_keeps_targets(targets):
 
 
 def test_a_model_s_entries_are_its_features():
-    """In inference mode; an example is then its own nearest neighbour."""
+    """In inference mode; an example is then its own nearest neighbor."""
     layers = [keras.Input((4,)), keras.layers.Dense(6), keras.layers.Dropout(0.5)]
     model = nsl_keras.MetaNeighborhoodModel(keras.Sequential(layers), CosineDense(3), 12)
     drawn = model.initialize_from(X, LABELS, seed=4, batch_size=5)

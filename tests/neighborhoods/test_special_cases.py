@@ -1,4 +1,4 @@
-"""Kernel regression, nearest neighbours and votes as special cases."""
+"""Kernel regression, nearest neighbors and votes as special cases."""
 
 import keras
 import numpy as np

@@ -66,9 +66,9 @@ def check_outputs_and_gradients(golden, dtype, model, variables, normalizations)
             (gradient,) = gradients(scalar, [x], [variables["m2.W"]])[1:]
             norm = ops.norm(ops.reshape(gradient, (-1,)))
             golden.check(f"grad64.{output}.m2.W_norm", norm, dtype)
-            centre = f"grad64.{output}.m2.W_centre_tap"
-            rows = golden[centre].shape[0]
-            golden.check(centre, gradient[1, 1, :rows], dtype)
+            center = f"grad64.{output}.m2.W_centre_tap"
+            rows = golden[center].shape[0]
+            golden.check(center, gradient[1, 1, :rows], dtype)
     # The only training pass that changes the layers.
     golden.check("out64.out_train", model(x, training=True), dtype)
     for prefix, normalization in normalizations.items():

@@ -80,7 +80,7 @@ def _joined(outputs: list) -> list:
 
 
 def _small(picture: str) -> str:
-    """A picture of at most 800 pixels to a side, in 256 colours."""
+    """A picture of at most 800 pixels to a side, in 256 colors."""
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
     image.thumbnail((800, 800))
     file = io.BytesIO()
@@ -114,7 +114,7 @@ def _shown(output: nbformat.NotebookNode, folder: pathlib.Path, picture: str) ->
         (folder / picture).write_bytes(base64.b64decode(data["image/png"]))
         return f"![]({picture})"
     text = output.get("text") or data.get("text/plain", "")
-    # Progress is printed with backspaces, and colours with escapes.
+    # Progress is printed with backspaces, and colors with escapes.
     text = re.sub(r"\x1b\[[\d;]*m|.*\x08", "", text).strip("\n")
     return f"```text\n{text}\n```" if text else ""
 
