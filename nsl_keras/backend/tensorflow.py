@@ -19,28 +19,15 @@ GradientTape = tf.GradientTape
 def gradients_of(
     function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar function, themselves differentiable."""
+    """Returns the gradients of a scalar function, themselves differentiable.
+
+    Rematerialization stops all tapes while it runs a function the first time.
+    """
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(at)
         value, auxiliary = function(at)
-    return _recorded(tape.gradient(value, at), at), auxiliary
-
-
-def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
-    """Returns the gradients of the sum of each column of an output."""
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        tape.watch(at)
-        columns = tf.unstack(function(at), axis=-1)
-    gradients = [tape.gradient(column, at) for column in columns]
-    return _recorded(gradients, [at] * len(columns))
-
-
-def _recorded(gradients: list[Any], at: Sequence[Any]) -> list[Any]:
-    """Returns gradients with zeros where there are none; raises if there are none at all.
-
-    Rematerialization stops all tapes while it runs a function the first time.
-    """
+    gradients = tape.gradient(value, at)
     if gradients and all(gradient is None for gradient in gradients):
         raise RuntimeError(
             "The inner steps must be recorded by a gradient tape, and none records here. "
@@ -48,9 +35,18 @@ def _recorded(gradients: list[Any], at: Sequence[Any]) -> list[Any]:
             "all tapes: apply them to the backbone alone, not to a head or a model that "
             "is finetuned, or use the JAX backend."
         )
+    pairs = zip(at, gradients, strict=True)
+    return [tf.zeros_like(x) if dx is None else dx for x, dx in pairs], auxiliary
+
+
+def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+    """Returns the gradients of the sum of each column of an output."""
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(at)
+        columns = tf.unstack(function(at), axis=-1)
     return [
-        tf.zeros_like(tensor) if gradient is None else gradient
-        for tensor, gradient in zip(at, gradients, strict=True)
+        tape.gradient(column, at, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for column in columns
     ]
 
 

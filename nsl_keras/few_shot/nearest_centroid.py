@@ -10,7 +10,7 @@ import keras
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
-from nsl_keras.neighborhoods.key_metrics import unit_norm
+from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -76,4 +76,4 @@ class NearestCentroid(MetricLearner):
 
     def vectors(self, features: Tensor) -> Tensor:
         """Returns features, of length 1 if `normalize`."""
-        return unit_norm(features) if self.normalize else features
+        return features * inverse_norm(features) if self.normalize else features

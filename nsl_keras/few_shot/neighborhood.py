@@ -18,7 +18,7 @@ from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
 from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
-from nsl_keras.neighborhoods.key_metrics import unit_norm
+from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -111,7 +111,7 @@ class NeighborhoodLearner(MetricLearner):
         attention = ops.softmax(  # MN Eq. (5)
             self.metric(queries, support) / self.temperature
         )
-        prototypes = class_means(unit_norm(support), membership)
+        prototypes = class_means(support * inverse_norm(support), membership)
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
@@ -155,7 +155,7 @@ class NeighborhoodLearner(MetricLearner):
         model.build(layers[0].shape)
         dictionary.keys.assign(support)
         one_hot = ops.cast(membership[None], support.dtype)
-        prototypes = class_means(unit_norm(support)[None], one_hot)[0]
+        prototypes = class_means((support * inverse_norm(support))[None], one_hot)[0]
         head.kernel.assign(ops.transpose(prototypes))
         head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
         rates = [*map(ops.convert_to_numpy, self.rate.weights)]

@@ -9,7 +9,7 @@ from keras import ops
 
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.neighborhoods.key_metrics import unit_norm
+from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -91,9 +91,13 @@ class CosineDense(keras.layers.Layer):
         self.learned_scale.adapts = False
 
     def call(self, inputs: Tensor) -> Tensor:
+        inputs = at_least_float32(inputs)
+        outputs = ops.matmul(inputs * inverse_norm(inputs), self._scaled_kernel())
+        return ops.cast(outputs, self.compute_dtype)
+
+    def _scaled_kernel(self) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        cosines = ops.matmul(unit_norm(at_least_float32(inputs)), unit_norm(kernel, axis=0))
-        return ops.cast(self.learned_scale * cosines, self.compute_dtype)
+        return self.learned_scale * kernel * inverse_norm(kernel, axis=0)
 
     def fold(self) -> keras.Sequential:
         """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
@@ -121,8 +125,7 @@ class CosineDense(keras.layers.Layer):
             folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
         *between, features = self.get_build_config()["input_shape"]
         folded.build((*(None for _ in between), features))
-        kernel = self.learned_scale * unit_norm(ops.convert_to_tensor(self.kernel), axis=0)
-        dense.kernel.assign(ops.convert_to_numpy(kernel))
+        dense.kernel.assign(ops.convert_to_numpy(self._scaled_kernel()))
         dense.trainable = self.trainable
         return folded
 

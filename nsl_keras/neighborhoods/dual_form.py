@@ -30,7 +30,7 @@ from nsl_keras.neighborhoods.inner_loop import (
     InnerLoss,
     cross_entropy,
 )
-from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm, unit_norm
+from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm
 
 #: Entries in a chunk by default: with 128 examples and 10 classes the terms take 2.5 MB.
 CACHED_ENTRIES = 512
@@ -277,11 +277,10 @@ def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tenso
     """Returns the inputs that the columns multiply, and the outputs before activation."""
     columns, *rest = weights
     if stage.scale is not None:
-        inputs = rest[0] * unit_norm(inputs)
+        inputs = rest[0] * inputs * inverse_norm(inputs)
     outputs = ops.matmul(inputs, ops.swapaxes(columns, -1, -2))
     if stage.scale is not None:
-        squares = ops.sum(ops.square(columns), axis=-1)
-        outputs = outputs * inverse_norm(squares)[..., None, :]
+        outputs = outputs * ops.swapaxes(inverse_norm(columns), -1, -2)
     if stage.bias is not None:
         outputs = outputs + rest[0][..., None, :]
     return inputs, outputs
@@ -310,7 +309,7 @@ def _updated(
     if stage.scale is not None:
         # From the unit columns back to the columns themselves.
         squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
-        inverse = inverse_norm(squares)
+        inverse = inverse_norm(columns)
         units, inside = columns * inverse, ops.cast(squares > NORM_EPSILON, columns.dtype)
         radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
         gradient = (gradient - radial * units) * inverse

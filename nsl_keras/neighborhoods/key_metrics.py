@@ -13,18 +13,13 @@ from nsl_keras.backend import Tensor
 NORM_EPSILON = 1e-12
 
 
-def unit_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `a / sqrt(max(sum(a^2), 1e-12))` along `axis`; a zero vector stays zero."""
-    squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
-    return tensor * inverse_norm(squares)
+def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
+    """Returns `1 / sqrt(max(sum(a^2), 1e-12))` of the vectors along `axis`, which is kept.
 
-
-def inverse_norm(squares: Tensor) -> Tensor:
-    """Returns `1 / sqrt(max(s, 1e-12))` for sums of squares, and 0 for 0.
-
-    It is exact for vectors longer than 1e-6. A zero vector has no direction, and a gradient
-    of zero in place of the formula's 1e6, which would ruin a training.
+    It is exact for vectors longer than 1e-6, and 0 for a zero vector, which has no
+    direction: the formula's 1e6 would be its gradient, and ruin a training.
     """
+    squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
     inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
     return ops.where(squares > 0, inverse, 0)
 
@@ -92,7 +87,8 @@ class Cosine(KeyMetric):
     defined_at_zero = False
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return ops.matmul(unit_norm(queries), ops.swapaxes(unit_norm(keys), -1, -2))
+        queries, keys = (each * inverse_norm(each) for each in (queries, keys))
+        return ops.matmul(queries, ops.swapaxes(keys, -1, -2))
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
