@@ -39,11 +39,11 @@ def save_model(
     | `serve`, also named `serving_default` | the predictions |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
-    | `neighbors` | `entries`, `weights`, `values`, `output_changes`, `classes` |
+    | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
 
     Only a `MetaNeighborhoodModel` has the last three. `entries` are the numbers of the `k`
-    dictionary entries of largest effect, `classes` (of classifiers) their classes, both of
-    shape `(batch, k)`; for the others see `MetaNeighborhoodModel.neighbors`.
+    dictionary entries of largest attention, `classes` (of classifiers) their classes, both
+    of shape `(batch, k)`; for the rest see `MetaNeighborhoodModel.neighbors`.
 
     A single input is named `inputs`. Several have the names of the model's inputs or, for
     dict inputs, the keys; the method `serve` of the loaded model, and

@@ -142,6 +142,8 @@ def test_several_inputs_of_a_regression(tmp_path):
         "weights": (5, 3),
         "values": (5, 3, 2),
         "output_changes": (5, 3, 2),
+        "before": (5, 2),
+        "after": (5, 2),
     }
 
 

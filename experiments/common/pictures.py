@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import keras
 import numpy as np
 
 from experiments.common.data import ImageData, Split
@@ -17,6 +20,15 @@ def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) ->
     image, shown = test.images[most_changed(model, test)], data.train.take(SHOWN).images
     return visualize.plot_adaptation(
         model, image, images=shown, class_names=data.class_names
+    )
+
+
+def attention_of(model: keras.Model, x: Any) -> np.ndarray:
+    """The attention of all examples, of shape `(n, num_neighbors)`."""
+    return predict(
+        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
+        model,
+        x,
     )
 
 

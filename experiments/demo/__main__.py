@@ -65,11 +65,16 @@ def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any
     figures = {}
     if "static" in models:
         figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
-    test = found.test.take(2000)
+    test, train = found.test.take(2000), found.train
+    first = [int(np.argmax(test.labels == label)) for label in np.unique(test.labels)[:6]]
     for name in ("neighborhoods", "linear_neighborhoods"):
         if name in models:
-            figures[name] = nsl_keras.visualize.plot_learned_neighbors(
-                models[name], test.images, class_names=found.class_names
+            figures[name] = nsl_keras.visualize.plot_neighbors(
+                models[name],
+                test.images[first],
+                train.images,
+                train.labels,
+                class_names=found.class_names,
             )
     if "linear_neighborhoods" in models:
         model = models["linear_neighborhoods"]

@@ -8,12 +8,13 @@ import keras
 
 from experiments.common.data import ImageData
 from experiments.common.pictures import SHOWN, of_adaptation
+from experiments.image_classification.entries import plot_entries
 from experiments.image_classification.features import (
     plot_feature_map,
     plot_prototype_cosines,
 )
 from experiments.image_classification.subcategories import plot_subcategories
-from nsl_keras import MetaNeighborhoodModel, visualize
+from nsl_keras import MetaNeighborhoodModel
 
 #: Of these the nearest training images are sought for pictures of sub-categories.
 QUERIES = 1000
@@ -29,9 +30,7 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
             continue
         figures[f"{name}_feature_map"] = plot_feature_map(model, train, names)
         figures[f"{name}_prototype_cosines"] = plot_prototype_cosines(model, test)
-        figures[f"{name}_entries"] = visualize.plot_learned_neighbors(
-            model, test.images, class_names=names
-        )
+        figures[f"{name}_entries"] = plot_entries(model, test.images, class_names=names)
         figures[f"{name}_adaptation"] = of_adaptation(model, data, test)
     return figures
 

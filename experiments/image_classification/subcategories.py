@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from experiments.common.data import ImageData, Split
+from experiments.common.pictures import attention_of
 from nsl_keras import MetaNeighborhoodModel
 from nsl_keras.visualize import figures
-from nsl_keras.visualize.figures import attention_of
 
 #: The paper names neither the number of neighbors nor the metric; here it is the cosine.
 NEAREST = 5

@@ -27,7 +27,10 @@ PATH_POINTS = 32
 
 
 class Neighbors(NamedTuple):
-    """Dictionary entries of an example: those of largest effect, or of largest attention.
+    """The dictionary entries that an example attends to, or that moved its outputs most.
+
+    Compare `after` with `before` first: entries explain a prediction only as far as
+    adaptation changed it.
 
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`, strongest entry first.
@@ -40,13 +43,17 @@ class Neighbors(NamedTuple):
             the path from no attention to the actual one, computed from 32 points.
             For one step it is exact on a `Dense` layer, and exact to rounding on a
             `CosineDense` layer. The error grows with rate and steps, most through ReLU
-            layers: compare the sum with the change of the outputs.
+            layers: compare the sum over all entries with `after - before`.
+        before: The outputs without adaptation, of shape `(batch, outputs)`.
+        after: The outputs with adaptation, of that shape.
     """
 
     indices: Any
     weights: Any
     values: Any
     output_changes: Any
+    before: Any
+    after: Any
 
 
 def average_over_path(

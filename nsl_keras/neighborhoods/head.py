@@ -30,7 +30,7 @@ from nsl_keras.neighborhoods.inner_loop import (
 )
 
 INNER_LOOPS = ("auto", "dual", "tape")
-RANKINGS = ("effect", "attention")
+RANKINGS = ("attention", "effect")
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -262,7 +262,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         queries = ops.cast(features, self._precision)
         return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
 
-    def neighbors(self, features: Tensor, k: int = 5, by: str = "effect") -> Neighbors:
+    def neighbors(self, features: Tensor, k: int = 5, by: str = "attention") -> Neighbors:
         """Returns `k` dictionary entries of each example, as `Neighbors`.
 
         Arguments are those of `MetaNeighborhoodModel.neighbors`.
@@ -278,6 +278,8 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             ops.take_along_axis(attention, indices, axis=1),
             ops.take(entries.values, indices, axis=0),
             ops.take_along_axis(changes, indices[..., None], axis=1),
+            ops.cast(self.head(features), self._precision),
+            self._finetuning.outputs(entries, attention, queries),
         )
 
     def limit_rates(self) -> None:

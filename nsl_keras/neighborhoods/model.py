@@ -11,7 +11,13 @@ import numpy as np
 from keras import ops, tree
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import GradientTape, Tensor, replicas_in_sync, variable_scope
+from nsl_keras.backend import (
+    GradientTape,
+    Tensor,
+    at_least_float32,
+    replicas_in_sync,
+    variable_scope,
+)
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
@@ -304,31 +310,36 @@ class MetaNeighborhoodModel(CheckedModel):
         self,
         x: Any,
         k: int = 5,
-        by: str = "effect",
+        by: str = "attention",
         batch_size: int = 32,
         steps: int | None = None,
         verbose: Any = 0,
     ) -> Neighbors:
-        """Returns the dictionary entries that moved each example's prediction most.
+        """Returns the dictionary entries that each example attends to most.
 
-        Over all entries (`k = num_neighbors`), `output_changes` sums to
+        Their `indices` are entry numbers. `nearest_examples` and `initialize_from` return
+        an example for each entry, so `x_train[nearest[found.indices]]` are pictures of the
+        neighbors. Over all entries (`k = num_neighbors`), `output_changes` sums to
         `model(x) - model(x, adapt=False)`, up to the error that
         `nsl_keras.neighborhoods.explain.Neighbors` describes.
 
         Args:
             x: Inputs, as for `predict`.
             k: int, the number of entries; at most `num_neighbors`.
-            by: `"effect"`: the entries whose `output_changes` are largest, in absolute
-                value summed over the outputs; `"attention"`: those of largest weight.
+            by: `"attention"`: the entries of largest weight, which are most similar to the
+                example; `"effect"`: those whose `output_changes` are largest, in absolute
+                value summed over the outputs. An entry that the head fits already has no
+                effect, so this ranking finds hard examples, often of other classes.
             batch_size: See `initialize_from`; an example takes several times the memory
                 of a prediction.
             steps: See `initialize_from`.
             verbose: See `keras.Model.predict`.
 
         Returns:
-            `Neighbors(indices, weights, values, output_changes)` of NumPy arrays: entry
-            numbers and weights of shape `(n, k)`; values and contributions of shape
-            `(n, k, outputs)`; the entry of largest effect (or attention) first.
+            `nsl_keras.neighborhoods.explain.Neighbors` of NumPy arrays: `indices` and
+            `weights` of shape `(n, k)`; `values` and `output_changes` of shape
+            `(n, k, outputs)`; outputs `before` and `after` adaptation. The entry of largest
+            attention (or effect) comes first.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.
@@ -348,6 +359,52 @@ class MetaNeighborhoodModel(CheckedModel):
         found: Neighbors = self._ranking(k, by).predict(
             x, batch_size=batch_size, steps=steps, verbose=verbose
         )
+        return found
+
+    def nearest_examples(
+        self,
+        x: Any,
+        batch_size: int = 128,
+        steps: int | None = None,
+        verbose: Any = 0,
+    ) -> np.ndarray:
+        """Returns the example nearest to each dictionary entry, by the dictionary's metric.
+
+        Args:
+            x: Examples to choose from, for instance the training inputs.
+            batch_size: See `initialize_from`.
+            steps: See `initialize_from`.
+            verbose: See `keras.Model.predict`.
+
+        Returns:
+            NumPy array of shape `(num_neighbors,)` of example numbers.
+
+        Raises:
+            ValueError: If the model is not built.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> model = nsl_keras.MetaNeighborhoodModel(
+        ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
+        >>> x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
+        >>> model.build(x.shape)
+        >>> nearest = model.nearest_examples(x)
+        >>> x[nearest[model.neighbors(x[:4], k=5).indices]].shape
+        (4, 5, 6)
+        """
+        validation.built(self, "nearest_examples")
+        options = {"steps": steps, "verbose": verbose}
+        features = data.predict(self.features, self, x, batch_size=batch_size, **options)
+        features = at_least_float32(features)
+
+        def nearest(keys: Tensor) -> Tensor:
+            scores = self.dictionary.metric(features, at_least_float32(keys))
+            return ops.argmax(scores, axis=0)
+
+        keys = ops.convert_to_numpy(self.dictionary.keys)
+        found: np.ndarray = data.predict(nearest, self, keys)
         return found
 
     def _without_adaptation(self) -> keras.Model:

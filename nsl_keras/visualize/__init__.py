@@ -7,12 +7,12 @@ last value of a cell it would appear twice.
 
 from nsl_keras.visualize.adaptation import plot_adaptation
 from nsl_keras.visualize.dynamic import plot_dynamic_similarity
-from nsl_keras.visualize.entries import plot_learned_neighbors
+from nsl_keras.visualize.neighbors import plot_neighbors
 from nsl_keras.visualize.similarities import plot_similarities
 
 __all__ = [
     "plot_adaptation",
     "plot_dynamic_similarity",
-    "plot_learned_neighbors",
+    "plot_neighbors",
     "plot_similarities",
 ]

@@ -37,13 +37,12 @@ def plot_adaptation(
     says "no effect" if no logit changes by 0.01, or no output of a regression by 1 %.
 
     Args:
-        Same as `plot_learned_neighbors`, plus:
         model: A built `MetaNeighborhoodModel`. For a regression the outputs are drawn.
         example: One input, without batch axis; a list or dict of several. The first that
             is an image is drawn.
         k: int, the number of entries, at most `num_neighbors`.
-        images: Images; beside each entry, the one with the largest attention to it is
-            drawn. Or `None`.
+        images: Training images, in the form of `x` of `plot_neighbors`; beside each entry,
+            the nearest one is drawn. Or `None`.
         class_names: Names of the classes or outputs; `None` numbers them. At most 12 are
             drawn: the most probable, or in a regression the most changed.
 
@@ -75,10 +74,8 @@ def plot_adaptation(
             "`example` must be one input of the model, without a batch axis. "
             f"Received: shapes {shapes}"
         )
-    found = model.neighbors(batch, k)
-    entries, weights, values, effects = (np.asarray(part[0]) for part in found)
-    before = data.predict(lambda x: model(x, adapt=False), model, batch)[0]
-    after = model.predict(batch, verbose=0)[0]
+    found = model.neighbors(batch, k, by="effect")
+    entries, weights, values, effects, before, after = (part[0] for part in found)
     names = figures.names_of(len(before), class_names)
     change = after - before
     rows = [f"entry {entry}" for entry in entries]
@@ -129,7 +126,7 @@ def plot_adaptation(
     figures.draw_image(axis, picture[0], shown)
     axis.set_title("example", fontsize=9)
     if images is not None:
-        nearest = figures.attention_of(model, inputs)[:, entries].argmax(axis=0)
+        nearest = model.nearest_examples(inputs)[entries]
         axis = figure.add_subplot(grid[1, 0])
         axis.set_axis_off()
         axis.set_title("nearest image", fontsize=9)

@@ -26,7 +26,6 @@ def plot_dynamic_similarity(
     mask on the kernel's taps.
 
     Args:
-        Same as `plot_learned_neighbors`, plus:
         model: A built functional or Sequential model with dynamic two-dimensional
             convolutions, or a model with a `backbone` that is one. Layers of nested models
             are not found: pass the nested model.

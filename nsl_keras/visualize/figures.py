@@ -15,8 +15,8 @@ from nsl_keras.training import data
 Figure: TypeAlias = Any
 Axes: TypeAlias = Any
 
-#: Two colors that color-blind readers can distinguish, a light one, and a gray.
-BLUE, ORANGE, LIGHT_BLUE, GREY = "#0072B2", "#D55E00", "#B5D4E9", "#8C8C8C"
+#: Two colors that color-blind readers can distinguish, and a gray.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 
 #: Images with a larger value than this hold bytes.
 _LEAST_OF_BYTES = 64
@@ -40,15 +40,6 @@ def require_images(x: Any, name: str) -> np.ndarray:
             f"Received: {name} of shape {shapes}"
         )
     return images
-
-
-def attention_of(model: keras.Model, x: Any) -> np.ndarray:
-    """Returns the attention of all examples, of shape `(n, num_neighbors)`."""
-    return data.predict(
-        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
-        model,
-        x,
-    )
 
 
 def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:

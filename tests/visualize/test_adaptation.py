@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from pictures import attention_of, drawn, small_model, written
+from pictures import drawn, small_model, written
 
 from nsl_keras import visualize
 
@@ -31,7 +31,7 @@ def test_numbers(task, tmp_path):
     figure.savefig(tmp_path / "figure.png")
     bars, weights, matrix = figure.axes[:3]
     before, after = outputs_of(model, X[3])
-    found = model.neighbors(X[3:4], k=4)
+    found = model.neighbors(X[3:4], k=4, by="effect")
 
     changes = np.asarray(found.output_changes[0])
     others = after - before - changes.sum(axis=0)
@@ -87,8 +87,8 @@ def test_images_and_the_most_probable_of_many_classes():
     titled = {axis.get_title(): axis for axis in figure.axes}
     expected = (images[..., 0] - images.min()) / np.ptp(images)
     np.testing.assert_allclose(drawn(titled["example"]), expected[5], atol=1e-6)
-    entries = model.neighbors(images[5:6], k=3).indices[0]
-    nearest = attention_of(model, images)[:, entries].argmax(axis=0)
+    entries = model.neighbors(images[5:6], k=3, by="effect").indices[0]
+    nearest = model.nearest_examples(images)[entries]
     insets = titled["nearest image"].child_axes
     for inset, index in zip(insets, nearest, strict=True):
         np.testing.assert_allclose(drawn(inset), expected[index], atol=1e-6)

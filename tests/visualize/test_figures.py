@@ -93,7 +93,6 @@ def dynamic_model():
             picture("dynamic_similarity", IMAGES[0], model=plain_model),
             "there are none. Received: layer=None",
         ),
-        (picture("learned_neighbors", IMAGES, model=plain_model), "must be a classifier"),
     ],
 )
 def test_errors(call, message):

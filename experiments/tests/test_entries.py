@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 from pictures import attention_of, drawn, small_model
 
-from nsl_keras import visualize
+from experiments.image_classification.entries import plot_entries
 
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((30, 4, 4, 1)).astype("float32")
@@ -26,7 +26,7 @@ def test_values_and_nearest_images(model):
     undecided, decided = values.max(axis=1).argmin(), values.max(axis=1).argmax()
     assert values[undecided].max() < 0.5 < values[decided].max()
     chosen = [undecided, decided]
-    figure = visualize.plot_learned_neighbors(
+    figure = plot_entries(
         model, IMAGES, chosen, nearest=5, class_names=["ant", "bee", "cat"]
     )
     assert len(figure.axes) == 2 * (1 + 5)
@@ -53,6 +53,6 @@ def test_entries_that_the_images_of_each_predicted_class_attend_to(model):
         usage = attention[predicted == kind].mean(axis=0)
         expected.append(next(e for e in np.argsort(-usage) if e not in expected))
     batches = iter([IMAGES[:13], IMAGES[13:]])
-    figure = visualize.plot_learned_neighbors(model, batches, nearest=2)
+    figure = plot_entries(model, batches, nearest=2)
     labels = [axis.get_ylabel() for axis in figure.axes[::3]]
     assert labels == [f"entry\n{entry}" for entry in expected]
