@@ -74,7 +74,7 @@ def commands(runs: list[dict]) -> str:
 
 
 #: Flags of which a command takes several.
-_CHOOSING = ("--method=", "--network=", "--seeds=")
+_CHOOSING = ("--method=", "--network=", "--domain=", "--similarity=", "--seeds=")
 
 
 def commits(runs: list[dict]) -> str:

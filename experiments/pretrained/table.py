@@ -8,7 +8,16 @@ from experiments.common import runs, tables
 
 PLACE = "pretrained.jsonl"
 BASELINE = "logistic regression"
-DOMAINS = {"sketch": "sketches", "noise": "noisy photos", "blur": "blurred photos"}
+#: Domains that learning rates were chosen on, with other images.
+TRIED = {"sketch": "sketches", "noise": "noisy photos", "blur": "blurred photos"}
+CORRUPTED = {
+    "jpeg": "JPEG of quality 7",
+    "mosaic": "mosaic of 24x24",
+    "motion": "motion blur of 11 pixels",
+    "contrast": "contrast of 0.2",
+    "salt": "16 % salt and pepper",
+}
+DOMAINS = TRIED | CORRUPTED
 
 
 def table(found: list[dict]) -> str:

@@ -34,7 +34,7 @@ def test_weights_are_read_without_pytorch(tmp_path):
 def test_training_keeps_statistics_of_batch_norms():
     inputs = keras.Input((3,))
     network = keras.Model(inputs, keras.layers.BatchNormalization()(inputs))
-    model = pretrained.with_fixed_statistics(network)
+    model = pretrained.with_batch_norms(network, pretrained.FixedStatistics)
     model.compile("sgd", "mse")
     model.fit(np.full((4, 3), 5.0), np.zeros((4, 3)), verbose=0)
     gamma, beta, mean, variance = model.get_weights()
@@ -46,6 +46,7 @@ def test_methods_train_what_they_say(monkeypatch):
     inputs = keras.Input((8, 8, 3))
     outputs = keras.layers.DepthwiseConv2D(3, use_bias=False)(inputs)
     outputs = keras.layers.BatchNormalization()(outputs)
+    outputs = keras.layers.Conv2D(3, 1, use_bias=False)(outputs)
     outputs = keras.layers.GlobalAveragePooling2D()(outputs)
     network = keras.Model(inputs, outputs)
     monkeypatch.setattr(pretrained, "backbone", lambda: network)
@@ -55,10 +56,11 @@ def test_methods_train_what_they_say(monkeypatch):
     few = pretrained.Few(images, np.arange(6) % 3, images, np.arange(6) % 3)
     before = network.get_weights()
     found = {name: method(few, 1e-2) for name, method in pretrained.METHODS.items()}
-    # The head has 12 numbers, the batch norm 6, an M 9 or 81, the kernel 27.
+    # The head has 12 numbers, the batch norm 6, an M 9 or 81, the kernels 27 and 9, the
+    # smaller one's LoRA 6 of each rank.
     trained = [each.get("trained") for each in found.values()]
     assert trained[:5] == [None, None, None, 12, 10]
-    assert trained[7:] == [18, 21, 39, 93, 27, 99, 45]
+    assert trained[7:] == [18, 21, 39, 93, 27, 99, 54, 18, 36, 15, None]
     assert all(0 <= each["accuracy"] <= 1 for each in found.values())
     assert max(each.get("folded_difference", 0) for each in found.values()) < 1e-4
     for value, start in zip(network.get_weights(), before, strict=True):

@@ -1,0 +1,181 @@
+"""Section 3.3.1: which predictors train, and what keeps the others from it.
+
+    python -m experiments.neural_similarity.stability
+
+The convolutions of a narrow CNN get a dynamic similarity, whose predictors differ in their
+two layers, in what follows the second, and in where that starts. They learn digits by SGD
+with momentum; a row is one predictor. Predictors have the authors' width, and start at
+He's normal; the last layer, where a row says so, at a thousandth of it, as the authors'
+code does.
+
+Each run is a line of --output_dir/results/stability.jsonl and is not made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from absl import flags
+
+import nsl_keras
+from experiments.common import command, runs
+from experiments.common.convolutions import SIMILARITIES
+from experiments.no_harm import networks
+from experiments.no_harm.data import DATASETS
+from nsl_keras.predictors import SimilarityPredictor
+
+FLAGS = flags.FLAGS
+
+PLACE = "stability.jsonl"
+#: Of the last layer of predictors: He's normal, and the authors' share of it.
+HE, SMALL = 1.0, 1e-3
+BATCH = 32
+
+
+class Row(NamedTuple):
+    """A predictor: which layers divide by norms, what follows, where it starts."""
+
+    title: str
+    hidden: str | None = None
+    output: str | None = None
+    after: Callable[[], list[keras.layers.Layer]] = list
+    start: float = HE
+    residual: bool = True
+
+
+def _batch_norm() -> list[keras.layers.Layer]:
+    return [nsl_keras.layers.BatchNormalization(momentum=networks.MOMENTUM)]
+
+
+def _sigmoid() -> list[keras.layers.Layer]:
+    return [keras.layers.Activation("sigmoid")]
+
+
+ROWS = {
+    "cnn": Row("plain convolutions"),
+    "cnn_alone": Row("plain convolutions, no residual", residual=False),
+    "cnn_small": Row("plain convolutions, small start", start=SMALL),
+    "cnn_batch_norm": Row("plain convolutions, batch norm after", after=_batch_norm),
+    "cnn_sigmoid": Row("plain convolutions, sigmoid after", after=_sigmoid),
+    "sphere": Row("sphere: first layer by angle", "input"),
+    "sphere_small": Row("sphere, small start (the default kind)", "input", start=SMALL),
+    "full_sphere": Row("full sphere, batch norm after", "both", "both", _batch_norm),
+    "bounded": Row("full sphere, bounded: both layers by angle", "both", "both"),
+    "bounded_alone": Row("the same, no residual", "both", "both", residual=False),
+}
+PLAIN = "plain"
+
+
+def predictor(row: Row) -> SimilarityPredictor:
+    def layers(recipe: SimilarityPredictor, context: Any) -> list[keras.layers.Layer]:
+        (first,) = recipe.hidden(context, row.hidden)
+        last = recipe.output(context, row.output)[0]
+        # As Keras starts convolutions before a ReLU, whatever follows.
+        first.kernel_initializer = keras.initializers.HeNormal()
+        last.kernel_initializer = keras.initializers.VarianceScaling(
+            2 * row.start**2, "fan_in", "truncated_normal"
+        )
+        return [first, keras.layers.ReLU(), last, *row.after()]
+
+    return SimilarityPredictor(layers, start="published", residual=row.residual)
+
+
+def network(similarity: str, name: str, shape: tuple, classes: int) -> keras.Model:
+    def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
+        own = {"similarity": SIMILARITIES[similarity], "predictor": predictor(ROWS[name])}
+        return nsl_keras.layers.NeuralSimilarityConv2D(
+            filters, *arguments, **options, **own
+        )
+
+    make = keras.layers.Conv2D if name == PLAIN else convolution
+    return networks.NETWORKS[FLAGS.network].make(
+        shape, classes, make, networks.BATCH_NORMS["unbiased"]
+    )
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each step's batch, and the largest entry of a prediction on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        # Keras's logs are means since the start of the epoch.
+        total = batch * self.mean if batch else 0.0
+        self.mean = float((logs or {})["loss"])
+        self.losses.append((batch + 1) * self.mean - total)
+
+
+def largest_entry(model: keras.Model, images: np.ndarray) -> float | None:
+    """Of what predictors add to the identity, or predict without one."""
+    layers = [each for each in model.layers if hasattr(each, "predicted_matrices")]
+    found = []
+    for layer in layers:
+        x = keras.Model(model.input, layer.input).predict(images, verbose=0)
+        matrices = keras.ops.convert_to_numpy(layer.predicted_matrices(x))
+        form = layer.bilinear_form
+        identity = np.eye(matrices.shape[-1]) if form.predictor.residual else 0.0
+        found.append(float(np.abs(matrices - identity).max()))
+    return max(found, default=None)
+
+
+def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
+    images = DATASETS["digits"].load(seed)
+    keras.utils.set_random_seed(seed)
+    model = network(similarity, name, images.train.images.shape[1:], images.classes)
+    optimizer = keras.optimizers.SGD(FLAGS.learning_rate, FLAGS.momentum)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    followed = Losses()
+    model.fit(
+        images.train.images,
+        images.train.labels,
+        batch_size=BATCH,
+        epochs=FLAGS.epochs,
+        verbose=0,
+        callbacks=[followed, keras.callbacks.TerminateOnNaN()],
+    )
+    logits = model.predict(images.test.images, batch_size=250, verbose=0)
+    record = {
+        "method": name,
+        "similarity": similarity,
+        "seed": seed,
+        "parameters": model.count_params(),
+        "accuracy": float(np.mean(logits.argmax(axis=-1) == images.test.labels)),
+        "losses": [float(f"{each:.4g}") for each in followed.losses],
+        "largest_entry": largest_entry(model, images.test.images[:50]),
+    }
+    keras.utils.clear_session()
+    return record | runs.about("neural_similarity.stability")
+
+
+def main(_arguments: list[str]) -> None:
+    results = runs.results_folder(FLAGS.output_dir)
+    setting = {
+        **{"epochs": FLAGS.epochs, "learning_rate": FLAGS.learning_rate},
+        "momentum": FLAGS.momentum,
+        **{"batch_size": BATCH, "network": FLAGS.network},
+    }
+    records = runs.RunRecords(results / PLACE, setting=setting)
+    titles: dict[runs.Key, str] = {
+        (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
+        for seed in map(int, FLAGS.seeds)
+        for similarity in FLAGS.similarity or SIMILARITIES
+        for name in FLAGS.method or [PLAIN, *ROWS]
+    }
+    runs.run_all(records, titles, train)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=1)
+    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
+    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
+    flags.DEFINE_enum("network", "narrow_cnn", list(networks.NETWORKS), "The network.")
+    flags.DEFINE_multi_enum("similarity", [], list(SIMILARITIES), "Both by default.")
+    flags.DEFINE_multi_enum("method", [], [PLAIN, *ROWS], "Predictors; all by default.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    command.run(main)
