@@ -10,10 +10,10 @@
 * `callbacks`: resume a killed training run; start and watch the dictionary.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbors and predictions.
-* `key_metrics`, `regularizers`: what the names say.
+* `key_metrics`, `regularizers`: how near a query is to a key, and a penalty on `M`.
 
-Models save and load as Keras's own do, in a process that has imported nsl_keras. README.md
-has a first program; docs/papers.md says how this package differs from the two papers.
+Models save and load like Keras's own, in a process that has imported nsl_keras. README.md
+shows a first program; docs/papers.md lists where this package differs from the papers.
 """
 
 # The backend is checked before anything else imports Keras.

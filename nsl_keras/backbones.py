@@ -2,7 +2,7 @@
 
 `convolution=` takes a callable with the arguments of `keras.layers.Conv2D` that returns a
 layer: a class, a `functools.partial`, or a function that decides by kernel size or name. It
-makes the convolutions that have a similarity in the papers; all others are Keras layers.
+makes the convolutions to which the papers add a similarity; all others are Keras layers.
 `batch_normalization=` does the same for `keras.layers.BatchNormalization`.
 """
 
@@ -37,9 +37,9 @@ def convnet4(
 ) -> keras.Model:
     """Returns the 4-layer ConvNet of Meta-Neighborhoods as a feature extractor.
 
-    It has four 3x3 convolutions with batch norm. ReLU and 3x3 max pooling of stride 2
-    ("valid") follow the first two, ReLU the third, and global average pooling without a
-    ReLU the last. By default it has 520,056 trainable parameters.
+    The network consists of four 3x3 convolutions with batch norm. ReLU and 3x3 max pooling
+    of stride 2 ("valid") follow the first two, ReLU follows the third, and global average
+    pooling without a ReLU follows the last. It has 520,056 trainable parameters by default.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
@@ -95,22 +95,22 @@ def cnn9(
 ) -> keras.Model:
     """Returns the CNN-9 of Neural Similarity Learning, for CIFAR images.
 
-    It has a plain 3x3 convolution, three stages of three 3x3 convolutions (32, 64 and 128
-    filters), each followed by 2x2 max pooling, and a "valid" convolution over the remaining
-    map as classifier. Batch norm and ReLU follow all convolutions except the classifier.
+    The network consists of a plain 3x3 convolution, three stages of three 3x3 convolutions
+    (32, 64 and 128 filters), each followed by 2x2 max pooling, and a "valid" convolution
+    over the remaining map as classifier. Batch norm and ReLU follow all convolutions except
+    the classifier.
 
-    It has 511,200 trainable parameters for 10 classes; 511,281 with static DNS, 511,929
-    with static UNS. With the authors' predictors (`start="published"`) dynamic
-    DNS has 890,946 and dynamic UNS 2,014,560.
-
+    For 10 classes it has 511,200 trainable parameters, 511,281 with static DNS and 511,929
+    with static UNS; with the authors' predictors (`start="published"`), 890,946 with
+    dynamic DNS and 2,014,560 with dynamic UNS.
     Args:
         Same as `convnet4`, plus:
         input_shape: tuple of 3 ints, at least 8x8 pixels.
         classes: int, or `None` for features, the flattened maps of the last stage.
         convolution: Makes the nine convolutions of the stages.
         filters: int or 3 ints, the filters of the stages.
-        batch_normalization: See `convnet4`; the default has momentum 0.99, the authors'
-            layer 0.999.
+        batch_normalization: See `convnet4`; the default momentum is 0.99, that of the
+            authors 0.999.
 
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
@@ -161,9 +161,9 @@ def cnn4(
 ) -> keras.Model:
     """Returns the CNN-4 of the few-shot experiments, for Mini-ImageNet.
 
-    It has four 3x3 convolutions of 32 filters, each with batch norm, ReLU and 2x2 max
-    pooling, then a dense classifier of the flattened maps: 32,773 trainable parameters for
-    84x84 pixels and 5 classes. The authors have not released code for it.
+    The network consists of four 3x3 convolutions of 32 filters, each with batch norm, ReLU
+    and 2x2 max pooling, and a dense classifier of the flattened maps. It has 32,773
+    trainable parameters for 84x84 pixels and 5 classes. The authors released no code.
 
     Args:
         Same as `cnn9`, plus:
@@ -226,8 +226,8 @@ def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
 class Units:
     """Makes a network's layers with their common options.
 
-    `make_initializer` makes an initializer for each kernel: a shared one would give kernels
-    of the same shape the same values.
+    `make_initializer` makes an initializer for each kernel: a shared initializer would give
+    kernels of the same shape the same values.
     """
 
     convolution: Factory
@@ -243,7 +243,7 @@ class Units:
         plain: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Returns a convolution without bias; 1x1 ones are always plain."""
+        """Returns a convolution without bias; a 1x1 convolution is always plain."""
         make = keras.layers.Conv2D if plain or kernel_size == 1 else self.convolution
         layer = make(
             filters,

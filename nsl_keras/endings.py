@@ -1,4 +1,4 @@
-"""What a model ends in: its last layers with weights, and what follows them."""
+"""The end of a model: its last layers with weights, and what follows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsl_keras.backend import outside_traces
 def ending_of(model: keras.Model) -> tuple[list[rewiring.Call], list[rewiring.Call]]:
     """Returns the last calls with weights on each path to the outputs, and those after.
 
-    Both begin with the call nearest to the outputs. `model` is functional or Sequential.
+    Both lists begin with the call nearest to the outputs. `model` is not subclassed.
     """
     calls, waiting = rewiring.traced(model)
     makers = {id(tensor): call for call in calls for tensor in call.outputs}
@@ -65,7 +65,7 @@ def behavior(function: Callable[[Any], Any], shape: Sequence[int | None]) -> str
 def require_linear(model: keras.layers.Layer, argument: str) -> None:
     """Raises unless a model's outputs are linear in those of its last layers with weights.
 
-    A subclassed model does not show its layers, so it passes.
+    A subclassed model passes, because it does not show its layers.
     """
     if rewiring.is_graph(model):
         last, after = ending_of(model)

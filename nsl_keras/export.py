@@ -41,46 +41,47 @@ def save_model(
     | `features` | the features, of shape `(batch, features)` |
     | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
 
-    Only a `MetaNeighborhoodModel` has the last three. `entries` are the numbers of the `k`
-    dictionary entries of largest attention, `classes` (of classifiers) their classes, both
-    of shape `(batch, k)`; for the rest see `MetaNeighborhoodModel.neighbors`.
+    Only a `MetaNeighborhoodModel` has the last three signatures. `entries` are the indices
+    of the `k` dictionary entries of largest attention, and `classes` (of classifiers) are
+    their classes, both of shape `(batch, k)`. `MetaNeighborhoodModel.neighbors` explains
+    the other outputs.
 
-    A single input is named `inputs`. Several have the names of the model's inputs or, for
-    dict inputs, the keys; the method `serve` of the loaded model, and
+    A single input is named `inputs`. Several inputs keep the names of the model's inputs
+    or, for dict inputs, the keys; the method `serve` of the loaded model, and
     `keras.layers.TFSMLayer`, take them in the model's structure. A few-shot learner takes
-    `support_images`, `support_labels` (int32) and `query_images`. On TensorFlow the set
-    sizes may vary. A single output is named `output_0`; several in a dict have their keys.
+    `support_images`, `support_labels` (int32) and `query_images`; on TensorFlow the set
+    sizes may vary. A single output is named `output_0`; outputs in a dict keep their keys.
 
     The SavedModel needs neither nsl_keras nor Keras, and takes any batch size above 0.
-    A request with wrong shapes fails, but where the model takes images of any size, those
-    that are too small for it get meaningless outputs: TensorFlow's convolutions accept
-    them. Inputs are not checked for NaN.
+    A request with wrong shapes fails. But if the model takes images of any size, images
+    that are too small for it get meaningless outputs, because TensorFlow's convolutions
+    accept them. Inputs are not checked for NaN.
 
-    Static similarities are folded where `nsl_keras.convert.fold` can. The SavedModel is
-    written to a hidden folder, compared with the model, and then renamed, so that readers
-    see all of it or nothing.
+    Static similarities are folded if `nsl_keras.convert.fold` can. The SavedModel is
+    written to a hidden folder, compared with the model, and then renamed, so readers see
+    either the complete SavedModel or nothing.
 
     Args:
-        model: A built Keras model with any structure of inputs, or a few-shot learner; of a
-            `few_shot.Finetuner`, what its `adapt` returns.
+        model: A built Keras model with any structure of inputs, or a few-shot learner.
+            Instead of a `few_shot.Finetuner`, pass what its `adapt` returns.
         filepath: Local folder to write, which must not exist yet. Servers read
             `name/version`, for example `"digits/1"`.
         signatures: Further signatures by name, each a function from a batch of the model's
-            inputs to tensors whose first axis is the batch. They replace those above that
-            have the same name. One that looks up words must be a Keras model or layer,
-            whose vocabulary is written too.
+            inputs to tensors whose first axis is the batch. They replace signatures above
+            of the same name. A signature that looks up words must be a Keras model or
+            layer, so that its vocabulary is written too.
         preprocessing: Keras model, layer or other function that returns the model's
-            inputs. It becomes part of every signature; for words see `signatures`.
+            inputs. It becomes part of every signature; on words see `signatures`.
         examples: Batch of inputs on which the SavedModel is compared with `model`; `None`
-            draws random numbers. Needed unless a functional model takes the inputs,
-            of known sizes and no text.
+            draws random numbers. Required unless a functional model takes the inputs,
+            and they have known sizes and no text.
         k: int, the number of `neighbors`.
 
     Raises:
         ValueError: If `filepath` is remote or exists, the model is not built, `examples`
             are needed, or `k` exceeds the dictionary.
-        RuntimeError: If the predictions of the SavedModel differ from the model's, by more
-            than those of a random model differ from one another.
+        RuntimeError: If the predictions of the SavedModel differ from the model's by more
+            than rounding, or the noise of a random model, explains.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The regularizer that draws a similarity `M` toward the identity."""
+"""The regularizer that pulls a similarity `M` toward the identity."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from nsl_keras.backend import Tensor
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class TowardsIdentity(keras.regularizers.Regularizer):
-    """Regularizer that draws a similarity `M` toward the identity.
+    """Regularizer that pulls a similarity `M` toward the identity.
 
         l1 * sum |M - I| + l2 * sum (M - I)^2
 
-    Decay thus leads to the plain layer; `"l2"` would switch the layer off.
+    It pulls the layer toward the plain layer; `"l2"` would pull it toward zero.
 
     Args:
         l1: float, at least 0; it makes `M - I` sparse.
         l2: float, at least 0.
 
     Raises:
-        ValueError: If `l1` or `l2` is negative or not finite; if it is applied to anything
-            but square matrices.
+        ValueError: If `l1` or `l2` is negative or not finite, or if the regularizer is
+            applied to anything but square matrices.
 
     Example:
 
@@ -39,7 +39,7 @@ class TowardsIdentity(keras.regularizers.Regularizer):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4. The authors'
-        code draws `M` toward zero.
+        code pulls `M` toward zero.
     """
 
     def __init__(self, l1: float = 0.0, l2: float = 0.01) -> None:

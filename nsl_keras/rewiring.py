@@ -1,7 +1,7 @@
 """Walks and rebuilds functional and Sequential models, nested models included.
 
-The new model shares no layer with the source, which keeps its graph, weights and trainable
-flags.
+The new model shares no layer with the source. The source keeps its graph, weights and
+trainable flags.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def unused_name(name: str, used: set[str]) -> str:
 def calls(model: keras.Model) -> list[Call]:
     """Returns every call of a layer in a model, in the order of the graph.
 
-    Nested models and `keras.layers.TimeDistributed` are entered, with the shapes of their
-    call in this model. A shared layer appears once for each call.
+    Calls inside nested models and `keras.layers.TimeDistributed` count, with the shapes
+    of their call in this model. A shared layer appears once for each call.
     """
     return traced(model)[0]
 
@@ -146,7 +146,7 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
 def has_plain_kernel(layer: Layer) -> bool:
     """Whether a layer's kernel, if it has one, is a variable of floating-point numbers.
 
-    LoRA and its relatives compute the kernel, quantization stores integers.
+    LoRA and its relatives compute the kernel, and quantization stores integers.
     """
     kernel = getattr(layer, "kernel", None)
     return kernel is None or (
@@ -204,8 +204,8 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
     """Returns the variables of a layer or model, each with that of a copy.
 
-    By name inside a layer: quantization adds variables behind those of the layer, where a
-    layer that is made from its config has them in front.
+    Variables inside a layer are paired by name: quantization adds variables after those of
+    the layer, but a layer that is made from its config has them first.
     """
     if is_graph(source):
         pairs = zip(layers(source), layers(copy), strict=True)
@@ -224,17 +224,17 @@ def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
 
 
 def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
-    """Returns a new model with the source's graph, some layers replaced.
+    """Returns a new model with the source's graph and some layers replaced.
 
-    The other layers are copies, with the source's weights, flags and saved state.
+    All other layers are copies, with the source's weights, flags and saved state.
     """
     return _Rebuilding(replace).run(model)
 
 
 def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config of a layer, with functions as they are, registered or not.
+    """Returns a layer's config without serializing functions, registered or not.
 
-    So are objects that hold functions, such as a similarity's initializer.
+    Objects that hold functions, such as a similarity's initializer, are not serialized.
     """
     own = {name: getattr(layer, name, None) for name in config}
     return config | {name: each for name, each in own.items() if _has_function(each)}
@@ -251,7 +251,7 @@ def arguments_of(
 ) -> dict[str, Any]:
     """Returns a class's own arguments, which are attributes of a layer, for its config.
 
-    Without those that are `serialized` already.
+    Arguments that are `serialized` already are left out.
     """
     left_out = {"self", "args", "kwargs", *serialized}
     serialize = keras.saving.serialize_keras_object
@@ -260,7 +260,7 @@ def arguments_of(
 
 
 def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
-    """As `arguments_of`, of a class of this package and of your subclasses of it."""
+    """Returns `arguments_of` a class of this package, also for your subclasses of it."""
     found: dict[str, Any] = {}
     for kind in type(layer).__mro__:
         found |= arguments_of(layer, kind, [*serialized, *found])
@@ -272,8 +272,8 @@ def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[s
 def output_spec(model: Layer, inputs: Any) -> Any:
     """Returns a model's symbolic outputs.
 
-    A graph knows its own. It takes inputs without a last axis of 1 too, but fails on them
-    in a symbolic call.
+    Functional models already know their outputs. They accept inputs that omit a trailing
+    axis of size 1, but a symbolic call with such inputs fails.
     """
     outputs = getattr(model, "outputs", None)
     if outputs and len(outputs) == 1 and None not in outputs[0].shape[1:]:

@@ -1,8 +1,8 @@
 """The structures of `M`.
 
 A similarity turns its parameters, learned or predicted, into the `T x T` block `M` that
-all channels and filters share by default. `M[t, u]` couples the kernel's tap `t` with the
-input under tap `u`; with the identity a layer is the plain one.
+all channels and filters share by default. `M[t, u]` couples the kernel's tap (position) `t`
+with the input under tap `u`; with the identity a layer equals the plain layer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor
 
-#: Values of `shared_by` beside the number of channels.
+#: Values of `shared_by` other than a number of channels.
 SHARED_BY = ("layer", "filter")
 
 
 class Similarity(abc.ABC):
     """Base class of similarities: the structure of `M`, its start and its penalties.
 
-    A similarity has no weights. You can pass one to many layers, and each has its own `M`.
+    A similarity has no weights. You can pass it to many layers, and each makes its own `M`.
 
     Args:
         initializer: Initializer of a static `M`, called with its shape `(T, T)`. Each
@@ -32,23 +32,23 @@ class Similarity(abc.ABC):
             factor, ...
         regularizer: Regularizer of the matrix `M` itself. Keras's regularizers pull it
             toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the identity. For
-            a predicted `M` the penalty is the mean over all predictions: the regularizer
+            a predicted `M` the penalty is the mean over all predictions, so the regularizer
             must return the sum over the matrices `(n, T, T)`, as these do.
         constraint: Constraint on the parameters of a static `M`.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
             an int, the number of consecutive input channels that share one `M`. All
-            matrices have the same initial value. Static layers only: a predictor would
-            predict every `M` at every position.
-        learn_shape: bool, whether to learn which taps the kernel has: `D M` takes the
-            place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not in
+            matrices start at the same value. Only for static layers, because a predictor
+            would predict every `M` at every position.
+        learn_shape: bool, whether to learn which taps the kernel keeps: `D M` takes the
+            place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not for
             recurrent layers.
         shape_threshold: float in [0, 1). A tap is kept while its parameter (initially 1)
             exceeds this threshold.
 
-    Subclass it for a custom structure, with two methods:
+    For a custom structure, write a subclass with two methods:
 
-    * `parameters_from(matrix)` returns the parameters that give a matrix (or the nearest
-      one), and thus their shape;
+    * `parameters_from(matrix)` returns the parameters of a matrix (or of the nearest
+      possible matrix), and thus their shape;
     * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
       with any axes in front.
 
@@ -60,7 +60,7 @@ class Similarity(abc.ABC):
     constructor as attributes of the same names.
 
     `static_only` marks structures that cannot be predicted. `shared_by_channels` is false
-    if `M` is not one block for all channels: `size` then counts the taps of every channel,
+    if `M` is not one block for all channels. Then `size` counts the taps of every channel,
     channel after channel, and the similarity must be static.
 
     Example:
@@ -77,7 +77,7 @@ class Similarity(abc.ABC):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1, Eq. (2); one `M`
-        a layer, Section 4; regularizers, Section 3.4; kernel shape, Section 3.5, Eqs. (4)
+        per layer, Section 4; regularizers, Section 3.4; kernel shape, Section 3.5, Eqs. (4)
         and (5), whose `R` is `M` here.
     """
 
@@ -206,7 +206,7 @@ class Unconstrained(Similarity):
     """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
 
     Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
-    code does; the paper's Appendix A uses `P(x)` alone, a predictor with `residual=False`.
+    code does; the paper's Appendix A uses `P(x)` alone, as with `residual=False`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -317,15 +317,15 @@ class PositiveSemidefinite(Similarity):
 class Sparse(Similarity):
     """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
 
-    The entries of largest magnitude are kept; among equals, those whose row and column are
-    nearest to the middle one, in the order of the taps.
-    The gradient with respect to `M` updates all `T^2` parameters (straight-through),
-    so that an entry can come back. `nonzeros=1` is one spatial shift shared by all
-    channels, and a 1x1 convolution. Static layers only.
+    The entries of largest magnitude are kept; among equal entries, those whose row and
+    column are nearest to the middle, in the order of the taps. The gradient with respect to
+    `M` updates all `T^2` parameters (straight-through), so an entry can come back.
+    `nonzeros=1` computes one spatial shift shared by all channels, and a 1x1 convolution.
+    Only for static layers.
 
     Args:
-        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer than
-            that number, `M` cannot start at the identity.
+        nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer nonzeros
+            than taps, `M` cannot start at the identity.
         **kwargs: Arguments of `Similarity`.
 
     Raises:
@@ -381,7 +381,7 @@ class Full(Unconstrained):
 
     Rows and columns run over the taps of the first channel, then of the second, and so
     on; `c` is the number of channels that a filter reads (one group). `M` has
-    `(c T)^2` parameters, more than the kernel itself. Static convolutions only.
+    `(c T)^2` parameters, more than the kernel itself. Only for static convolutions.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -419,8 +419,8 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
             `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from
-            `keras.saving.serialize_keras_object`, or a `Similarity`; otherwise a ValueError
-            is raised.
+            `keras.saving.serialize_keras_object`, or a `Similarity`. Anything else raises
+            a ValueError.
 
     Example:
 

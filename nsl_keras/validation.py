@@ -1,7 +1,7 @@
 """Checks of arguments and of data, with errors in Keras's form.
 
-Each raises a `ValueError` that names the argument, the allowed values and the received
-one. Checks of arguments return the standardized value.
+Each check raises a `ValueError` that names the argument, the allowed values and the
+received value. Checks of arguments return the standardized value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: How far from 1 the probabilities of a row may sum. Those in bfloat16 have eight bits.
+#: How far the sum of a row of probabilities may be from 1: bfloat16 has eight bits.
 SUM_TOLERANCE = 1e-2
 
 
@@ -29,7 +29,7 @@ def optional(check: Callable[..., Any], value: Any, *arguments: Any) -> Any:
 def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     """Returns `value` if it is one of `allowed`."""
     allowed = list(allowed)
-    # Types first: an array compares with a name entry by entry.
+    # Types first, because an array compares with a name entry by entry.
     found = any(isinstance(value, type(each)) and value == each for each in allowed)
     _require(found, name, f"one of {', '.join(map(repr, allowed))}", value)
     return value
@@ -192,5 +192,5 @@ def _finite_numbers(array: Any, name: str) -> np.ndarray:
 
 def _as_numpy(data: Any) -> np.ndarray:
     values = np.asarray(data)
-    # NumPy does not count bfloat16 among its numbers.
+    # To NumPy, bfloat16 is not a number.
     return values.astype("float32") if values.dtype.name == "bfloat16" else values

@@ -14,7 +14,7 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
 
-#: At most this many outputs are drawn: the most probable, or the most changed.
+#: The maximum of outputs that are drawn: the most probable, or the most changed.
 _MOST_OUTPUTS = 12
 
 #: The smallest change with the darkest colors: of a logit, or of a regression's outputs
@@ -31,18 +31,19 @@ def plot_adaptation(
 ) -> figures.Figure:
     """Draws what adaptation does to one prediction: neighbors, weights, and effects.
 
-    At the top is the prediction before and after adaptation. Below are the `k` entries
-    that moved it most, with their attention, and what each adds to every logit (see
-    `MetaNeighborhoodModel.neighbors`); then the total of all others, and the sum. The title
-    says "no effect" if no logit changes by 0.01, or no output of a regression by 1 %.
+    The top shows the prediction before and after adaptation. Below it are the `k` entries
+    that moved the prediction most, with their attention, and what each entry adds to every
+    logit (see `MetaNeighborhoodModel.neighbors`). The total of all other entries and the
+    sum follow. The title says "no effect" if no logit changes by 0.01, or no output of a
+    regression by 1 %.
 
     Args:
-        model: A built `MetaNeighborhoodModel`. For a regression the outputs are drawn.
-        example: One input, without batch axis; a list or dict of several. The first that
-            is an image is drawn.
+        model: A built `MetaNeighborhoodModel`. A regressor's outputs are drawn as they are.
+        example: One input without batch axis, or a list or dict of inputs. The first input
+            that is an image is drawn.
         k: int, the number of entries, at most `num_neighbors`.
-        images: Training images, in the form of `x` of `plot_neighbors`; beside each entry,
-            the nearest one is drawn. Or `None`.
+        images: Training images, in the form of `x` of `plot_neighbors`, or `None`. The
+            image nearest to each entry is drawn beside the entry.
         class_names: Names of the classes or outputs; `None` numbers them. At most 12 are
             drawn: the most probable, or in a regression the most changed.
 

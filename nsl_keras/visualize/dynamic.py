@@ -19,22 +19,22 @@ def plot_dynamic_similarity(
 ) -> figures.Figure:
     """Draws the similarity that a dynamic layer predicts for one image.
 
-    On the left are the image, and the distance of `M` to the identity at each output
-    position (root mean square). In the middle, a map for each kernel tap shows how far its
-    diagonal entry `M[t, t]` is above (blue) or below (red) 1. On the right is the `M`
-    furthest from the identity, at the position with a cross; a diagonal `M` is drawn as a
-    mask on the kernel's taps.
+    The left shows the image, and the distance of `M` from the identity at each output
+    position (root mean square). In the middle, one map per tap (position of the kernel)
+    shows how far its diagonal entry `M[t, t]` is above (blue) or below (red) 1. The right
+    shows the `M` furthest from the identity, at the position with a cross; a diagonal `M`
+    is drawn as a mask on the kernel's taps.
 
     Args:
         model: A built functional or Sequential model with dynamic two-dimensional
-            convolutions, or a model with a `backbone` that is one. Layers of nested models
-            are not found: pass the nested model.
-        image: One input as the model takes it, without batch axis; a list or dict of
-            several. The first that is an image is drawn.
-        layer: Name of the layer; `None` takes the first dynamic one.
+            convolutions, or a model whose `backbone` is such a model. To draw a layer of a
+            nested model, pass the nested model.
+        image: One input as the model takes it, without batch axis, or a list or dict of
+            inputs. The first input that is an image is drawn.
+        layer: Name of the layer; `None` takes the first dynamic layer.
 
     Raises:
-        ValueError: If the model has no such layer; the message names the dynamic ones.
+        ValueError: If the model has no such layer; the message names the dynamic layers.
 
     Example:
 

@@ -18,7 +18,7 @@ Axes: TypeAlias = Any
 #: Two colors that color-blind readers can distinguish, and a gray.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 
-#: Images with a larger value than this hold bytes.
+#: Images with larger values than this contain bytes.
 _LEAST_OF_BYTES = 64
 
 
@@ -117,7 +117,7 @@ def draw_matrix(
 ) -> Any:
     """Draws a matrix of changes in colors: blue is up, red is down, white is none.
 
-    A change of `scale` has the darkest colors. Numbers on the cells show the two leading
+    A change of `scale` gets the darkest colors. Numbers on the cells show the two leading
     digits of `scale`. Returns the argument of `add_color_bar`.
     """
     drawn = axis.imshow(

@@ -29,17 +29,17 @@ def plot_neighbors(
     Args:
         model: A built `MetaNeighborhoodModel`.
         x: The images to explain, one row each, as the model takes them, `(n, height, width,
-            channels)`: an array, several inputs (the first that are images are drawn), or a
-            finite data set. Values in [0, 1] or [0, 255] are drawn unchanged, others are
-            scaled from the lowest to the highest.
-        examples: Images to choose neighbors from, in the form of `x`: training images.
-        labels: Class numbers or targets of the examples, to be written below them; or
-            `None`, for those that a data set yields, if any.
+            channels)`: an array, several inputs (the first input of images is drawn), or a
+            finite data set. Values in [0, 1] or [0, 255] are drawn unchanged, all others
+            are scaled from the lowest to the highest.
+        examples: Training images to choose neighbors from, in the form of `x`.
+        labels: Class numbers or targets of the examples, to be written below them. `None`
+            takes the labels that a data set yields, if any.
         k: int, the number of neighbors, at most the number of examples.
         class_names: Names of the classes; `None` numbers them.
 
     Returns:
-        A matplotlib figure with one row for each of `x`.
+        A matplotlib figure with one row per image of `x`.
 
     Raises:
         ValueError: If `x` or `examples` holds no images, or `k` is out of range.

@@ -27,17 +27,17 @@ LEAST_SCALE = 1e-2
 def plot_similarities(model: keras.Model) -> figures.Figure:
     """Draws every static similarity `M` and every learned kernel shape in a model.
 
-    A diagonal similarity is drawn as a mask on the kernel's taps, any other as its matrix
-    `M[t, u]`, a learned kernel shape as the taps that it keeps. Colors show the difference
-    to the identity: blue is more, red is less. Numbers are the entries themselves.
-    Three-dimensional kernels are drawn slice under slice.
+    A diagonal similarity is drawn as a mask on the kernel's taps (positions), any other
+    similarity as its matrix `M[t, u]`, and a learned kernel shape as the taps that it
+    keeps. Colors show the difference to the identity: blue is more, red is less. Numbers
+    are the entries themselves. Three-dimensional kernels are drawn slice under slice.
 
     Args:
         model: A built Keras model with static neural similarity layers or recurrent
             cells, or with layers that learn their kernel's shape; nested models included.
 
     Returns:
-        A matplotlib figure with a panel for each matrix or shape.
+        A matplotlib figure with one panel per matrix or shape.
 
     Raises:
         ValueError: If the model has no such layer, or is not built.
