@@ -22,8 +22,8 @@ from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 
 Layer: TypeAlias = keras.layers.Layer
 
-#: Only layers of exactly these types are converted: derived classes may compute something
-#: else.
+#: Only layers of exactly these types are converted, because derived classes may compute
+#: something else.
 _CONVERTIBLE: dict[type[Layer], Any] = {
     keras.layers.Conv1D: NeuralSimilarityConv1D,
     keras.layers.Conv2D: NeuralSimilarityConv2D,
@@ -65,15 +65,15 @@ def add_similarity(
             `nsl_keras.predictors.SharedSimilarityPredictor`, which must be new, needs
             kernels of the same size; other recipes make a network for each layer.
         layers: Which convolutions to convert: a collection of names, or a function that
-            takes a layer and returns a bool. `None` converts all with more than one tap.
-            Grouped convolutions take no predictor, and depthwise ones no `"full"`
-            similarity.
+            takes a layer and returns a bool. `None` converts all whose kernel has more than
+            one tap (position). Grouped convolutions take no predictor, and depthwise
+            convolutions no `"full"` similarity.
         freeze_backbone: bool, whether to train only the new similarities and predictors.
-            All other layers are frozen then, the classifier included, and batch norms run
+            All other layers are then frozen, including the classifier, and batch norms run
             in inference mode. (A `MetaNeighborhoodModel` still trains its head and
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
             whole network later, set `trainable` of every layer, and `kernel_trainable` of
-            those with a similarity.
+            layers with a similarity.
 
     Returns:
         A `keras.Model`, Sequential if `model` is, not compiled.
@@ -81,12 +81,12 @@ def add_similarity(
     Raises:
         ValueError: If `model` is subclassed or not built, if `layers` chooses none or
             names a layer that is not convertible, if `predictor` is in use, or if an
-            argument does not suit a layer.
+            argument does not fit a layer.
 
     Warns:
-        UserWarning: If the outputs may change: a `nsl_keras.similarities.Sparse` has fewer
-            entries than taps, or a predictor has `start="published"` or is a custom layer;
-            and if the class of `model` cannot be kept.
+        UserWarning: If the outputs may change, because a `nsl_keras.similarities.Sparse`
+            has fewer nonzeros than taps, or a predictor has `start="published"` or is a
+            custom layer; and if the class of `model` cannot be kept.
 
     Example:
 
@@ -209,7 +209,7 @@ def _copy_weights(source: Any, chain: list[Any]) -> None:
 
 
 def _warn_of_changes(layers: list[Any]) -> None:
-    """Warns if `M` does not start at the identity, or is not known to."""
+    """Warns unless `M` is known to start at the identity."""
     changed = [layer.name for layer in layers if not _starts_at_identity(layer)]
     if changed:
         warnings.warn(

@@ -1,8 +1,8 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
 A static `M` is a weight and folds into the kernel. A dynamic `M` is predicted from the
-input, one matrix per output position, block of positions or example. Position `p` and tap
-`u` of a strided, dilated convolution read the input at
+input, one matrix per output position, block of positions or example. At position `p`, tap
+`u` (a position of the kernel) of a strided, dilated convolution reads the input at
 `p * stride + u * dilation - padding`, with the padding as TensorFlow's "same" splits it.
 """
 
@@ -22,7 +22,7 @@ from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 def weighted_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
     """Returns `M(x) x` at every output position of a dynamic layer, channels last.
 
-    The last axis, in one part or several, holds the channels of one tap after another.
+    The last axis, in one part or several, contains the channels of one tap after another.
     """
     patches = windows(
         ops.moveaxis(inputs, layer.channel_axis, -1),
@@ -89,8 +89,8 @@ def windows(
         offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
         place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
         start = [o // s for o, s in zip(offsets, strides, strict=True)]
-        # Not by indexing: without XLA, TensorFlow computes its gradient several times
-        # slower on a CPU than the gradient of a slice, which is a padding.
+        # A slice, whose gradient is a padding: without XLA on a CPU, TensorFlow computes
+        # the gradient of indexing several times slower.
         shifted.append(
             ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
         )
@@ -111,8 +111,8 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
-    at the identity. For a kernel of `T` taps `t, u` (row-major), channels `c`, filters
-    `o`, at output position `p`,
+    at the identity. For a kernel of `T` positions (taps) `t, u` (row-major), channels `c`,
+    filters `o`, at output position `p`,
 
         y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
 
@@ -128,14 +128,14 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or
-            a `nsl_keras.similarities.Similarity`, whose arguments are initializer,
+            a `nsl_keras.similarities.Similarity`, whose arguments set initializer,
             regularizer and constraint of `M`, what shares one `M`, and whether the
             kernel's shape is learned too.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms or
             blocks of positions; a `SharedSimilarityPredictor`; or a layer that maps the
             input to the parameters of `M`, at every output position or one set per example.
-            Not with `groups` above 1.
+            Requires `groups=1`.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
             Toggling `trainable` does not change it.
 
@@ -152,11 +152,11 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: At construction, for arguments outside these ranges; with a
-            predictor, for `groups` above 1 or a similarity for static layers. At build,
-            for a predictor with a wrong number of outputs, a `shared_by` that does not
-            divide the channels, LoRA and quantized policies. For anything that
-            `keras.layers.Conv2D` refuses.
+        ValueError: For anything that `keras.layers.Conv2D` refuses. At construction, for
+            arguments outside these ranges, and if a predictor comes with `groups` above 1
+            or a similarity for static layers. At build, for a predictor with a wrong number
+            of outputs, a `shared_by` that does not divide the channels, LoRA and quantized
+            policies.
 
     Example:
 
@@ -179,9 +179,9 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
         (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). `W^T M x` is the order of
-        the paper and of the authors' code. As in that code, and unlike
-        the paper's Appendix A, the unconstrained dynamic similarity adds the identity,
-        unless `residual=False`.
+        the paper and of the authors' code. As in that code, but not in the paper's
+        Appendix A, the unconstrained dynamic similarity adds the identity, unless
+        `residual=False`.
     """
 
     plain = keras.layers.Conv2D
@@ -192,7 +192,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
-    The twin of `NeuralSimilarityConv2D` for sequences. The predictor of a causal layer is
+    This layer is `NeuralSimilarityConv2D` for sequences. The predictor of a causal layer is
     causal too.
 
     Args:
@@ -221,8 +221,8 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
 class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
-    The twin of `NeuralSimilarityConv2D` for volumes. A 3x3x3 kernel has 27 taps: a dynamic
-    unconstrained `M` has 729 entries at every position.
+    This layer is `NeuralSimilarityConv2D` for volumes. A 3x3x3 kernel has 27 taps, so a
+    dynamic unconstrained `M` has 729 entries at every position.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv3D` and `NeuralSimilarityConv2D`.
@@ -248,7 +248,7 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
 class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
-    Every input channel is convolved by itself, and all of them share one `M`. For taps
+    Every input channel is convolved by itself, and all channels share one `M`. For taps
     `t, u`, input channels `c` and the `m`-th filter of a channel, at output position `p`,
 
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
@@ -273,8 +273,8 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats full convolutions; with blocks shared by all channels (Eq. 2) its
-        similarity applies to depthwise ones unchanged.
+        paper treats full convolutions; if all channels share one block (Eq. 2), its
+        similarity also applies to depthwise convolutions.
     """
 
     plain = keras.layers.DepthwiseConv2D

@@ -30,8 +30,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     Args:
         Same as `keras.layers.Dense` and `NeuralSimilarityConv2D`, plus:
         block_size: int that divides `n`, or `None` for one block of all features. The
-            features of a block take the place of taps, the blocks that of channels; the
-            similarity `"full"` is refused.
+            features of a block take the place of taps, and the blocks take the place of
+            channels. The similarity `"full"` is refused.
 
     Call arguments:
         inputs: Tensor of rank 2 or more.

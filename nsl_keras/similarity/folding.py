@@ -1,4 +1,4 @@
-"""Models with static similarities back into plain Keras models: `fold`."""
+"""Folds models with static similarities into plain Keras models: `fold`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Layer: TypeAlias = keras.layers.Layer
 
 @rewiring.reaching_backbones
 def fold(model: keras.Model) -> keras.Model:
-    """Returns a plain Keras model with the outputs of a model with static similarities.
+    """Returns a plain Keras model that computes the same as a model with similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
     the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
-    `nsl_keras.layers.CosineDense` a normalization to unit length with a
+    `nsl_keras.layers.CosineDense` becomes a normalization to unit length and a
     `keras.layers.Dense`. Graph, names and `trainable` flags stay: to train
     further, unfreeze what `add_similarity` froze. The model costs as much as the plain
     network.
 
     Args:
         model: A built functional or Sequential model. It does not change, and shares no
-            weights with the new one. Of a `MetaNeighborhoodModel` the backbone is folded.
+            weights with the new one. In a `MetaNeighborhoodModel`, the backbone is folded.
 
     Returns:
         A `keras.Model` without layers of this package, not compiled, whose file loads with
         Keras alone; for a `MetaNeighborhoodModel`, a new one with such a backbone.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, or has layers of this package
-            that cannot be folded, such as dynamic similarities; the message names them.
+        ValueError: If `model` is subclassed or not built, or if layers of this package
+            cannot be folded, such as dynamic similarities; the message names them.
 
     Example:
 

@@ -38,8 +38,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         "softmax_attention":  X + gamma softmax(relu(G1(X)) G2(X)^T) G3(X)
 
     with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. `G1` and
-    `G2` have `C` channels, in `"softmax_attention"` `C // 8`; the mask's hidden layer has
-    64. All except `"attention"` start at the identity.
+    `G2` have `C` channels (`C // 8` in `"softmax_attention"`), and the mask's hidden layer
+    has 64. All except `"attention"` start at the identity.
 
     `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
     `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
@@ -49,8 +49,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         regularizer: Regularizer of the learned mask or matrix, or of each
             kernel that predicts `M`. `gamma` is not regularized.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
-            and the first layer of the mask's predictor one that divides by the input norm;
-            `False` for plain convolutions, with which training is less stable.
+            and the first layer of the mask's predictor is a SphereConv that divides by the
+            input norm. `False` uses plain convolutions; training is then less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
         **kwargs: Arguments of `keras.layers.Layer`.
@@ -64,8 +64,8 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
         The same as the input.
 
     Raises:
-        ValueError: For invalid arguments, at construction; for an input of another rank,
-            or with an unknown size that the layer needs, at build.
+        ValueError: At construction, for invalid arguments. At build, for an input of
+            another rank, or with an unknown size that the layer needs.
 
     Example:
 
@@ -79,7 +79,7 @@ class GlobalNeuralSimilarity2D(keras.layers.Layer):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B, Eq. (8)-(11).
         `"softmax_attention"` is the block of the authors' code. The paper leaves the mask's
-        predictor open; this one follows its local predictors.
+        predictor open; here it follows the paper's local predictors.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class FloatDense(keras.layers.Dense):
 
 
 class FloatEinsumDense(keras.layers.EinsumDense):
-    """As `FloatDense`, for `keras.layers.EinsumDense`; it passes masks on."""
+    """Like `FloatDense`, for `keras.layers.EinsumDense`; it passes masks on."""
 
     quantize = keras.layers.Layer.quantize
 
@@ -43,7 +43,7 @@ class FloatKernel(keras.layers.Layer):
         super().__init__(*args, **kwargs)
         first = getattr(self, "data_format", None) == "channels_first"
         self.channel_axis = 1 if first else -1
-        #: The shape in which a number for each filter broadcasts to the outputs.
+        #: The shape in which one number per filter broadcasts to the outputs.
         self.filters_shape = (-1, *[1] * self.rank) if first else (-1,)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

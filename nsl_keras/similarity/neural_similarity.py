@@ -1,4 +1,4 @@
-"""Keras layers with one kernel, with `W^T M x` in place of `W^T x`, and what holds `M`."""
+"""Keras layers with one kernel that compute `W^T M x`, and the form that holds `M`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Penalty(keras.regularizers.Regularizer):
 class BilinearForm(keras.layers.Layer):
     """The `M` of one kernel, a weight or predicted, with the kernel's learned shape `D`.
 
-    A layer holds one for each of its kernels. It has no `call`: the layer asks it for the
+    A layer holds one form per kernel. The form has no `call`: the layer asks it for the
     equivalent kernel of a static `M`, the parameters of a predicted `M(x)`, or the product
     `M v` with vectors. Without a learned shape `D` is the identity.
 
@@ -51,8 +51,8 @@ class BilinearForm(keras.layers.Layer):
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Attributes:
-        network: The layer that predicts `M`, once built; `None` if it is static.
-        similarity_parameters: The weight of a static `M`; `None` if it is predicted.
+        network: The layer that predicts `M`, once built; `None` if `M` is static.
+        similarity_parameters: The weight of a static `M`; `None` if `M` is predicted.
         shape_parameters: The weight of the learned shape; `None` without one.
         taps: The number `T` of taps.
         channels: The number of channels that a filter reads; on vectors, of blocks.
@@ -238,11 +238,11 @@ class BilinearForm(keras.layers.Layer):
             training: bool, for batch norms of the predictor.
             positions: The number of output positions of a convolution along each axis.
             penalized: bool, whether to add the mean penalty on predicted `M` to the losses.
-            mask: Of vectors, boolean `(...)`: batch norms leave out the others.
+            mask: Boolean `(...)` for vectors: batch norms leave out masked vectors.
 
         Returns:
-            The parameters of a static `M`; of a predicted one, parameters for each vector
-            or position, where every size of `positions` may be 1.
+            The parameters of a static `M`, or the predicted parameters for each vector or
+            position, where every size of `positions` may be 1.
         """
         if self.network is None:
             return ops.convert_to_tensor(self.similarity_parameters)
@@ -319,7 +319,7 @@ class BilinearForm(keras.layers.Layer):
 
     @property
     def similarity_matrix(self) -> Tensor:
-        """The static `M`; several with an axis in front."""
+        """The static `M`; several matrices are stacked on the first axis."""
         self.require_static("similarity_matrix")
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         return self.similarity.matrix(parameters, self._matrix_size)
@@ -348,7 +348,7 @@ class BilinearForm(keras.layers.Layer):
 
 
 def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
-    """Returns parameters at every position, from parameters for each block of positions."""
+    """Returns parameters at every position, from parameters per block of positions."""
     shape = list(ops.shape(parameters))
     for axis in range(1, len(positions) + 1):
         shape[axis] *= block
@@ -492,7 +492,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def similarity_matrix(self) -> Tensor:
         """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
 
-        If `shared_by` is not `"layer"`, an axis in front numbers blocks of channels, or
+        If `shared_by` is not `"layer"`, the first axis counts blocks of channels, or
         filters.
 
         Raises:

@@ -101,7 +101,7 @@ class LayerContext:
 
 
 #: For each kind: `normalize` of the hidden and of the output layer, and whether a batch
-#: norm follows each where `M` is not diagonal. Where it is diagonal, both do.
+#: norm follows each layer if `M` is not diagonal. If `M` is diagonal, both layers have one.
 KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
     "sphere": ("input", None, False, False),
     "full_sphere": ("both", "both", True, True),
@@ -114,25 +114,25 @@ KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
 class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
-    The network has two layers, convolutions in a convolution and dense layers elsewhere.
-    It reads the layer's input `x` and returns, for every output position or block of them,
-    the difference between the parameters of `M(x)` and of the identity. By `kind`, if `M`
-    is diagonal:
+    The network consists of two convolutions, or of two dense layers if the layer is not a
+    convolution. It reads the layer's input `x`. For every output position, or block of
+    positions, it returns the difference between the parameters of `M(x)` and of the
+    identity. If `M` is diagonal, its layers are by `kind`:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
         "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
-    For other similarities (`T^2` outputs if unconstrained) there is no batch norm, except
-    after the output of `"cnn"` and in `"full_sphere"`, which has two.
+    For all other similarities (`T^2` outputs if unconstrained) there is no batch norm,
+    except after the output of `"cnn"`, and two in `"full_sphere"`.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
-    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers,
-    where a full convolution would cost many times the layer, a 1x1 bottleneck of 8 filters
+    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers a
+    full convolution would cost many times the layer. There a 1x1 bottleneck of 8 filters
     comes first, and the second layer has the convolution's geometry, except with
     `start="published"` or `output_kernel_size`.
 
-    A recipe has no weights: you can pass one to many layers, and each layer makes a
+    A recipe has no weights: you can pass it to many layers, and each layer makes its own
     network, `layer.bilinear_form.network`.
 
     Args:
@@ -144,41 +144,40 @@ class SimilarityPredictor:
             register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of
             the layer, at least 8, and at most the authors' 64 for the diagonal similarity
-            and 128 for others; with `start="published"` it is the authors' width.
+            or 128 for all others; with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
         downsampling: int or `None`, the side of the blocks of positions that share one
-            `M`: with 2, the network has twice the strides, and each block of 2x2 positions
-            of an image takes one prediction. Blocks begin at the first position; those at
+            `M`. With 2, the network has twice the strides, and each block of 2x2 positions
+            of an image uses one prediction. Blocks begin at the first position; blocks at
             the end may be smaller. Must be 1 for vectors and, unless the predictor is
-            shared, in dilated convolutions. `None` is 1 there, for a diagonal `M`, a
-            function as `kind` and `start="published"`; else it is 2.
+            shared, in dilated convolutions. `None` is 1 in these cases, for a diagonal `M`,
+            a function as `kind` and `start="published"`; otherwise it is 2.
         pooled: bool, whether to predict one `M` per example, the mean of all predictions.
         batch_normalization: `None` for batch norms where the authors have them (see
             above; none in recurrent cells and shared predictors, which do not fit one set
             of moving statistics); `True` for both, `False` for none; or a dictionary of
             arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
-            The default momentum is 0.9: an average over many steps lags behind weights that
-            change fast.
-        residual: bool. `True`, as in the authors' code: the network returns the difference
-            from the parameters of the identity. `False`, as in the paper's Appendix A:
-            it returns the parameters themselves. With `start="identity"` the shift of the
-            last batch norm, or a bias after the last layer, then starts at the identity;
-            with `"published"` nothing does, so `M` starts near zero.
-        start: `"identity"`: `M` is the identity until the first training step, so that the
-            layer is the plain one. The scale of the last batch norm starts at zero; without
-            batch norm, the last kernel, or, if it compares by angle, a factor for each
-            output. `"published"`, as in the authors' code: the scale starts at one and the
-            last kernel at He's normal times 0.001, so `M` starts near the identity. The
-            hidden layer has the authors' width, and batch norms the fixed momentum 0.999:
-            their moving statistics need thousands of steps.
+            The default momentum is 0.9, because an average over many steps lags behind
+            weights that change fast.
+        residual: bool. With `True`, as in the authors' code, the network returns the
+            difference from the parameters of the identity. With `False`, as in the paper's
+            Appendix A, it returns the parameters themselves. Then, with `start="identity"`,
+            the shift of the last batch norm, or a bias after the last layer, starts at the
+            identity; with `"published"`, `M` starts near zero.
+        start: With `"identity"`, `M` is the identity until the first training step, so the
+            layer equals the plain layer. The scale of the last batch norm starts at zero;
+            without batch norm the last kernel does or, if it compares by angle, one factor
+            per output. With `"published"`, as in the authors' code, the scale starts at one
+            and the last kernel at He's normal times 0.001, so `M` starts near the identity.
+            The hidden layer has the authors' width, and batch norms have the fixed momentum
+            0.999, so their moving statistics need thousands of steps.
 
     The kernels of the network have the regularizer of the layer's kernel.
 
     Raises:
-        ValueError: For arguments outside the ranges above, at construction; for
-            `downsampling`, `pooled` or `output_kernel_size` in a layer without positions,
-            `downsampling` in a dilated convolution or `pooled` in a causal one, when the
-            layer is built.
+        ValueError: At construction, for arguments outside the ranges above. When the layer
+            is built, for `downsampling`, `pooled`, `output_kernel_size` without positions,
+            `downsampling` in a dilated convolution, or `pooled` in a causal one.
 
     Example:
 
@@ -192,9 +191,9 @@ class SimilarityPredictor:
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and
-        Appendix A. The paper mentions no batch norm; the places above are those of the
-        authors' code, as is the plain second convolution of `"sphere"`. Predictors of
-        vectors are this package's: the authors released none.
+        Appendix A. The paper mentions no batch norm; the batch norms above and the plain
+        second convolution of `"sphere"` follow the authors' code. Predictors of vectors are
+        an addition of this package.
     """
 
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
@@ -256,9 +255,9 @@ class SimilarityPredictor:
         Args:
             context: The layer whose `M` is predicted.
             normalize: `"both"`, `"input"` or `"kernel"` for a layer that compares by
-                angle, as `SphereConv2D` does; `None` for a plain one.
-            batch_normalized: bool, whether a batch norm follows unless
-                `batch_normalization` says otherwise.
+                angle, as `SphereConv2D` does; `None` for a plain layer.
+            batch_normalized: bool, whether a batch norm follows by default; the recipe's
+                `batch_normalization` may decide otherwise.
         """
         width, (geometry, _) = self.hidden_width(context), self._geometries(context)
         layer = self._layer(
@@ -287,7 +286,7 @@ class SimilarityPredictor:
     ) -> Layers:
         """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
 
-        Takes the arguments of `hidden`. With `start="identity"` the prediction gives the
+        Takes the arguments of `hidden`. With `start="identity"`, the predicted `M` is the
         identity until the first training step.
         """
         _, geometry = self._geometries(context)
@@ -400,7 +399,7 @@ def _constant(values: np.ndarray | None) -> Any:
 
 
 def _scale(context: LayerContext, shift: np.ndarray | None) -> keras.layers.Layer:
-    """Returns a layer with a factor for each channel, from zero, and a shift if given."""
+    """Returns a layer with a factor per channel, from zero, and a shift if given."""
     first = context.channel_axis == 1
     if first and shift is not None:
         shift = shift.reshape(-1, *[1] * context.rank)
@@ -433,7 +432,7 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
         A `SimilarityPredictor`, a layer, or `None`.
 
     Raises:
-        ValueError: If the name is unknown; the message lists the known ones.
+        ValueError: If the name is unknown; the message lists the known names.
 
     Example:
 

@@ -1,8 +1,8 @@
 """Recurrent cells and layers with a neural similarity: `W^T M x` and `R^T M h`.
 
-The cells are Keras's, and `M` multiplies the input vector of each kernel; all gates share
-the `M` of their kernel. Applied to vectors, rather than to a kernel at every step, `M`
-costs less and leaves no copy of a kernel per step for the backward pass.
+The cells derive from Keras's, and `M` multiplies the input vector of each kernel; all gates
+share the `M` of their kernel. Multiplying vectors costs less than multiplying a kernel at
+every step, and leaves no copy of a kernel per step for the backward pass.
 """
 
 from __future__ import annotations
@@ -152,18 +152,18 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         c = activation(W_c^T M_x x_t + r * (R_c^T M_h h_{t-1} + b'_c) + b_c)
         h_t = z * h_{t-1} + (1 - z) * c
 
-    with `s` the `recurrent_activation`; `reset_after=False` has
-    `R_c^T M_h (r * h_{t-1})` in `c`. `W` and `R` hold the kernels of all gates, which share
-    `M_x` and `M_h`: `M = diag(M_s, ..., M_s)` with one block of `block_size x block_size`,
-    feature `i = block * block_size + t`; without a block size `M = M_s`.
+    where `s` is the `recurrent_activation`; with `reset_after=False`, `c` uses
+    `R_c^T M_h (r * h_{t-1})`. `W` and `R` hold the kernels of all gates, which share
+    `M_x` and `M_h`. `M = diag(M_s, ..., M_s)` repeats a block `block_size x block_size`
+    (feature `i = block * block_size + t`); without a block size `M = M_s`.
 
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
     kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
 
     *Dynamic*: the parameters of `M_x(x_t)` and `M_h(h_{t-1})` are those of the identity
     plus the output of a small network that sees, at every step, `x_t` or `h_{t-1}`. An
-    unconstrained `M` predicted from `n` features without blocks holds `batch * n^2`
-    numbers per step.
+    unconstrained `M` predicted from `n` features without blocks has `batch * n^2`
+    entries per step.
 
     Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the input vectors of the kernels.
 
@@ -171,7 +171,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
         similarity: Similarity of `W` and of `R`, each with its own `M`.
         predictor: Predictor of `M_x` and `M_h`, without batch norms; `None` for static
-            ones. A custom layer predicts both, so features must equal `units`.
+            matrices. A custom layer predicts both, so features must equal `units`.
         block_size: int that divides the input's features and `units`, or `None`.
 
     Call arguments:
@@ -186,9 +186,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: See `NeuralSimilarityDense`; for a predictor with batch norms, and for a
-            similarity with `learn_shape`, `shared_by` or, beside a predictor, a
-            `regularizer`.
+        ValueError: See `NeuralSimilarityDense`; also for a predictor with batch norms, and
+            for a similarity with `learn_shape`, `shared_by` or, together with a predictor,
+            a `regularizer`.
 
     Example:
 
@@ -295,7 +295,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         c_t = f * c_{t-1} + i * activation(W_c^T M_x x_t + R_c^T M_h h_{t-1} + b_c)
         h_t = o * activation(c_t)
 
-    with `s` the `recurrent_activation`. The carry `c` has no kernel, so it has no `M`.
+    where `s` is the `recurrent_activation`. The carry `c` has no kernel, so it has no `M`.
 
     With default initializers the static cell equals `keras.layers.LSTMCell`: `M_x` and
     `M_h` start at the identity.
@@ -378,7 +378,7 @@ class SimilarityRecurrent(keras.layers.RNN):
 class NeuralSimilarityGRU(SimilarityRecurrent):
     """Gated recurrent layer with a bilinear similarity.
 
-    `keras.layers.RNN` around a `NeuralSimilarityGRUCell`, where you find the formula. A
+    A `keras.layers.RNN` around a `NeuralSimilarityGRUCell`, which has the formula. A
     static layer folds into `keras.layers.GRU`.
 
     Args:
@@ -410,7 +410,7 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
 class NeuralSimilarityLSTM(SimilarityRecurrent):
     """Long short-term memory layer with a bilinear similarity.
 
-    `keras.layers.RNN` around a `NeuralSimilarityLSTMCell`, where you find the formula. A
+    A `keras.layers.RNN` around a `NeuralSimilarityLSTMCell`, which has the formula. A
     static layer folds into `keras.layers.LSTM`.
 
     Args:
@@ -434,7 +434,7 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
 class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
     """Simple recurrent layer with a bilinear similarity.
 
-    `keras.layers.RNN` around a `NeuralSimilaritySimpleRNNCell`, where you find the formula.
+    A `keras.layers.RNN` around a `NeuralSimilaritySimpleRNNCell`, which has the formula.
     A static layer folds into `keras.layers.SimpleRNN`.
 
     Args:

@@ -16,17 +16,17 @@ from nsl_keras.similarity import predictors
 class SharedSimilarityPredictor(keras.layers.Layer):
     """One network that predicts `M` for several dynamic convolutions.
 
-    Pass the same object as `predictor=` to several layers. Each of them makes a small
-    convolution, the adaptation, which brings its input to `adapted_filters` channels, with
+    Pass the same object as `predictor=` to several layers. Each layer makes a small
+    convolution, the adaptation, which maps its input to `adapted_filters` channels with
     the layer's own kernel size, strides, padding and dilation. The shared network follows:
 
         parameters of M(x) = parameters of I + shared(adaptation(x))
 
     With 32 adapted filters and hidden layers of the published width, the predictors of
-    CNN-9 hold half the parameters of separate ones. The kernels of the layers must have
-    the same size; anything the recipe leaves open, such as the width, is taken from the
-    first layer built. Adaptations have the regularizer of their layer's kernel, the shared
-    kernels none.
+    CNN-9 have half the parameters of separate predictors. The kernels of the layers must
+    have the same size. What the recipe leaves open, such as the width, is taken from the
+    first layer built. Adaptations have the regularizer of their layer's kernel; the shared
+    kernels have none.
 
     A `.keras` file keeps the sharing. An `.h5` file, `to_json` and
     `keras.models.clone_model`, which describe layers one by one, give each layer a separate
@@ -45,8 +45,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         parameters of `M`; `(batch, outputs)` if pooled.
 
     Raises:
-        ValueError: For arguments outside the ranges above, at construction; for layers
-            that the network does not fit, when those layers are built.
+        ValueError: At construction, for arguments outside the ranges above; when layers
+            are built that the network does not fit.
 
     Example:
 

@@ -16,7 +16,7 @@ from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.kernels import FloatKernel
 
-#: Added under each root, as the authors' code has it.
+#: Added under each root, as in the authors' code.
 ROOT_OFFSET = 1e-4
 
 NORMALIZE = ("both", "input", "kernel")
@@ -149,26 +149,26 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
         cos[p, o] = <W_o, x_p> / (n(x_p) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
         y[p, o] = g(cos[p, o]) + b[o]
 
-    `normalize` chooses the norms that it divides by, `response` the function `g`:
+    `normalize` chooses the norms to divide by, and `response` the function `g`:
 
         "cosine":             g = cos
         "linear":             g = 1 - 0.63662 arccos(cos), from -1 to 1
         "sigmoid":            g = tanh(s / 2k) / tanh(pi / 4k),   s = arcsin(cos), k = 0.3
-        "learnable_sigmoid":  the same with k = |k_o| + 0.05, a weight for each filter
+        "learnable_sigmoid":  the same with k = |k_o| + 0.05, one weight per filter
 
     The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal.
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
-        use_bias: bool, whether to add a bias, here `False` by default.
+        use_bias: bool, whether to add a bias; `False` by default.
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
-            counts in the norm of a patch as zeros, and each group has its own norm.
-        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`; all except
-            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6), beyond
-            which the gradient is zero.
+            counts as zeros in the norm of a patch, and each group has its own norm.
+        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`. All except
+            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6); the
+            gradient beyond is zero.
 
     Raises:
-        ValueError: For invalid arguments, also of `keras.layers.Conv2D`; for LoRA
+        ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and for LoRA
             and quantized policies.
 
     Example:
@@ -200,7 +200,7 @@ class SphereDense(Sphere, keras.layers.Dense):
         cos[o] = <W_o, x> / (n(x) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
         y[o] = g(cos[o]) + b[o]
 
-    and `normalize` and `g` as in `SphereConv2D`.
+    where `normalize` and `g` are those of `SphereConv2D`.
 
     Args:
         **kwargs: Arguments of `keras.layers.Dense` and `SphereConv2D`.

@@ -37,7 +37,7 @@ class LayerSummary:
             learned kernel shape.
         multiply_adds: Multiply-adds for one example; `None` if a size is unknown.
         plain_multiply_adds: Multiply-adds of the plain layer.
-        folds: Whether `fold` accepts it.
+        folds: Whether `fold` accepts the layer.
     """
 
     name: str
@@ -58,8 +58,8 @@ class ModelSummary(LayerSummary):
         layers: The layers with a neural similarity, and head and dictionary of a
             `MetaNeighborhoodModel`, each a `LayerSummary`.
         not_counted: Names of layers whose multiply-adds are not counted.
-        name, kind, …: As for a layer, for the whole model. A shared predictor is counted
-            once in `similarity_parameters`.
+        name, kind, …: Those of a `LayerSummary`, for the whole model. A shared predictor
+            is counted once in `similarity_parameters`.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -97,16 +97,15 @@ def _text(value: str | int | None) -> str:
 def summary(model: keras.Model) -> ModelSummary:
     """Returns the similarities in a model, and their cost.
 
-    The result prints as a table with a row for each layer that has a similarity. Its
-    multiply-adds are the products of kernels and matrices with the input, for one example:
-    of convolutions, dense and recurrent layers, predictors, and `M x` where `M` is not
-    folded. Normalizations, activations and sums are not counted. Other layers with
-    matrices for weights are named in `not_counted`, as is the adaptation of
-    Meta-Neighborhoods.
+    The result prints as a table with one row per layer that has a similarity. It counts
+    multiply-adds for one example, in products of kernels and matrices with the input: those
+    of convolutions, dense and recurrent layers, predictors, and of `M x` if `M` is not
+    folded. It does not count normalizations, activations and sums. `not_counted` names the
+    adaptation of Meta-Neighborhoods, and other layers whose weights are matrices.
 
     Args:
-        model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
-            one as its backbone.
+        model: A built functional or Sequential model, or a `MetaNeighborhoodModel` whose
+            backbone is such a model.
 
     Returns:
         A `ModelSummary`, with the figures as attributes. Multiply-adds that depend on an

@@ -15,8 +15,8 @@ from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTranspose):
     """2D transposed convolution with a learned or predicted bilinear similarity.
 
-    The adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a patch `W x_p`,
-    transformed by `M^T`, to the output. For a kernel of `T` taps `t, u` (row-major),
+    This layer is the adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a
+    patch `W x_p`, transformed by `M^T`, to the output. For a kernel of `T` taps `t, u`,
     channels `c`, filters `o`, at output position `q`,
 
         y[q, o] = sum_{p, u} sum_t M[t, u] sum_c W[t, o, c] x[p, c] + b[o]
@@ -27,7 +27,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     *Static*: `M` is a weight, and `fold()` returns the plain `Conv2DTranspose` with the
     kernel `M^T W`.
 
-    *Dynamic*: `M(x)` is predicted at every input position, or for blocks of them. The
+    *Dynamic*: `M(x)` is predicted at every input position, or per block of positions. The
     predictor's layers have the kernel size and dilation of the layer, and padding
     `"same"`.
 
@@ -46,8 +46,8 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper has no transposed convolution; Section 8 names semantic segmentation, whose
-        decoders use it, as an application.
+        paper treats no transposed convolution; its Section 8 names an application whose
+        decoders use them, semantic segmentation.
     """
 
     plain = keras.layers.Conv2DTranspose
