@@ -31,29 +31,29 @@ class _NeighborhoodCallback(keras.callbacks.Callback):
 class EntryStatistics(_NeighborhoodCallback):
     """Logs, after each epoch, how the dictionary of neighbors is used on some examples.
 
-    With the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
-    examples, the epoch's logs gain
+    From the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
+    examples, the callback adds to the epoch's logs
 
         attention_entropy    mean over x of  - sum_j w_j(x) log w_j(x)
         usage_entropy        - sum_j u_j log u_j
         dead_entries         share of the entries with  u_j < 0.1 / S
 
-    Entropies are in nats, between 0 and `log(S)`: an example attends to about
-    `exp(attention_entropy)` entries, all examples to `exp(usage_entropy)`. If many entries
-    are dead, try a smaller dictionary, a higher temperature or more dictionary dropout.
+    Entropies are in nats, between 0 and `log(S)`. One example attends to about
+    `exp(attention_entropy)` entries, all examples together to `exp(usage_entropy)`. If many
+    entries are dead, try a smaller dictionary, a higher temperature or more dropout.
 
-    The logs reach `History` and the callbacks after this one in the list.
+    The logs reach `History` and the callbacks that follow this one in the list.
 
     Args:
-        x: Inputs, for example a part of the validation data, as for `predict`; a data set
+        x: Inputs, as for `predict`, for example a part of the validation data. A data set
             is read once, so it must be finite.
 
     Attributes:
         usage: NumPy array of shape `(num_neighbors,)`, the `u_j` after the last epoch;
-            `None` before the first.
+            `None` before the first epoch.
 
     Raises:
-        ValueError: For NaN and infinities in `x`; in `fit`, without a
+        ValueError: For NaN and infinities in `x`; in `fit`, if the model is not a
             `MetaNeighborhoodModel`.
 
     Example:
@@ -72,7 +72,7 @@ class EntryStatistics(_NeighborhoodCallback):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Eq. (5), for the
-        weights. The statistics are this package's.
+        weights. The statistics are an addition of this package.
     """
 
     def __init__(self, x: Any) -> None:
@@ -103,23 +103,23 @@ class EntryStatistics(_NeighborhoodCallback):
 class DictionaryInitializer(_NeighborhoodCallback):
     """Sets a dictionary's entries to training examples, before an epoch of `fit`.
 
-    It calls `MetaNeighborhoodModel.initialize_from`; training continues from these entries.
-    If `fit` ends before that epoch, the entries stay as they are and a warning says so.
-    An optimizer that averages weights (`use_ema=True`) mixes the earlier entries into its
-    average: train a few hundred more steps afterwards.
+    The callback calls `MetaNeighborhoodModel.initialize_from`, and training continues from
+    these entries. If `fit` ends before that epoch, the entries stay as they are and a
+    warning says so. An optimizer that averages weights (`use_ema=True`) mixes the earlier
+    entries into its average, so train a few hundred more steps afterwards.
 
     Args:
-        x: Inputs, at least as many examples as there are entries, as for `fit`; a data set
-            is read once, so it must be finite.
+        x: Inputs, as for `fit`, with at least as many examples as entries. A data set is
+            read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs trained first; 0 for the start of training. A
-            training resumed later, or a second `fit` with the same callback, keeps the
-            entries.
+        epochs: int, the number of epochs to train first; 0 for the start of training. If
+            training is resumed later, or `fit` is called again with the same callback, the
+            entries stay.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
-        ValueError: For a negative `epochs` or `seed`, and as `EntryStatistics` and
-            `MetaNeighborhoodModel.initialize_from`.
+        ValueError: For a negative `epochs` or `seed`, and for the reasons that
+            `EntryStatistics` and `MetaNeighborhoodModel.initialize_from` name.
 
     Example:
 
@@ -135,7 +135,7 @@ class DictionaryInitializer(_NeighborhoodCallback):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, starts the entries at
-        random; a start from examples is this package's.
+        random; starting from examples is an addition of this package.
     """
 
     def __init__(

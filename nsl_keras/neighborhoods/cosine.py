@@ -17,7 +17,7 @@ class CosineDense(keras.layers.Layer):
     """Dense layer of cosines: `y[c] = scale * cos(x, W[:, c])`.
 
     Each column of the kernel is the prototype of an output; the norms of features and
-    prototypes have no effect. An all-zero input gives zeros. Cosines are computed in
+    prototypes have no effect. An all-zero input returns zeros. Cosines are computed in
     float32.
 
     Args:

@@ -18,8 +18,8 @@ from nsl_keras.neighborhoods.key_metrics import KeyMetric
 #: The smallest probability that `assign` can store as a logit.
 _LEAST_PROBABILITY = 1e-7
 
-#: The weight of the label in an example's value. The rest is spread over all classes, so
-#: that the logits are finite and can still learn.
+#: The weight of the label in an example's value. All classes share the rest, so that the
+#: logits are finite and can still learn.
 _CERTAINTY = 0.99
 
 DROPOUT_SCOPES = ("example", "batch")
@@ -33,30 +33,30 @@ class NeighborDictionary(keras.layers.Layer):
 
         w_j(z) = softmax_j(sim(z, k_j) / temperature)
 
-    with the cosine, or minus the squared Euclidean distance, as `sim`. The values are
+    where `sim` is the cosine, or the negative squared Euclidean distance. The values are
     class probabilities, `v = softmax(value_scale * logits)`, free targets of a regression,
     or fixed; read them from `values`. Attention is computed in float32.
 
     Args:
         num_neighbors: int, the number of entries `S`.
         num_values: int, the length of a value (classes, or outputs of a regression).
-            `None` takes it from given values, or else from the `MetaNeighborhoodHead` that
+            `None` takes it from given values, or from the `MetaNeighborhoodHead` that
             uses the dictionary.
         metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0; small values concentrate attention on few neighbors.
-        learn_temperature: bool, whether it is trained: then `1 / temperature` is a weight,
-            which enters through its absolute value. Appendix A.4 reports that it overfits.
+        learn_temperature: bool, whether to train the temperature. Then the absolute value
+            of a weight is `1 / temperature`. Appendix A.4 reports that it overfits.
         value_scale: float above 0, the factor inside the values' softmax.
         fixed_values: bool, or the values themselves, of shape `(num_neighbors,
-            num_values)`. Fixed values are not trained. `True` gives one-hot rows, the
+            num_values)`. Fixed values are not trained. `True` makes one-hot rows, with the
             classes in equal, contiguous shares (classification only).
         dropout: float in [0, 1). Training leaves out `floor(S * dropout)` entries, drawn
             uniformly, and the softmax runs over the rest.
         dropout_scope: `"example"`, or `"batch"` for one draw per batch. With `"batch"` the
             head skips these entries, so training is faster.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
-        task: `"classification"` or `"regression"`. `None` takes it from the head; without
-            a head it is `"classification"`.
+        task: `"classification"` or `"regression"`. `None` takes the task from the head;
+            without a head it is `"classification"`.
         seed: int or `None`, the seed of dropout.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -68,7 +68,7 @@ class NeighborDictionary(keras.layers.Layer):
         `(batch, features)`.
 
     Output shape:
-        `(batch, num_neighbors)`; rows sum to 1, entries left out have weight 0.
+        `(batch, num_neighbors)`; rows sum to 1, and entries left out have weight 0.
 
     Raises:
         ValueError: For invalid arguments, including fixed values that are not
@@ -140,10 +140,10 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     def set_outputs(self, num_values: int, task: str) -> None:
-        """Sets `num_values` and `task` to the head's where they are `None`.
+        """Sets `num_values` and `task` to those of the head if they are `None`.
 
         Raises:
-            ValueError: If the dictionary's own differ, or its fixed values do not fit.
+            ValueError: If given ones differ from the head's, or fixed values do not fit.
         """
         for name, own, given in (
             ("num_values", self.num_values, num_values),
@@ -237,8 +237,8 @@ class NeighborDictionary(keras.layers.Layer):
 
         Raises:
             ValueError: If the dictionary is not built or has fixed values; for arrays of
-                another shape or not finite, all-zero keys under the cosine metric, and
-                values that are not probabilities.
+                another shape or with NaN or infinities, all-zero keys under the cosine
+                metric, and values that are not probabilities.
         """
         validation.built(self, "assign")
         if keys is not None:
@@ -275,18 +275,19 @@ class NeighborDictionary(keras.layers.Layer):
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> np.ndarray:
         """Sets the entries to examples, drawn at random without replacement.
 
-        Keys become the features; values become the targets, or the labels, smoothed by 1 %
-        so that they can still learn. Classes get equal shares of the entries (other
-        classes fill up where one has too few examples), or those of fixed one-hot values.
+        Features become the keys. Targets become the values, or labels do, smoothed by 1 %
+        so that the values can still learn. Classes get equal shares of the entries (if a
+        class has too few examples, other classes fill up), or the shares of fixed one-hot
+        values.
 
         Args:
             features: Array of shape `(n, features)`.
-            y: Class numbers, of shape `(n,)` or `(n, 1)`; class probabilities, of shape
-                `(n, num_values)`; or targets, of that shape (or `(n,)` for one output).
+            y: Class numbers, of shape `(n,)` or `(n, 1)`; or class probabilities or
+                targets, of shape `(n, num_values)` (targets of one output also `(n,)`).
             seed: int or `None`, the seed of the draw.
 
         Returns:
-            NumPy array of the number of the example that became each entry.
+            NumPy array with the index of the example that became each entry.
 
         Raises:
             ValueError: For fewer examples than entries, labels outside the classes,
@@ -377,10 +378,10 @@ class NeighborDictionary(keras.layers.Layer):
     def look_up(
         self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
     ) -> tuple[Entries, Tensor]:
-        """Returns `(entries, attention)`: those that take part, and the queries' attention.
+        """Returns `(entries, attention)`: the entries that take part, and their attention.
 
         With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
-        none are drawn.
+        no entries are drawn.
         """
         queries = ops.convert_to_tensor(queries, sparse=False)
         dtype = keras.backend.result_type(queries.dtype, "float32")

@@ -1,14 +1,14 @@
 """Per-example finetuning of dense heads as attention over the dictionary: exact.
 
-One forward and one backward pass over the dictionary, shared by all examples, give each
+One forward and one backward pass over the dictionary, shared by all examples, compute each
 dense layer's inputs `A` (rows `a_j`) and the loss's gradients `G` (rows `g_j`) with respect
 to its outputs. One inner step for an example with attention `w` is then
 
     (W - rate * sum_j w_j a_j g_j^T)^T h  =  W^T h - G^T [w * (A (rate * h))]
 
 so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
-weights. Several steps, and cosine layers, which need the norms of their finetuned columns,
-do use per-example weights: one large product, in chunks of entries that fit the cache.
+weights. Several steps use per-example weights, and so do cosine layers, which need the norms
+of their finetuned columns: one large product, in chunks of entries that fit the cache.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class _Trace(NamedTuple):
 class DualForm(InnerLoop):
     """The inner loop of dense heads, as attention over the dictionary.
 
-    `chunk_size` bounds the entries whose terms for all examples are held at once; the
-    backward pass computes them again. `None` takes all.
+    `chunk_size` bounds the number of entries whose terms for all examples are held at once;
+    the backward pass computes the terms again. `None` takes all entries.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class DualForm(InnerLoop):
     def _traces(self, weights: list[_Weights], entries: Entries) -> list[_Trace]:
         """Runs one forward and one backward pass of the head over the dictionary.
 
-        The gradient of the summed losses holds each entry's own: entries do not interact.
+        The gradient of the summed losses is that of each entry: entries do not interact.
         """
 
         def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -303,7 +303,7 @@ def _updated(
 ) -> _Weights:
     """Returns the stage's weights after one step by `_weighted_sums`, per example.
 
-    It takes the next rates, those of the stage's variables.
+    It takes the next learning rates, those of the stage's variables.
     """
     (columns, *rest), (gradient, of_bias) = weights, sums
     if stage.scale is not None:

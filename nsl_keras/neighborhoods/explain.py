@@ -1,8 +1,8 @@
 """The effect of each dictionary entry on a finetuned head's outputs.
 
 For a fixed query, the outputs are a function `F(a)` of the weights `a` that the inner loss
-gives to the entries: `F(0)` are the outputs before adaptation, `F(w)` those after. Along
-the straight path from 0 to `w`, the change is an integral over all entries' shares,
+gives to the entries: `F(0)` are the outputs before adaptation, `F(w)` after it. Along the
+straight path from 0 to `w`, the change is an integral over the shares of all entries,
 
     F(w) - F(0) = sum_j w_j * integral_0^1 dF/da_j (t w) dt
 
@@ -34,18 +34,18 @@ class Neighbors(NamedTuple):
 
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`, strongest entry first.
-        weights: Attention weights, of that shape.
+        weights: Attention weights, of the same shape.
         values: Class probabilities or regression targets of the entries, of shape
             `(batch, k, outputs)`.
         output_changes: The contribution of each entry to the example's logits (or
             regression outputs), of shape `(batch, k, outputs)`. Over all entries they sum
-            to the outputs after adaptation minus those before. Each is an integral over
-            the path from no attention to the actual one, computed from 32 points.
-            For one step it is exact on a `Dense` layer, and exact to rounding on a
-            `CosineDense` layer. The error grows with rate and steps, most through ReLU
+            to `after - before`. Each contribution is an integral over the path from no
+            attention to the actual attention, computed from 32 points. For one step it is
+            exact on a `Dense` layer, and exact to rounding on a `CosineDense` layer. The
+            error grows with the inner learning rate and the steps, most through ReLU
             layers: compare the sum over all entries with `after - before`.
         before: The outputs without adaptation, of shape `(batch, outputs)`.
-        after: The outputs with adaptation, of that shape.
+        after: The outputs with adaptation, of the same shape.
     """
 
     indices: Any

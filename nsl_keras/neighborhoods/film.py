@@ -28,7 +28,7 @@ class InstanceFiLM(keras.layers.Layer):
         dictionary_size: int, the number of entries.
         sharpness: float above 0, the initial value of the factor in front of the cosine:
             an inverse temperature.
-        learn_sharpness: bool, whether this factor is trained.
+        learn_sharpness: bool, whether to train this factor.
         residual: bool; if false, the layer is `y = (w G) a + w B`, and `G` starts at 1.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
@@ -155,16 +155,16 @@ def add_film(
     """Returns a copy of a model with an `InstanceFiLM` layer after each batch norm.
 
     The copy has the weights of `model` and, before training, exactly its outputs: every
-    `InstanceFiLM` starts as the identity. Nested models and `keras.layers.TimeDistributed`
-    are entered. Names, dtype policies, trainable flags and shared layers are kept; a layer
-    that is called several times gets one shared iFiLM. The copy is not compiled, and
-    `model` is unchanged.
+    `InstanceFiLM` starts as the identity. This includes layers in nested models and
+    `keras.layers.TimeDistributed`. Names, dtype policies, trainable flags and shared layers
+    stay; a layer that is called several times gets one shared iFiLM. The copy is not
+    compiled, and `model` does not change.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
             such a backbone, which is converted.
-        where: `"all"` places iFiLM after every batch norm, as in the paper, `"last"` after
-            the last one in the order of the graph. A function from a layer to a bool
+        where: `"all"` places iFiLM after every batch norm, as in the paper, and `"last"`
+            only after the last batch norm of the graph. A function from a layer to a bool
             chooses the layers that iFiLM follows. Batch norms inside predictors and
             subclassed models do not count.
         dictionary_size: int, the number of entries of each iFiLM.
@@ -174,9 +174,9 @@ def add_film(
         `{name}_film`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, or has iFiLM already; if `where`
-            chooses no layers, or a layer with several outputs; or for a batch norm over an
-            axis that is neither the first nor the last after the batch axis.
+        ValueError: If `model` is subclassed or not built, or contains iFiLM already; if
+            `where` chooses no layers, or a layer with several outputs; or for a batch norm
+            over an axis that is neither the first nor the last after the batch axis.
 
     Example:
 
@@ -265,7 +265,7 @@ def _is_norm(layer: Any) -> bool:
 def _channel_axis(call: rewiring.Call, calls: list[rewiring.Call]) -> int:
     """Returns the channel axis of a call's outputs, 1 or -1.
 
-    A layer without one, such as an activation, has that of the others of its rank.
+    A layer without one, such as an activation, takes that of other layers of its rank.
     """
     rank, own = len(call.output_shapes[0]), _stated_axis(call)
     alike = [each for each in calls if len(each.output_shapes[0]) == rank]

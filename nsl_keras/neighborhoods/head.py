@@ -44,10 +44,10 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         outputs = f_{phi_z}(z)
 
     where `L` is the cross-entropy of the head's logits, or in regression the squared
-    error, summed over the outputs. The result is differentiable with respect to features,
-    head, keys, values and rate, second-order terms included. Under a mixed-precision policy
-    the layer computes in float32 and returns float32; with `adapt=False` the head computes
-    in its own dtype.
+    error, summed over the outputs, and `rate` is the inner learning rate. The result is
+    differentiable with respect to features, head, keys, values and rate, including
+    second-order terms. Under a mixed-precision policy the layer computes in float32 and
+    returns float32; with `adapt=False` the head computes in its own dtype.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
@@ -59,18 +59,19 @@ class MetaNeighborhoodHead(keras.layers.Layer):
             dictionary.
         inner_steps: int, the number of inner steps. Above 1, every example has its own
             weights, so memory grows.
-        inner_learning_rate: float above 0, the initial value of the rate.
-        learning_rate_form: `"scalar"`: one learned rate; `"diagonal"`: one for each row
-            of each kernel and one for each bias; `"fixed"`: not trained. Learned rates
-            enter through their absolute value.
+        inner_learning_rate: float above 0, the initial inner learning rate.
+        learning_rate_form: `"scalar"` learns one rate, `"diagonal"` learns one per row of
+            each kernel and one per bias, and `"fixed"` does not train the rate. Learned
+            rates are absolute values of weights.
         chunk_size: int or `None` (512), the number of entries whose per-example terms are
             held at once. It bounds memory in the dual form for cosine layers and for
-            `inner_steps` above 1; accelerators may prefer more.
+            `inner_steps` above 1. More entries may be faster on accelerators.
         task: `"classification"` or `"regression"`.
-        inner_loop: `"dual"`: adaptation as attention over the dictionary, for `Dense`,
-            `CosineDense` and `Sequential` stacks of them; `"tape"`: a vectorized nested
-            gradient tape, for any head; `"auto"`: dual where the head allows it. The two
-            agree to rounding; `active_inner_loop` is the one in use.
+        inner_loop: `"dual"` computes adaptation as attention over the dictionary, for
+            `Dense`, `CosineDense` and `Sequential` stacks of them; `"tape"` uses a
+            vectorized nested gradient tape, for any head; `"auto"` uses the dual form if
+            the head allows it. Both agree to rounding; `active_inner_loop` names the loop
+            in use.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -89,7 +90,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
     Raises:
         ValueError: For invalid arguments; at build, for a classifier's head without logits
             of two or more classes, a head that cannot be adapted (the message names the
-            cause), and an unsuitable dictionary.
+            cause), and a dictionary that does not fit.
 
     Example:
 
@@ -283,10 +284,10 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         )
 
     def limit_rates(self) -> None:
-        """Lowers the inner rates to `1 / (curvature * (mean |key|^2 + 1))`.
+        """Lowers the inner learning rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
-        At that rate a step of a dense layer, whose bias is the 1, does not overshoot the
-        loss of an entry of average norm. `CosineDense` has inputs of unit norm.
+        At that learning rate a step of a dense layer, whose bias is the 1, does not
+        overshoot the loss of an entry of average norm. `CosineDense` has inputs of norm 1.
         """
         layers = (
             self.head.layers if isinstance(self.head, keras.Sequential) else [self.head]

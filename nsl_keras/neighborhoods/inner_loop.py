@@ -31,8 +31,8 @@ class Entries(NamedTuple):
     values: Tensor
 
 
-# The losses are written out. A fused softmax cross-entropy has label gradients that are
-# zero in the second derivative: with it the dictionary's values would never train.
+# The losses are written out: with a fused softmax cross-entropy, the second derivative with
+# respect to the labels is zero, and the dictionary's values would never train.
 
 
 def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class InnerLearningRate(keras.layers.Layer):
         self.form = validation.one_of(form, FORMS, "learning_rate_form")
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Creates the rates for weights of these shapes."""
+        """Creates the learning rates for weights of these shapes."""
         if self.form == "scalar":
             rate_shapes: list[tuple[int, ...]] = [()]
         elif self.form == "diagonal":
@@ -94,7 +94,7 @@ class InnerLearningRate(keras.layers.Layer):
         return list(self.weights)
 
     def rates(self) -> list[Tensor]:
-        """Returns the rates, in the order of the shapes given to `build_for`."""
+        """Returns the learning rates, in the order of the shapes given to `build_for`."""
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
         if self.form == "fixed":
             return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
@@ -102,7 +102,7 @@ class InnerLearningRate(keras.layers.Layer):
         return rates * self.num_weights if self.form == "scalar" else rates
 
     def limit(self, largest: Tensor) -> None:
-        """Lowers the rates that are larger; fixed ones stay."""
+        """Lowers larger learning rates to a bound; fixed learning rates stay."""
         for raw in self.raw_rates:
             raw.assign(ops.clip(raw, -largest, largest))
 
@@ -115,7 +115,7 @@ class InnerLoop(abc.ABC):
 
         phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
 
-    It finetunes the `variables` with a rate that was built for their shapes.
+    It finetunes the `variables` with learning rates that were built for their shapes.
     """
 
     def __init__(

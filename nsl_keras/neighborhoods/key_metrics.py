@@ -17,7 +17,7 @@ def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
     """Returns `1 / sqrt(max(sum(a^2), 1e-12))` of the vectors along `axis`, which is kept.
 
     It is exact for vectors longer than 1e-6, and 0 for a zero vector, which has no
-    direction: the formula's 1e6 would be its gradient, and ruin a training.
+    direction: the formula's 1e6 would be its gradient, and ruin the training.
     """
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
     inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
@@ -93,10 +93,10 @@ class Cosine(KeyMetric):
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Euclidean(KeyMetric):
-    """Minus the Euclidean distance, squared by default: `-||q - k||^2`.
+    """The negative Euclidean distance, squared by default: `-||q - k||^2`.
 
-    It is `2 q.k - q.q - k.k` after the mean of the keys is subtracted from both: distances
-    do not change, and the terms do not cancel far from zero.
+    It is computed as `2 q.k - q.q - k.k`, after the mean of the keys is subtracted from
+    queries and keys: distances do not change, and large terms do not cancel.
 
     Args:
         squared: bool; if false, the metric is `-||q - k||`.
@@ -110,7 +110,7 @@ class Euclidean(KeyMetric):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3. The paper's "negative
-        Euclidean distance" has no square; with one, the attention is a Gaussian kernel.
+        Euclidean distance" has no square; squared, the attention is a Gaussian kernel.
     """
 
     def __init__(self, squared: bool = True) -> None:
@@ -140,8 +140,8 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
 
     Args:
         identifier: `"cosine"`, `"euclidean"`, a dictionary from
-            `keras.saving.serialize_keras_object`, or a `KeyMetric`; otherwise a ValueError
-            is raised.
+            `keras.saving.serialize_keras_object`, or a `KeyMetric`. Anything else raises
+            a ValueError.
 
     Example:
 

@@ -35,31 +35,31 @@ class MetaNeighborhoodModel(CheckedModel):
         phi_z = phi - rate * d/dphi sum_j softmax_j(sim(z, k_j) / T) L(f_phi(k_j), v_j)
         model(x) = f_{phi_z}(z)
 
-    Backbone, head, keys, values and rate are all trained on the loss of `model(x)`,
-    through the finetuning.
+    Backbone, head, keys, values and the inner learning rate `rate` are all trained on the
+    loss of `model(x)`, through the finetuning.
 
     To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
-    baseline: compare with the plain model, trained in the same way. If both predict the
-    same, look at `inner_rates`: training may have driven them to zero.
+    baseline: compare with the plain model, trained in the same way. If adaptation changes
+    nothing, look at `inner_rates`: training may have driven them to zero.
 
-    The authors do not decay the dictionary, head or inner rates. To match them, call
-    `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
-    after loading (with `mixed_float16`, that of `model.optimizer.inner_optimizer`). The
-    published decay of 7.5e-5 at rate 1e-3 is `weight_decay=0.075` of Keras's AdamW.
+    The authors do not decay the dictionary, head or inner learning rates. To do the same,
+    call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
+    after loading (under `mixed_float16` on `model.optimizer.inner_optimizer`). The published
+    decay of 7.5e-5 at a learning rate of 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:
         Same as `MetaNeighborhoodHead`, plus:
         backbone: Keras layer or model from inputs to features of shape `(batch,
-            features)`, or `None` if the inputs are the features. The paper omits its last
-            ReLU: features may be negative, like keys.
+            features)`, or `None` if the inputs are the features. The paper's backbones have
+            no last ReLU, so features may be negative, like keys.
 
     Call arguments:
         inputs: Batch of inputs, as the backbone takes them.
-        training: bool, training mode of backbone and dictionary.
+        training: bool, the training mode of backbone and dictionary.
         adapt: bool; if false, the head predicts without adaptation.
 
     Attributes:
-        neighborhood: The `MetaNeighborhoodHead`, which holds head, dictionary and rates.
+        neighborhood: The `MetaNeighborhoodHead` with head, dictionary and learning rates.
 
     Input shape:
         Same as the backbone; `(batch, features)` without one.
@@ -70,7 +70,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Raises:
         ValueError: See `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
-            probabilities; at `fit` and `evaluate`, for arrays that are not finite, and
+            probabilities; at `fit` and `evaluate`, for NaN and infinities, and for
             labels or targets that do not fit.
         NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise.
 
@@ -89,8 +89,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2, Eq. (1)-(3), Algorithm
-        1; defaults from Appendix A.2 and, for initial rate, keys and values, the authors'
-        code. The paper's regressions have 1,000 entries, its image sets 5,000 and 10,000.
+        1; defaults from Appendix A.2. Initial rate, keys and values follow the authors'
+        code. The paper uses 1,000 entries for regression, 5,000 and 10,000 for images.
     """
 
     def __init__(
@@ -165,12 +165,12 @@ class MetaNeighborhoodModel(CheckedModel):
         dictionary: NeighborDictionary | int = 1000,
         **options: Any,
     ) -> MetaNeighborhoodModel:
-        """Returns a model made from a trained one, whose last dense layer is the head.
+        """Returns a model made from a trained model, whose last dense layer is the head.
 
-        The rest is the backbone; a softmax at the end is dropped. Layers and weights are
-        copied, and `model` does not change. A frozen last layer stays frozen. A small
-        `inner_learning_rate` keeps the predictions at first; `initialize_from` fills the
-        dictionary with examples.
+        The layers before it are the backbone; a final softmax is dropped. Layers and
+        weights are copied, and `model` does not change. A frozen last layer stays frozen.
+        With a small `inner_learning_rate` predictions change little at first;
+        `initialize_from` fills the dictionary with examples.
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
@@ -205,7 +205,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def with_backbone(self, backbone: keras.layers.Layer) -> MetaNeighborhoodModel:
         """Returns a copy of this model, not compiled, around another built backbone.
 
-        Head, dictionary and inner rates are copied with their weights; the backbone is not.
+        Head, dictionary and inner learning rates are copied; the backbone is not.
 
         Raises:
             ValueError: If this model is not built, or the number of features differs.
@@ -233,7 +233,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        # By a symbolic call, which a subclassed backbone may need in order to build.
+        # Called symbolically, because subclassed backbones may only build when called.
         inputs = tree.map_shape_structure(
             lambda shape: shape and keras.KerasTensor(shape), input_shape
         )
@@ -252,10 +252,10 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> np.ndarray:
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
-        Keys become the features of the drawn examples, values their smoothed labels or
-        targets. With a backbone, do this once it is trained. Inner rates of heads other
-        than `CosineDense` are lowered, unless fixed, until a step on an entry of average
-        norm does not overshoot: norms may be large.
+        Features of the drawn examples become the keys, and their smoothed labels or targets
+        become the values. With a backbone, do this once it is trained. Inner learning rates
+        that are not fixed are lowered until a step on an entry of average norm does not
+        overshoot, because norms may be large (not for a `CosineDense` head).
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
@@ -267,12 +267,12 @@ class MetaNeighborhoodModel(CheckedModel):
             verbose: See `keras.Model.predict`.
 
         Returns:
-            NumPy array of shape `(num_neighbors,)`, the number of the example that became
+            NumPy array of shape `(num_neighbors,)`, the index of the example that became
             each entry: `drawn[model.neighbors(x).indices]` are examples.
 
         Raises:
-            ValueError: See `NeighborDictionary.initialize_from`; for inputs that are not
-                finite; and if there are no targets.
+            ValueError: See `NeighborDictionary.initialize_from`; for NaN and infinities;
+                and if there are no targets.
 
         Example:
 
@@ -326,12 +326,13 @@ class MetaNeighborhoodModel(CheckedModel):
         Args:
             x: Inputs, as for `predict`.
             k: int, the number of entries; at most `num_neighbors`.
-            by: `"attention"`: the entries of largest weight, which are most similar to the
-                example; `"effect"`: those whose `output_changes` are largest, in absolute
-                value summed over the outputs. An entry that the head fits already has no
-                effect, so this ranking finds hard examples, often of other classes.
-            batch_size: See `initialize_from`; an example takes several times the memory
-                of a prediction.
+            by: `"attention"` returns the entries of largest weight, which are most similar
+                to the example. `"effect"` returns the entries whose `output_changes` are
+                largest, in absolute value summed over the outputs. An entry that the head
+                fits already has no effect, so this ranking finds hard examples, often of
+                other classes.
+            batch_size: See `initialize_from`. An example takes several times as much
+                memory as in `predict`.
             steps: See `initialize_from`.
             verbose: See `keras.Model.predict`.
 
@@ -431,14 +432,13 @@ class MetaNeighborhoodModel(CheckedModel):
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
-        """Head, dictionary and inner rates of the built model, which the authors do not
-        decay."""
+        """Head, dictionary and inner learning rates, which the authors do not decay."""
         validation.built(self, "decay_exempt_variables")
         return self.neighborhood.trainable_variables
 
     @property
     def inner_rates(self) -> list[Tensor]:
-        """The current inner learning rates, one for each adapted variable."""
+        """The current inner learning rates, one per adapted variable."""
         validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
 
@@ -475,7 +475,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
 
-        It computes what Keras's own step does, written out beside the paper's lines.
+        It computes the same as Keras's own step, with the paper's lines in comments.
         """
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)

@@ -16,9 +16,9 @@ def split_classifier(
 ) -> tuple[keras.Model, keras.layers.Layer]:
     """Returns copies of a model up to its last dense layer, and of that layer.
 
-    The layer's outputs are linear. A 1x1 convolution of a 1x1 map, as `MobileNet` ends in,
-    becomes a dense layer. `softmax` decides whether a softmax at the end is dropped or
-    refused.
+    The layer's outputs are linear. A 1x1 convolution of a 1x1 map, the last layer of
+    `MobileNet`, becomes a dense layer. `softmax` decides whether a final softmax is dropped
+    or refused.
     """
     ends, after = ending_of(model)
     last: Any = ends[0].layer if ends else None
