@@ -44,7 +44,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     The authors do not decay the dictionary, head or inner learning rates. To do the same,
     call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
-    after loading (under `mixed_float16` on `model.optimizer.inner_optimizer`). The published
+    after loading (in `mixed_float16`, on `model.optimizer.inner_optimizer`). The published
     decay of 7.5e-5 at a learning rate of 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:
