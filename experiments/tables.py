@@ -1,8 +1,11 @@
 """Makes every table of results/, README and docs from the records in results/.
 
     python -m experiments.tables
+    python -m experiments.tables --check    # Writes nothing; fails where a page is stale.
 
-Nothing is typed in by hand; what has no record is "not run". On the pages of README and
+Nothing is typed in by hand; what has no record is "not run". Rows whose runs differ in
+backend, or in the length or the learning rates of their trials, are "not comparable"; both
+commands fail where README or a matrix would compare such rows. On the pages of README and
 docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
 the command that wrote its records, and the commits that it ran.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 import experiments.demo.table
@@ -132,6 +136,7 @@ def _where() -> str:
         return [run for run in found if run["method"] in methods]
 
     few_shot = _records(*FEW_SHOT)
+    trials = tables.trials_of(few_shot)
     episodes = experiments.few_shot.table.section(few_shot)
     (plain, *_) = _cells(episodes, "finetuning of the classifier, from zero")
     steps = {
@@ -147,6 +152,8 @@ def _where() -> str:
         ("longer", "plain network, trained longer"),
     ):
         row = few_shot_methods.METHODS[name].title
+        pair = of(few_shot.runs, name), of(few_shot.runs, "finetuning")
+        tables.require_comparable(*pair, trials)
         price = "3.3x" if name == "longer" else steps[row]
         cells = *_cells(episodes, row)[:2], price
         add(situation, plain, title, *cells, runs=of(few_shot.runs, "finetuning", name))
@@ -303,12 +310,24 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> None:
-    runs.write_text(RESULTS / "README.md", results_readme())
-    runs.write_text(RESULTS / "no_harm.md", report.page(RESULTS))
-    for page in pages():
-        runs.write_text(page, with_tables(page.read_text()))
+def made() -> dict[pathlib.Path, str]:
+    """The text of every page that has a table."""
+    return {
+        RESULTS / "README.md": results_readme(),
+        RESULTS / "no_harm.md": report.page(RESULTS),
+        **{page: with_tables(page.read_text()) for page in pages()},
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Writes the pages; with --check fails where they differ from the records."""
+    stale = {page: text for page, text in made().items() if page.read_text() != text}
+    if "--check" in arguments:
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
+        raise SystemExit(f"Call python -m experiments.tables for {names}." if names else 0)
+    for page, text in stale.items():
+        runs.write_text(page, text)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -5,10 +5,15 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.common import runs
 
 #: The cell of a row without a run, and the start of the line of rows without any figure.
 NOT_RUN = "not run"
 REST = "Not run: "
+#: The cell of a difference between rows that were not trained alike.
+NOT_COMPARABLE = "not comparable"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -28,35 +33,91 @@ def mean(values: Iterable[float], sign: str = "") -> str:
     return f"{statistics.mean(values):{sign}.2f}{spread}"
 
 
-def of_method(runs: list[dict], method: str) -> list[dict]:
-    return [run for run in runs if run["method"] == method]
+def of_method(found: list[dict], method: str) -> list[dict]:
+    return [run for run in found if run["method"] == method]
 
 
-def percent(runs: list[dict], method: str, key: str) -> dict[int, float]:
+def percent(found: list[dict], method: str, key: str) -> dict[int, float]:
     """A share in percent by seed, of the runs of a method that have it."""
-    return {run["seed"]: 100 * run[key] for run in of_method(runs, method) if key in run}
+    return {run["seed"]: 100 * run[key] for run in of_method(found, method) if key in run}
 
 
-def difference(found: dict[int, float], baseline: dict[int, float]) -> str:
+def difference(found: dict[Any, float], baseline: dict[Any, float]) -> str:
     """The mean difference over the seeds that both have."""
     return mean((found[seed] - baseline[seed] for seed in found if seed in baseline), "+")
 
 
-def outcome(runs: list[dict], values: Iterable[float]) -> str:
+def trials_of(records: runs.RunRecords) -> list[dict] | None:
+    """The trials that chose the learning rates of a setting; `None` without a choice."""
+    setting = records.setting or {}
+    if not setting.get("tuned") and len(setting.get("rates", ())) < 2:
+        return None
+    path = records.path.with_name(f"{records.path.stem}_tuning.jsonl")
+    return runs.RunRecords(path, records.name.replace("everything", "all")).runs
+
+
+def incomparable(
+    first: list[dict], second: list[dict], trials: list[dict] | None = None
+) -> str:
+    """Why the runs of two rows cannot be paired; empty if they can.
+
+    Backends draw other start weights. If `trials` chose learning rates, those of both rows
+    must be as long, and each row must have the rate that is best among those that were
+    tried for both.
+    """
+    rows = [each for each in (first, second) if each]
+    backends = [{_backend(run) for run in each} for each in rows]
+    if any(backend != backends[0] for backend in backends):
+        return " and ".join(sorted(set.union(*backends)))
+    if trials is None or len(rows) < 2:
+        return ""
+    tried = [of_method(trials, each[0]["method"]) for each in rows]
+    # Older trials do not name their steps; their setting does.
+    lengths = {trial["steps"] for each in tried for trial in each if "steps" in trial}
+    if len(lengths) > 1:
+        return f"trials of {sorted(lengths)} steps"
+    scores: list[dict[float, list[float]]] = [{}, {}]
+    for each, found in zip(tried, scores, strict=True):
+        for trial in each:
+            score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
+            rate = trial.get("rate", trial.get("learning_rate"))
+            found.setdefault(rate, []).append(score)
+    both = scores[0].keys() & scores[1].keys()
+    for own, found in zip(rows, scores, strict=True):
+        best = max(both, key=lambda rate: statistics.mean(found[rate]), default=None)
+        if {run.get("rate", run.get("learning_rate")) for run in own} != {best}:
+            return f"the rate of {own[0]['method']} is not the best that both tried"
+    return ""
+
+
+def _backend(run: dict) -> str:
+    return run.get("versions", {}).get("backend", "unknown").split()[0]
+
+
+def require_comparable(
+    first: list[dict], second: list[dict], trials: list[dict] | None = None
+) -> None:
+    """Raises a `ValueError` where a claim would compare what was not trained alike."""
+    if reason := incomparable(first, second, trials):
+        names = [sorted({run["method"] for run in each}) for each in (first, second)]
+        raise ValueError(f"{names[0]} and {names[1]} are {NOT_COMPARABLE}: {reason}")
+
+
+def outcome(found: list[dict], values: Iterable[float]) -> str:
     """The mean over the runs of a method, and how many diverged."""
-    diverged = sum("diverged" in run for run in runs)
-    note = f"diverged in {diverged} of {len(runs)}" if diverged else ""
+    diverged = sum("diverged" in run for run in found)
+    note = f"diverged in {diverged} of {len(found)}" if diverged else ""
     return "; ".join(each for each in (mean(values), note) if each)
 
 
-def seeds(runs: list[dict]) -> str:
-    return ", ".join(map(str, sorted({run["seed"] for run in runs})))
+def seeds(found: list[dict]) -> str:
+    return ", ".join(map(str, sorted({run["seed"] for run in found})))
 
 
-def commands(runs: list[dict]) -> str:
+def commands(made: list[dict]) -> str:
     """The commands that made the runs, one for all methods and seeds, and their commits."""
     several: dict[tuple[str, bool], dict[str, None]] = {}
-    for run in runs:
+    for run in made:
         words = shlex.split(run["command"])
         chosen = [each for each in words if each.startswith(_CHOOSING)]
         rest = shlex.join(each for each in words if each not in chosen)
@@ -70,25 +131,25 @@ def commands(runs: list[dict]) -> str:
         if seeds:
             flags.append("--seeds=" + ",".join(sorted({*seeds.split(",")}, key=int)))
         called.append(f"`{' '.join([rest, shlex.join(flags)]).strip()}`")
-    return f"{'; '.join(called)} ({commits(runs)})"
+    return f"{'; '.join(called)} ({commits(made)})"
 
 
 #: Flags of which a command takes several.
 _CHOOSING = ("--method=", "--network=", "--domain=", "--similarity=", "--seeds=")
 
 
-def commits(runs: list[dict]) -> str:
+def commits(made: list[dict]) -> str:
     """The commits of this package that made the runs; of many, their number."""
-    found = sorted({run["commit"] for run in runs if run.get("commit")})
+    found = sorted({run["commit"] for run in made if run.get("commit")})
     if len(found) > 5:
         return f"{len(found)} commits"
     return f"commit{'s' * (len(found) > 1)} {', '.join(found) or 'unknown'}"
 
 
-def trials(runs: list[dict]) -> str:
+def trials(made: list[dict]) -> str:
     """One line a row and rate: the mean accuracy on validation images."""
     found: dict[tuple, list[dict]] = {}
-    for run in runs:
+    for run in made:
         found.setdefault((run["method"], run["learning_rate"]), []).append(run)
     lines = []
     for (method, rate), each in found.items():
@@ -97,20 +158,20 @@ def trials(runs: list[dict]) -> str:
     return markdown(["method", "rate", "validation accuracy, %", "seeds"], lines)
 
 
-def rates(runs: list[dict]) -> str:
-    found = {run["learning_rate"] for run in runs if "learning_rate" in run}
+def rates(made: list[dict]) -> str:
+    found = {run["learning_rate"] for run in made if "learning_rate" in run}
     return ", ".join(f"{rate:g}" for rate in sorted(found))
 
 
-def million_multiply_adds(runs: list[dict]) -> str:
+def million_multiply_adds(made: list[dict]) -> str:
     """What one image takes."""
-    adds = next((run["multiply_adds"] for run in runs if run.get("multiply_adds")), None)
+    adds = next((run["multiply_adds"] for run in made if run.get("multiply_adds")), None)
     return "" if adds is None else f"{adds / 1e6:.1f}"
 
 
-def step_time(runs: list[dict]) -> str:
+def step_time(made: list[dict]) -> str:
     """The time of a step beside the plain network's."""
-    times = [run["step_time"] for run in runs if "step_time" in run]
+    times = [run["step_time"] for run in made if "step_time" in run]
     if not times:
         return ""
     median, low, high = (
@@ -161,12 +222,14 @@ def compared(
     percents: Callable[[str], dict[int, float]],
     published: tuple[str, Mapping[str, float]] | None,
     more: Mapping[str, Callable[[str], str]],
+    trials: list[dict] | None = None,
 ) -> str:
     """A line a method beside a baseline; those without any figure follow the table.
 
     `columns` are the titles of the columns of percents and of their differences; `percents`
     returns those of a method by seed; `published` is title and percents of a column of
-    published ones, `more` has columns by titles: functions of a method's name.
+    published ones, `more` has columns by titles: functions of a method's name. `trials`
+    chose the learning rates.
     """
     tuned = any("learning_rate" in run for run in found)
     costs = {title: cost for title, cost in COSTS.items() if cost(found)}
@@ -181,10 +244,13 @@ def compared(
         if not chosen:
             rows.append([*cells, NOT_RUN])
             continue
-        own, others = percents(name), percents(baseline)
+        own, plain = percents(name), of_method(found, baseline)
+        shown = difference(own, percents(baseline)) if name != baseline else ""
+        if shown and incomparable(chosen, plain, trials):
+            shown = NOT_COMPARABLE
         cells += [
             outcome(chosen, own.values()),
-            "" if name == baseline else difference(own, others),
+            shown,
             *(make(name) for make in more.values()),
             seeds(chosen),
             *([rates(chosen)] if tuned else []),

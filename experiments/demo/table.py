@@ -29,6 +29,7 @@ def table(found: list[dict]) -> str:
         accuracies = tables.percent(found, name, "test_accuracy")
         baseline = "linear" if name.startswith("linear") else "plain"
         twin = tables.percent(found, baseline, "test_accuracy")
+        tables.require_comparable(chosen, tables.of_method(found, baseline))
         ratio = next((r["step_time_ratio"] for r in chosen if "step_time_ratio" in r), None)
         rows.append(
             [

@@ -62,8 +62,10 @@ def section(
         "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
         "differences are paired episode by episode."
     )
-    differences = _pairs(setting, found)
-    return "\n\n".join([title, text, _table(setting, found, names), *differences])
+    trials = tables.trials_of(records)
+    differences = _pairs(setting, found, trials)
+    made = _table(setting, found, names, trials)
+    return "\n\n".join([title, text, made, *differences])
 
 
 def _backends(found: list[dict]) -> str:
@@ -77,12 +79,12 @@ def _backends(found: list[dict]) -> str:
     return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
 
 
-def _pairs(setting: dict, found: list[dict]) -> list[str]:
+def _pairs(setting: dict, found: list[dict], trials: list[dict] | None) -> list[str]:
     """A line of differences between rows, where both of a pair ran."""
     pairs = []
     for first, second in methods.PAIRS:
         titles = [methods.METHODS[name].title for name in (first, second)]
-        difference = _difference(first, second, found, setting)
+        difference = _difference(first, second, found, setting, trials)
         if difference:
             pairs.append(f"{titles[0]} less {titles[1]} {difference}")
     return [f"Paired differences: {'; '.join(pairs)}."] if pairs else []
@@ -106,7 +108,9 @@ def _is_published(setting: dict) -> bool:
     return all(setting[name] == value for name, value in PUBLISHED.items())
 
 
-def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
+def _table(
+    setting: dict, found: list[dict], names: Collection[str], trials: list[dict] | None
+) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     columns += ["accuracy, %", "difference to finetuning", "seeds", "batch norm", "rate"]
@@ -130,7 +134,7 @@ def _table(setting: dict, found: list[dict], names: Collection[str]) -> str:
         evaluation = _evaluation(chosen, setting)
         cells += [
             f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _difference(name, methods.BASELINE, found, setting),
+            _difference(name, methods.BASELINE, found, setting, trials),
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
             ", ".join(dict.fromkeys(map(_rate, chosen))),
@@ -161,7 +165,13 @@ def _support_loss(found: list[dict]) -> str:
     return f"{before:.2f} to {after:.2f}"
 
 
-def _difference(first: str, second: str, found: list[dict], setting: dict) -> str:
+def _difference(
+    first: str,
+    second: str,
+    found: list[dict],
+    setting: dict,
+    trials: list[dict] | None,
+) -> str:
     """Difference of two methods, over the seeds that both were trained with."""
     finished = [run for run in found if "diverged" not in run]
     pair = [tables.of_method(finished, name) for name in (first, second)]
@@ -169,5 +179,7 @@ def _difference(first: str, second: str, found: list[dict], setting: dict) -> st
     if not both or first == second:
         return ""
     shared = [[run for run in each if run["seed"] in both] for each in pair]
+    if tables.incomparable(*shared, trials):
+        return tables.NOT_COMPARABLE
     paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"

@@ -22,7 +22,8 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
     """Markdown of a setting's runs, for experiments or for all that have a run."""
     setting, found = records.setting, records.runs
     chosen = experiments_of(records) if experiments is None else experiments
-    made = [_table(EXPERIMENTS[name], setting, found) for name in chosen]
+    trials = tables.trials_of(records)
+    made = [_table(EXPERIMENTS[name], setting, found, trials) for name in chosen]
     for name in chosen:
         drawn = f"figures/{records.name}_{name}.png"
         if (records.path.parent / drawn).exists():
@@ -91,7 +92,12 @@ def _heading(setting: dict, found: list[dict]) -> str:
     )
 
 
-def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> str:
+def _table(
+    experiment: methods.Experiment,
+    setting: dict,
+    found: list[dict],
+    trials: list[dict] | None,
+) -> str:
     published = experiment.published.get((setting["backbone"], setting["dataset"]))
 
     def mean_of(key: str) -> Callable[[str], str]:
@@ -109,6 +115,7 @@ def _table(experiment: methods.Experiment, setting: dict, found: list[dict]) -> 
         lambda name: tables.percent(found, name, "test_accuracy"),
         ("paper", published) if published else None,
         more,
+        trials,
     )
     title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)
     return f"{title}\n\n{made}"

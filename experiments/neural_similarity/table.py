@@ -23,7 +23,8 @@ def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
     setting, found = records.setting, records.runs
     parts = [_heading(setting, found)]
     for number in tables_of(records) if numbers is None else numbers:
-        parts.append(_table(number, setting["dataset"], found))
+        trials = tables.trials_of(records)
+        parts.append(_table(number, setting["dataset"], found, trials))
     return "\n\n".join(parts)
 
 
@@ -77,7 +78,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
     )
 
 
-def _table(number: str, dataset: str, found: list[dict]) -> str:
+def _table(number: str, dataset: str, found: list[dict], trials: list[dict] | None) -> str:
     table = methods.TABLES[number]
     errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
     more = {}
@@ -96,6 +97,7 @@ def _table(number: str, dataset: str, found: list[dict]) -> str:
         lambda name: _errors(found, name, "test_accuracy"),
         (f"paper ({dataset})", errors) if errors else None,
         more,
+        trials,
     )
     return f"{_title(number)}\n\n{made}"
 

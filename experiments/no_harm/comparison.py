@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from scipy import stats  # Comes with scikit-learn.
 
+from experiments.common import tables
 from experiments.no_harm.data import DATASETS
 from experiments.no_harm.methods import COMPARED, Method
 from experiments.no_harm.networks import NETWORKS
@@ -106,6 +107,7 @@ def compare(
             several = baseline[run["seed"]]
             same = [each for each in several if each.get("commit") == run.get("commit")]
             pairs.append((same or several)[-1])
+        tables.require_comparable(runs, pairs)
         if runs:
             comparisons.append(Comparison(dataset, network, name, runs, pairs))
     return comparisons

@@ -44,10 +44,14 @@ flags.DEFINE_float("key_deviation", 0.05, "Standard deviation of keys at the sta
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
 
+flags.DEFINE_multi_enum("method", [], ["fold", "knn"], "Networks, kNN; both by default.")
+
 #: Share of a fold's training data that is for choices, and the seed of folds and weights.
 VALIDATION_SHARE, SEED = 0.2, 0
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
+#: By the name of their records.
+PARTS = {"fold": "networks", "knn": "kNN"}
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
@@ -58,14 +62,18 @@ def error(model: Any, part: data.Part) -> float:
 
 
 def knn(fold: data.Fold) -> dict:
-    """The best number of neighbors by validation error, uniform weights."""
+    """The best number of neighbors by validation error, uniform weights.
+
+    With that number the examples of the validation part count as neighbors, too.
+    """
     from sklearn.neighbors import KNeighborsRegressor
 
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]
     fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
     errors = {k: error(fitted[k], fold.validation) for k in counts}
     best = min(errors, key=errors.__getitem__)
-    test = error(fitted[best], fold.test)
+    both = map(np.concatenate, zip(fold.train, fold.validation, strict=True))
+    test = error(KNeighborsRegressor(best).fit(*both), fold.test)
     return {"k": best, "validation_mse": errors[best], "test_mse": test}
 
 
@@ -178,7 +186,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         for temperature, decay in itertools.product(map(float, FLAGS.temperatures), decays)
     ]
     ours = trained(fold, choices, state / "neighborhoods")
-    found: dict[str, dict] = {"knn": knn(fold)}
+    found: dict[str, dict] = {}
     for name, trials in (("vanilla", plain), ("neighborhoods", ours)):
         model, record = best(trials)
         found[name] = {
@@ -228,10 +236,18 @@ def main(_arguments: list[str]) -> None:
     )
 
     def run(name: str, number: int) -> dict:
-        fold = run_fold(folds[number], records.state((name, number)))
-        return {"fold": number, **runs.about("regression"), **fold}
+        if name == "knn":
+            found: dict = {"knn": knn(folds[number])}
+        else:
+            found = run_fold(folds[number], records.state((name, number)))
+        return {"fold": number, **runs.about("regression"), **found}
 
-    titles = {("fold", number): f"Fold {number + 1}" for number in range(FLAGS.folds)}
+    titles: dict[runs.Key, str] = {
+        (name, number): f"Fold {number + 1}, {title}"
+        for number in range(FLAGS.folds)
+        for name, title in PARTS.items()
+        if not FLAGS.method or name in FLAGS.method
+    }
     runs.run_all(records, titles, run)
     print(f"\n{table.table([records])}\n")
     print(f"Wrote {records.path}")

@@ -38,7 +38,7 @@ FOUND = {
     "neural_similarity": (2, "| static NSN, DNS | ", "; dynamic NSN, DNS"),
     "image_classification": (2, "| vanilla | ", "Not run: MAXL; vanilla + iFiLM"),
     "few_shot": (3, "| nearest centroid | ", "RelationNet; MAML; static NSN"),
-    "regression": (2, "| diabetes | 442 | 10 | "),
+    "regression": (4, "| diabetes | 442 | 10 | "),
 }
 
 

@@ -113,14 +113,19 @@ def test_demo_and_regression():
     # Of the differences -0.25, -0.5 and 0: t = -sqrt(3).
     errors = {"vanilla": [0.5, 1.0, 0.75], "neighborhoods": [0.25, 0.5, 0.75]}
     folds = [
-        {"knn": {"test_mse": 0.5}}
+        {"key": ["fold", number], "fold": number, "knn": {"test_mse": 9.0}}
         | {"vanilla": {"test_mse": vanilla}}
         | {"neighborhoods": {"test_mse": ours, "test_mse_unadapted": 1.0}}
-        for vanilla, ours in zip(*errors.values(), strict=True)
+        for number, (vanilla, ours) in enumerate(zip(*errors.values(), strict=True))
     ]
-    assert regression_table.p_value(regression_table.errors_of(folds)) == pytest.approx(
-        0.225, abs=1e-3
-    )
+    folds += [
+        {"key": ["knn", number], "fold": number, "knn": {"test_mse": error}}
+        for number, error in ((2, 0.75), (0, 0.5), (1, 1.0))
+    ]
+    found = regression_table.errors_of(folds)
+    assert found["knn"] == errors["vanilla"]
+    for other in ("vanilla", "knn"):
+        assert regression_table.p_value(found, other) == pytest.approx(0.225, abs=1e-3)
 
 
 def test_few_shot_differences_are_paired_by_episode():
@@ -132,7 +137,9 @@ def test_few_shot_differences_are_paired_by_episode():
             "nearest_centroid": [3, 5, 6],
         }.items()
     ]
-    cell = few_shot_table._difference("nearest_centroid", "finetuning", found, setting)
+    cell = few_shot_table._difference(
+        "nearest_centroid", "finetuning", found, setting, trials=None
+    )
     assert cell.startswith(f"{100 * np.mean([0, 1, 0]) / 6:+.2f} ± ")
 
 

@@ -7,6 +7,7 @@ from helpers import ROOT
 
 from experiments import tables
 from experiments.common import runs
+from experiments.common import tables as tables_of_runs
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.neural_similarity import table as similarity_table
 from experiments.no_harm import report
@@ -129,7 +130,53 @@ def test_table_of_neural_similarity(tmp_path):
     assert "| CNN++ | 7.29 | 28.70 |" in similarity_table.not_run(["4"])
 
 
+def test_rows_that_were_not_trained_alike_are_not_paired(tmp_path):
+    def row(method, rate, **others):
+        return [record(method, 0, 0.5, learning_rate=rate, **others)]
+
+    def trial(method, rate, accuracy, steps=10):
+        return {"method": method, "rate": rate, "accuracy": accuracy, "steps": steps}
+
+    plain = row("cnn", 0.01)
+    trials = [trial("cnn", rate, rate) for rate in (0.001, 0.01)]
+    trials += [trial("dns", rate, -rate) for rate in (0.001, 0.01)]
+    assert not tables_of_runs.incomparable(plain, row("dns", 0.001), trials)
+    # A rate that was tried for one row alone is no difference unless it was chosen.
+    trials += [trial("dns", 0.0001, 0.0)]
+    assert not tables_of_runs.incomparable(plain, row("dns", 0.001), trials)
+    assert "best" in tables_of_runs.incomparable(plain, row("dns", 0.0001), trials)
+    assert "best" in tables_of_runs.incomparable(plain, row("eca", 0.001), trials)
+    longer = [*trials, trial("dns", 0.1, 0.0, steps=20)]
+    assert "steps" in tables_of_runs.incomparable(plain, row("dns", 0.001), longer)
+    other = row("dns", 0.001, versions={"backend": "tensorflow 2.21"})
+    assert tables_of_runs.incomparable(plain, other) == "jax and tensorflow"
+    with pytest.raises(
+        ValueError, match=r"\['cnn'\] and \['dns'\] are not comparable: jax"
+    ):
+        tables_of_runs.require_comparable(plain, other)
+    # In a table the figure stays, the difference does not.
+    setting = {**NEURAL_SIMILARITY, "tuned": True}
+    other[0]["method"] = "static_dns"
+    text = similarity_table.section(records_of(tmp_path, setting, [*plain, *other]))
+    assert "| static NSN, DNS | 7.15 | 50.00 | not comparable | 0 |" in text
+
+
 # The figures of README, docs/ and results/.
+
+
+def test_check_names_a_stale_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("old")
+    monkeypatch.setattr(tables, "made", lambda: {page: "new"})
+    with pytest.raises(SystemExit, match=r"experiments.tables for page.md"):
+        tables.main(["--check"])
+    assert page.read_text() == "old"
+    tables.main([])
+    assert page.read_text() == "new"
+    with pytest.raises(SystemExit) as ended:
+        tables.main(["--check"])
+    assert not ended.value.code
 
 
 def test_results_are_few_and_small():
