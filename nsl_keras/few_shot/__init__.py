@@ -2,7 +2,7 @@
 
 `EpisodeSampler` draws episodes of a few classes. Use `NearestCentroid` or `Finetuner` on a
 pretrained network; `ProtoNet`, `NeighborhoodLearner` and `MAML` train on episodes.
-`evaluate` and `compare` give accuracies with their intervals.
+`evaluate` and `compare` return accuracies with their intervals.
 """
 
 from nsl_keras.few_shot.classes import select_classes, split_classes

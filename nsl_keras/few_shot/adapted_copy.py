@@ -1,4 +1,4 @@
-"""The copy of a model that episodes finetune: its new classifier, and where it is cut."""
+"""Makes the copy of a model that episodes finetune, adds a new classifier, and cuts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def copy_with_classifier(
     Args:
         model: The model.
         ways: int, the number of outputs of the copy.
-        new_classifier: bool, whether the last layer is a new one, whose variables are
+        new_classifier: bool, whether the last layer is a new layer, whose variables are
             their own sources.
     """
     classifier = classifier_of(model)
@@ -74,7 +74,7 @@ def cut(
 ) -> tuple[keras.Model | None, keras.Model]:
     """Cuts a model where one tensor carries all that the adapted variables see.
 
-    The part before the cut is `None` if there is nothing.
+    The part before the cut is `None` if it is empty.
     """
     chosen = set(map(id, adapted))
     candidates = []

@@ -1,4 +1,4 @@
-"""`adapt`: from a few labeled examples to an ordinary Keras model."""
+"""Makes an ordinary Keras model from a few labeled examples: `adapt`."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Adapting:
     ) -> keras.Model:
         """Returns a Keras model that classifies single examples into new classes.
 
-        Its outputs are the learner's logits for queries, with `x` as the support set. From
-        a `MAML` with an `inner_loss` the model is the adapted network. It shares no weights
+        Its outputs are the learner's logits for queries, with `x` as the support set. A
+        `MAML` with an `inner_loss` returns the adapted network. The model shares no weights
         with the learner. Import nsl_keras before you load its `.keras` file.
 
         Args:
@@ -78,17 +78,17 @@ class Adapting:
             y: Array of labels, numbers or names of the classes; with an `inner_loss`
                 targets; `None` if `x` is a data set.
             class_names: Names of the classes. Labels are then these names, or numbers that
-                count them from 0. `None` takes them from the data set, or else the labels
+                count them from 0. `None` takes the names from the data set, or the labels
                 themselves, in ascending order.
 
         Returns:
-            A built model, not compiled, with the attribute `class_names`. From a
-            `NeighborhoodLearner` it is a `MetaNeighborhoodModel`, whose `neighbors` are
+            A built model, not compiled, with the attribute `class_names`. A
+            `NeighborhoodLearner` returns a `MetaNeighborhoodModel`, whose `neighbors` are
             support examples.
 
         Raises:
-            ValueError: For bad examples, labels or names; for more or fewer than `ways`
-                classes, where the network fixes their number; and for
+            ValueError: For bad examples, labels or names; if the network fixes the number
+                of classes, for more or fewer than `ways`; and for
                 `batch_normalization="transductive"`.
 
         Example:
@@ -167,7 +167,7 @@ def _numbered(
 def adapted_copy(
     model: keras.Model, policy: str, examples: Any, values: dict[int, Any] | None = None
 ) -> list[Any]:
-    """Returns an input, and a copy that computes as a model does in an episode.
+    """Returns an input, and a copy that computes what a model computes in an episode.
 
     Args:
         model: A built model.

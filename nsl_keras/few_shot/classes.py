@@ -18,12 +18,12 @@ def split_classes(
 
     Args:
         labels: Array of shape `(n,)`: the class of each example, a number or a name.
-        sizes: Sequence of ints that add up to the number of classes, or of floats that add
-            up to 1: the sizes of the sets.
+        sizes: The sizes of the sets: ints that add up to the number of classes, or floats
+            that add up to 1.
         seed: int, fixes the draw.
 
     Returns:
-        A list of sorted arrays of classes, one for each of `sizes`.
+        A list of sorted arrays of classes, one per size.
 
     Raises:
         ValueError: If the sizes do not add up, or leave a set without classes.
@@ -59,13 +59,13 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     Args:
         images: Array of shape `(n, ...)`, images or other examples.
         labels: Array of shape `(n,)`: the class of each example, a number or a name.
-        classes: Array of classes, as of `split_classes`.
+        classes: Array of classes, as `split_classes` returns them.
 
     Returns:
-        `(images, labels)` of these classes alone, in their order.
+        `(images, labels)` of these classes alone, in the same order.
 
     Raises:
-        ValueError: If a class has no example, or on bad examples or labels.
+        ValueError: If a class has no example, or for bad examples or labels.
 
     Example:
 
@@ -89,7 +89,7 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
 
 
 def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns examples and their classes as arrays, uncopied where they are arrays."""
+    """Returns examples and their classes as arrays; arrays are not copied."""
     images = np.asarray(images)
     if images.ndim == 0 or 0 in images.shape:
         raise ValueError(

@@ -21,14 +21,14 @@ class DampenedMomentum:
         m <- momentum * m + (1 - dampening) * g       in all others
         w <- w - learning_rate * m
 
-    The rule is PyTorch's. No setting of a Keras optimizer equals it, since with dampening
-    the first step differs from all others. Without momentum `m` is `g` in every step.
+    This is PyTorch's rule. No setting of a Keras optimizer equals it: with dampening the
+    first step differs from all others. Without momentum, `m` is `g` in every step.
 
     Attributes:
         learning_rate: float above 0.
         momentum: float in [0, 1).
         dampening: float in [0, 1).
-        weight_decay: float of at least 0, of biases too.
+        weight_decay: float of at least 0; biases decay too.
 
     Raises:
         ValueError: For numbers outside these ranges.

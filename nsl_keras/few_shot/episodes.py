@@ -46,11 +46,11 @@ class Episode(NamedTuple):
 class EpisodeSampler:
     """Draws episodes: some classes, with support and query examples of each class.
 
-    An episode has `ways` different classes, drawn uniformly, and `shots + queries`
-    different examples of each. Episode `i` depends on `seed` and `i` alone, so that several
-    methods can be compared on the same episodes, in any order and on either backend. The
-    examples stay in memory as they are given; episodes hold them in float32, multiplied by
-    `scale`.
+    An episode contains `ways` different classes, drawn uniformly, and `shots + queries`
+    different examples per class. Episode `i` depends on `seed` and `i` alone, so that
+    several methods can be compared on the same episodes, in any order and on either
+    backend. The examples stay in memory as they are given; episodes contain them in
+    float32, multiplied by `scale`.
 
     Args:
         images: Array of shape `(n, ...)`: images, vectors, signals or token IDs.
@@ -62,12 +62,12 @@ class EpisodeSampler:
         queries: int, the number of query examples per class.
         seed: int, at least 0.
         scale: float above 0, for example `1 / 255` for bytes if the network takes images
-            in [0, 1]; or `None` for examples as they are: token IDs stay integers.
+            in [0, 1]; or `None` to keep examples as they are: token IDs stay integers.
 
     Raises:
-        ValueError: If there are fewer classes than `ways`, or a class (named) has fewer
-            examples than `shots + queries`; if the examples are not finite, or differ in
-            number from the labels.
+        ValueError: If there are fewer classes than `ways`, or a class (the message names
+            it) has fewer examples than `shots + queries`; if the examples are not finite,
+            or if their number differs from that of the labels.
 
     Example:
 
@@ -149,8 +149,8 @@ class EpisodeSampler:
     def episodes(self, count: int, start: int = 0) -> Episode:
         """Returns a batch of episodes, `start` to `start + count - 1`.
 
-        All are in memory at once: 600 of 5 ways and 1 + 15 images of 84 x 84 pixels are
-        4 GB in float32.
+        All episodes are in memory at once: 600 episodes of 5 ways and 1 + 15 images of
+        84 x 84 pixels take 4 GB in float32.
         """
         count = validation.positive_integer(count, "count")
         start = validation.non_negative_integer(start, "start")
@@ -190,7 +190,7 @@ class EpisodeSampler:
             steps: int, the number of batches in an epoch.
             start: int, the number of the first episode. To continue a training of `e`
                 epochs, pass `e * steps * batch_size`. Do not pass `steps_per_epoch` to
-                `fit`: an epoch counts once all its batches have been taken.
+                `fit`, because an epoch counts only when all its batches have been taken.
         """
         return _EpisodeBatches(self, batch_size, steps, start)
 

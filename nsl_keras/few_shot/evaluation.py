@@ -19,7 +19,7 @@ Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
 
 
 class _OverEpisodes:
-    """A number for each episode, with their mean and its interval."""
+    """One number per episode, with their mean and its interval."""
 
     def _numbers(self) -> np.ndarray:
         raise NotImplementedError
@@ -44,7 +44,7 @@ class Evaluation(_OverEpisodes):
         accuracies: Array of shape `(episodes,)`, the fractions of correct queries.
         start: int, the index of the first episode.
         batch_normalization: The policy that the learner's batch norms followed, or `None`.
-        sampler: str, the sampler's `fingerprint`; `None` where it is not known.
+        sampler: str, the sampler's `fingerprint`; `None` if it is not known.
 
     Example:
 
@@ -108,8 +108,8 @@ def evaluate(
 ) -> Evaluation:
     """Returns a learner's accuracy on the queries of many episodes.
 
-    The papers evaluate on 600 episodes of 15 queries per class. Equal samplers give equal
-    episodes, so that learners can be compared in pairs (`compare`).
+    The papers evaluate on 600 episodes of 15 queries per class. Equal samplers draw equal
+    episodes, so that `compare` can compare learners in pairs.
 
     Args:
         learner: A learner of this package, or any callable from a batched `Episode` to
@@ -122,7 +122,7 @@ def evaluate(
 
     Raises:
         ValueError: For numbers outside these ranges, or logits of another shape.
-        NonFiniteLossError: If a loss or the logits are not finite; it names the episode.
+        NonFiniteLossError: If the loss or the logits of an episode are not finite.
 
     Example:
 
@@ -185,10 +185,10 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
 
     Args:
         first: `Evaluation` of one learner.
-        second: `Evaluation` of another one.
+        second: `Evaluation` of another learner.
 
     Raises:
-        ValueError: If the evaluations are of different episodes.
+        ValueError: If the learners were evaluated on different episodes.
 
     Example:
 

@@ -1,8 +1,8 @@
 """Finetuning a classifier in each episode, for many episodes at once.
 
 A copy of the model is cut before the first layer that adapts. The part before the cut is
-computed once per episode. A classifier alone is finetuned in all episodes at once; anything
-deeper in one episode after the other, inside one compiled loop.
+computed once per episode. A classifier alone is finetuned in all episodes at once. Deeper
+layers are finetuned in one episode after the other, inside one compiled loop.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from nsl_keras.neighborhoods.inner_loop import cross_entropy
 class Finetuner(Adapting):
     """Finetunes chosen variables of a classifier on the support set of each episode.
 
-    Each episode has its own values; the model does not change. With the mean cross-entropy
+    Each episode gets its own values; the model does not change. With the mean cross-entropy
     `L` of the support set,
 
         w <- rule(w, dL / dw)        `steps` times
 
     by the rule `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries are
     scored. A new classifier starts at zero (a `CosineDense`, which has no direction there,
-    from its own initializer). Gradient steps stay in the span of the support
-    features, so the component of a random start outside it would never be trained, yet
-    would affect queries. From zero the first step leads to the scores `f(query) . sum_i
-    (onehot(y_i) - 1 / ways) f(x_i)`, those of class means.
+    starts from its own initializer). Gradient steps stay in the span of the support
+    features. The part of a random start outside this span would never be trained, but it
+    would affect queries. From zero the first step leads to the scores of class means,
+    `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
-    A finetuner is a learner for `evaluate`, and follows the model's weights. It has none of
-    its own: save `model`, or the finetuned network that `adapt` returns. Layers other than
-    batch norms run in inference mode, and regularizers add nothing to the loss.
+    A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
+    weights of its own: save `model`, or the finetuned network that `adapt` returns. Layers
+    other than batch norms run in inference mode, and regularizers add nothing to the loss.
 
     Args:
         model: A built functional or Sequential model from examples to logits, of layers
             that can be made from their configs.
         ways: int, the number of classes in an episode.
-        variables: What is finetuned; see `inner_variables` of `MAML`. The paper adapts
+        variables: What to finetune; see `inner_variables` of `MAML`. The paper adapts
             `"similarity+classifier"` of static networks.
         steps: int, the number of updates.
-        rule: `DampenedMomentum`; `None` for the paper's.
+        rule: `DampenedMomentum`; `None` uses the paper's settings.
         batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
-        new_classifier: bool, whether a new last layer of `ways` outputs, like the model's
-            and not frozen, replaces the trained one.
+        new_classifier: bool, whether a new last layer of `ways` outputs, of the same kind
+            and not frozen, replaces the trained layer.
 
     Call arguments:
         episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
-            its first three, if the queries' labels are not known.
+            the first three arrays, if the queries' labels are not known.
 
     Returns:
-        NumPy array of the queries' logits, of shape `(episodes, queries, ways)`, not finite
-        where an episode diverges.
+        NumPy array of the queries' logits, of shape `(episodes, queries, ways)`. If an
+        episode diverges, its logits are not finite.
 
     Raises:
         ValueError: For arguments outside these ranges, a last layer that cannot be copied,
@@ -89,7 +89,7 @@ class Finetuner(Adapting):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
         "Dynamic NSN") and Appendix A, which names no batch size. No code was released for
-        it. The start at zero is this package's.
+        it. The start at zero is an addition of this package.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Finetuner(Adapting):
     ) -> Tensor:
         """Returns queries' logits for a model's values.
 
-        The values are arguments, since a compiled function would keep those of its trace.
+        The values are arguments, because a compiled function would keep those of its trace.
         """
 
         def outputs(images: Tensor, *shape: int) -> keras.KerasTensor:

@@ -33,12 +33,12 @@ def select_variables(
 ) -> list[Any]:
     """Returns the trainable variables of a built model that a selection names, in order.
 
-    In a model that is frozen as a whole, all variables may adapt: its freezing concerns
-    training only.
+    In a model that is frozen as a whole, all variables may adapt, because the freezing
+    concerns only training.
 
     Args:
         model: A built model.
-        selection: See `inner_variables` of `MAML`; or places in `model.variables`.
+        selection: See `inner_variables` of `MAML`; or indices into `model.variables`.
         argument: Name of the argument, for the message.
     """
     parts: list[Any] = selection.split("+") if isinstance(selection, str) else [*selection]
@@ -111,8 +111,8 @@ def _batch_norms(model: keras.Model) -> list[Any]:
 class FunctionalModel:
     """The outputs of a built model, with other values in some of its variables.
 
-    All layers run in inference mode. Trainable batch norms normalize by batches where the
-    policy demands it; frozen ones keep to their moving statistics.
+    All layers run in inference mode. Trainable batch norms normalize by batches if the
+    policy demands it; frozen batch norms always use their moving statistics.
 
     Args:
         model: A built Keras model.
@@ -179,7 +179,7 @@ class FunctionalModel:
             examples: A batch of examples.
             given: Statistics to normalize by instead of those of the batch.
         """
-        # Every variable: a StatelessScope hides the scopes around it. Later values count.
+        # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
         statistics: contextlib.AbstractContextManager[BatchStatistics] = (
@@ -204,7 +204,7 @@ class FunctionalModel:
 def move_by_episodes(
     layers: Sequence[BatchNormalization], statistics: Sequence[Tensor], examples: Any
 ) -> None:
-    """Moves moving statistics towards those of all episodes of a batch together.
+    """Moves moving statistics toward those of all episodes of a batch together.
 
     Args:
         layers: The layers, in the order in which they were called.

@@ -1,4 +1,4 @@
-"""Model-agnostic meta-learning: a network that is trained to be finetuned.
+"""Model-agnostic meta-learning: trains a network to be finetuned.
 
 Keras's `train_step` runs `MAML.call`, which in each episode takes the inner steps
 (`_values_after`) and evaluates the network at the new weights by `FunctionalModel`.
@@ -28,55 +28,55 @@ _CROSS_ENTROPY = functools.partial(keras.losses.categorical_crossentropy, from_l
 class MAML(EpisodicLearner):
     """A network that adapts to the support set of an episode, then answers its queries.
 
-    With a network `f` of weights `theta`, of which the inner variables `phi` adapt, and
-    the mean cross-entropy or the inner loss `L`,
+    With a network `f`, the inner variables `phi` that adapt, and the mean cross-entropy or
+    the inner loss `L`,
 
         phi'            = phi - rate * d/dphi L(f_phi(support examples), support labels)
         outputs         = f_phi'(query examples)
 
-    The first line is repeated `inner_steps` times. `fit` trains all trainable variables of
-    the network (and learned rates) on the loss of these outputs, through the inner
-    steps. The wrapped model itself is trained; a call never changes it. What adapts is
-    chosen when the learner is made: freeze layers before.
+    The first line is repeated `inner_steps` times; `rate` is the inner learning rate. `fit`
+    trains all trainable variables of the network (and learned rates) on the loss of these
+    outputs, through the inner steps. It trains the wrapped model itself, which a call never
+    changes. Freeze layers before you make the learner, because it then chooses what adapts.
 
-    ANIL is `inner_variables="classifier"`.
+    For ANIL, pass `inner_variables="classifier"`.
 
-    All layers run in inference mode in training too, without dropout, except batch norms
-    that normalize by batches, and losses from `add_loss` are ignored. Training holds the
-    activations of all inner steps of all episodes of a batch, and needs the second
-    derivatives of all layers (see `check_second_order`), unless `first_order=True`.
+    Except batch norms that normalize by batches, all layers run in inference mode, also in
+    training: there is no dropout, and losses from `add_loss` are ignored. Unless
+    `first_order=True`, training stores the activations of all inner steps of a batch, and
+    needs the second derivatives of all layers (see `check_second_order`).
 
     Args:
         model: Keras classifier of any kind, from examples to logits of shape `(batch,
             ways)`, without a softmax; with an `inner_loss` any network of one input and
             output.
         inner_variables: The trainable variables that the inner steps change: `"all"`,
-            `"classifier"` (the last layer with weights), `"similarity"` (the parameters
-            of static similarities), `"predictor"` (the weights of the networks of dynamic
-            ones), two joined as `"similarity+classifier"`; a list of names or paths of
-            variables. A saved model keeps the choice.
+            `"classifier"` (the last layer with weights), `"similarity"` (the parameters of
+            static similarities), `"predictor"` (the weights of the networks of dynamic
+            similarities), or two joined as `"similarity+classifier"`; or a list of names or
+            paths of variables. A saved model keeps the choice.
         inner_steps: int of at least 1, the number of inner steps in training.
-        inner_learning_rate: float above 0, the rate of the inner steps, or its start value.
-        learning_rate_form: `"fixed"`, or `"learned"`: one trained rate for each variable
-            that is adapted; its absolute value is used.
+        inner_learning_rate: float above 0, the (initial) learning rate of the inner steps.
+        learning_rate_form: `"fixed"`, or `"learned"` for one trained learning rate per
+            adapted variable, of which the absolute value is used.
         first_order: bool, whether training treats the inner gradients as constants.
         test_inner_steps: int or `None`, the number of inner steps outside training;
             `None` for `inner_steps`.
-        batch_normalization: Statistics that batch norms normalize by. `"support"`: those
-            of the support set, for the queries too. `"transductive"`: those of each set,
-            so that an answer depends on the other queries, as in most of MAML's published
-            numbers before 2020. `"moving"`: the moving statistics of a pretrained network,
-            which training leaves as they are. Otherwise trainable batch norms must be this
-            package's (`convert.convert_batch_norms`), and frozen ones keep to their moving
-            statistics.
-        inner_loss: `None` for classification; or a Keras loss or its name, for example
-            `"mean_squared_error"`, for a regression: labels are then targets of the shape
-            of the network's outputs.
+        batch_normalization: Statistics that batch norms normalize by. `"support"` uses
+            those of the support set, also for the queries. `"transductive"` uses those of
+            each set, so that an answer depends on the other queries, as in most of MAML's
+            published numbers before 2020. Both need this package's batch norms
+            (`convert.convert_batch_norms`) unless these are frozen: then they use their
+            moving statistics. `"moving"` uses the moving statistics of a pretrained
+            network, which training leaves as they are.
+        inner_loss: `None` for classification. For regression, a Keras loss or its name, for
+            example `"mean_squared_error"`; labels are then targets of the shape of the
+            network's outputs.
         **kwargs: `name`, `trainable` of `keras.Model`. The dtype policy is that of
             `model`.
 
     Call arguments:
-        inputs: Same as of `ProtoNet`; with an `inner_loss`, targets for labels.
+        inputs: Same as for `ProtoNet`; with an `inner_loss`, targets in place of labels.
         training: bool, whether this is a training step.
 
     Input shape:
@@ -88,8 +88,8 @@ class MAML(EpisodicLearner):
         queries, ...)`: compile with any loss.
 
     Raises:
-        ValueError: For arguments outside these ranges, models other than described, and
-            data as `ProtoNet`, also targets of another shape or not finite.
+        ValueError: For arguments outside these ranges, other models than described, data
+            that `ProtoNet` refuses, and targets of another shape or that are not finite.
 
     Example:
 
@@ -109,9 +109,9 @@ class MAML(EpisodicLearner):
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
         al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), with one per weight.
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7), one
-        step on the similarity alone; Appendix A has 5 on similarities and classifier, then
-        20 on the classifier. No code was released.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7), takes
+        one step on the similarity alone; Appendix A takes 5 steps on similarities and
+        classifier, then 20 on the classifier. No code was released.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class MAML(EpisodicLearner):
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
-        """The current rates of the adapted variables, in the network's order."""
+        """The current learning rates of the adapted variables, in the network's order."""
         if self.learning_rate_form == "learned":
             return [
                 ops.abs(ops.convert_to_tensor(getattr(self, f"raw_rate_{index}")))

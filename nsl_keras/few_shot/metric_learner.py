@@ -24,7 +24,7 @@ from nsl_keras.few_shot.functional import (
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass writes `compare`, and `build_for` if it has weights of its own.
+    A subclass defines `compare`, and `build_for` if it has weights of its own.
     """
 
     ways_are_fixed = False
@@ -78,7 +78,7 @@ class MetricLearner(EpisodicLearner):
     ) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
-        Features have shape `(batch, examples, features)`; `membership` are the one-hot
+        Features have shape `(batch, examples, features)`; `membership` contains the one-hot
         labels of the support set.
         """
         raise NotImplementedError
@@ -104,7 +104,7 @@ class MetricLearner(EpisodicLearner):
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class SupportSet(keras.layers.Layer):
-    """Answers single queries as a learner does in the episode of a stored support set."""
+    """Answers single queries like a learner in the episode of a stored support set."""
 
     def __init__(self, learner: MetricLearner, examples: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -133,7 +133,7 @@ def outputs_of_sets(
 ) -> list[Tensor]:
     """Returns a model's outputs for sets of examples, under a policy of batch norms.
 
-    Sets are the support set and the queries, of shape `(batch, examples, ...)`; or one set.
+    Sets are the support set and the queries, or one set, of shape `(batch, examples, ...)`.
     """
     if effective_policy(model, policy) in ("moving", None):
         # Dropout and noise stay off by episode.

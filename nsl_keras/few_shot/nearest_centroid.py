@@ -1,4 +1,4 @@
-"""Nearest centroids of classes, on the features of a pretrained network."""
+"""Classifies by nearest class centroids, on the features of a pretrained network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NearestCentroid(MetricLearner):
-    """Nearest centroid on features of a pretrained network. Nothing is trained.
+    """Nearest centroid on features of a pretrained network, without any training.
 
         z(x)      = f(x) / ||f(x)||,   or f(x) if not `normalize`
         p_c       = mean over x in S_c of z(x)
@@ -29,7 +29,7 @@ class NearestCentroid(MetricLearner):
     Args:
         Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
         metric: `"cosine"` by default.
-        normalize: bool, whether features are divided by their length before the mean is
+        normalize: bool, whether to divide features by their length before the mean is
             taken.
 
     Example:

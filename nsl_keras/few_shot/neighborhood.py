@@ -25,31 +25,31 @@ from nsl_keras.neighborhoods.key_metrics import inverse_norm
 class NeighborhoodLearner(MetricLearner):
     """Finetunes a head for each query on the support examples that it attends to.
 
-    These are Meta-Neighborhoods whose dictionary is the support set: its keys are the
-    support features `k_j`, its values the one-hot labels `v_j`. For a query with features
-    `z`,
+    The learner applies Meta-Neighborhoods with the support set as dictionary: the support
+    features are the keys `k_j`, and their one-hot labels are the values `v_j`. For a query
+    with features `z`,
 
         w_j(z)  = softmax_j(sim(z, k_j) / temperature)
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(h_phi(k_j), v_j)   (inner_steps times)
         logits  = h_{phi_z}(z)
 
-    with the cross-entropy as `L`. In every episode the head starts again, from the class
-    prototypes `W_c`, the means of the support features at length 1, as `h(z)_c = scale *
-    cos(z, W_c)` with a learned scale. As the rate falls to zero, the logits become those of
-    `NearestCentroid` times the scale.
+    where `L` is the cross-entropy and `rate` the inner learning rate. In every episode the
+    head starts again from the class prototypes `W_c`, the means of the support features at
+    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. As the rate falls to
+    zero, the logits become those of `NearestCentroid` times the scale.
 
-    The backbone, the rate and the scale are trained, through the inner steps, second
-    derivatives included. Compile as `ProtoNet`.
+    Backbone, rate and scale are trained through the inner steps, including second
+    derivatives. Compile as `ProtoNet`.
 
     Args:
         Same as `ProtoNet` without `learn_temperature`, plus:
         metric: Metric of the attention, `"cosine"` by default.
         temperature: float above 0, the attention's temperature; not trained.
-        inner_steps: int, the number of inner steps. Memory holds separate weights for
-            each query, `features * ways` numbers.
-        inner_learning_rate: float above 0, the start value of the rate.
+        inner_steps: int, the number of inner steps. Memory holds separate weights per
+            query, `features * ways` of them.
+        inner_learning_rate: float above 0, the initial inner learning rate.
         learning_rate_form: See `MetaNeighborhoodHead`.
-        scale: float above 0, the start value of the scale.
+        scale: float above 0, the initial scale.
 
     Example:
 
@@ -65,7 +65,7 @@ class NeighborhoodLearner(MetricLearner):
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Sections 2.1 to 2.3, Eq. (3) and
-        (5). The support set as dictionary, and the head's start, are this package's.
+        (5). This package adds the support set as dictionary, and the head's start.
     """
 
     def __init__(

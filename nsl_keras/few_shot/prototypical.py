@@ -23,36 +23,36 @@ class ProtoNet(MetricLearner):
         p_c       = mean over x in S_c of f(x)
         logits_c  = -||f(query) - p_c||^2 / temperature
 
-    or with the cosine of `f(query)` and `p_c` in place of minus the squared distance.
+    or with the cosine of `f(query)` and `p_c` in place of the negative squared distance.
     Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit` on
-    `EpisodeSampler.batches`, or on arrays: targets are query labels of shape `(batch,
-    queries)`, `sample_weight` is one weight for each episode or for each query.
+    `EpisodeSampler.batches`, or on arrays. Targets are query labels of shape `(batch,
+    queries)`, and `sample_weight` is one weight per episode or per query.
 
     Args:
         backbone: Keras model from examples to features; features of several axes are
             flattened.
         ways: int, the number of classes of an episode. No weights depend on
             `ways`, so a second learner with the same backbone can use a different number.
-        metric: `"euclidean"` (minus the squared distance), `"cosine"` or a
+        metric: `"euclidean"` (the negative squared distance), `"cosine"` or a
             `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0, what distances or cosines are divided by. Cosines
-            need one well below 1, for example 0.1.
-        learn_temperature: bool, whether the temperature is trained, as its logarithm.
+        temperature: float above 0 that divides distances or cosines. Cosines need a
+            temperature well below 1, for example 0.1.
+        learn_temperature: bool, whether to train the temperature, as its logarithm.
         batch_normalization: Statistics that the backbone's batch norms normalize by.
-            `"moving"`: in training the statistics of all examples of the step, support and
-            query examples of all episodes; at test the moving statistics. `"support"`: in
-            training and at test the statistics of each episode's support set.
-            `"transductive"`: support set and queries are normalized separately by their
-            own statistics, so that an answer depends on the other queries. `"support"`
-            and `"transductive"` switch dropout and added losses off and need this
-            package's batch norms (`convert.convert_batch_norms`); frozen ones always use
-            their moving statistics.
+            `"moving"` uses, in training, the statistics of all support and query examples
+            of all episodes of the step, and at test the moving statistics. `"support"` uses
+            the statistics of each episode's support set, in training and at test.
+            `"transductive"` normalizes support set and queries separately by their own
+            statistics, so that an answer depends on the other queries. `"support"` and
+            `"transductive"` switch off dropout and added losses, and need this package's
+            batch norms (`convert.convert_batch_norms`); frozen batch norms always use their
+            moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
         inputs: `(support_images, support_labels, query_images)`. Labels are integers
             from 0 to `ways - 1`, in any order, each at least once.
-        training: bool, training mode of the backbone.
+        training: bool, the training mode of the backbone.
 
     Input shape:
         `(batch, support examples, ...)`, `(batch, support examples)` and
@@ -83,9 +83,9 @@ class ProtoNet(MetricLearner):
 
     Reference:
         Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
-        2.2, Eq. (1) and (2): Euclidean, without a temperature. A learned
-        scale of the distances: TADAM (Oreshkin et al., NeurIPS 2018). The authors'
-        code uses the statistics of `"moving"`.
+        2.2, Eq. (1) and (2), Euclidean and without a temperature. TADAM (Oreshkin et al.,
+        NeurIPS 2018) learns a scale of the distances. The authors' code uses the
+        statistics of `"moving"`.
     """
 
     def __init__(

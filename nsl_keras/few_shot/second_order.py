@@ -1,4 +1,4 @@
-"""How exact the second derivatives of a model are, which MAML trains through."""
+"""Checks how exact the second derivatives of a model are, which MAML trains through."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_second_order(
 ) -> float:
     """Returns the relative error of a model's second derivatives along one direction.
 
-    Some operations of TensorFlow have no derivative of their gradient, which a tape then
-    leaves out without an error. With the loss `L = mean(outputs^2)`, the weights `w` and a
+    Some TensorFlow operations have no second derivative, and a tape leaves this part out
+    without an error. With the loss `L = mean(outputs^2)`, the weights `w` and a
     random direction `d`,
 
         exact    = d . (gradient of (d . gradient of L))  at w
@@ -31,7 +31,7 @@ def check_second_order(
 
     Args:
         model: A built model, which runs in inference mode.
-        x: Batch of its inputs; two examples suffice.
+        x: Batch of the model's inputs; two examples suffice.
         step: float, `h` relative to the length of the weights.
         seed: int, fixes the direction.
 
