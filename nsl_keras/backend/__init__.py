@@ -1,7 +1,7 @@
-"""What the package needs of TensorFlow or JAX, under one name for both.
+"""Functions of TensorFlow or JAX that the package needs, under one name for both.
 
-`backend/jax.py` has the functions of `backend/tensorflow.py`. Without Keras 3 and one of
-the two backends, `import nsl_keras` raises an `ImportError` that says what to install.
+`backend/jax.py` and `backend/tensorflow.py` define the same functions. Without Keras 3 and
+one of the two backends, `import nsl_keras` raises an `ImportError` with what to install.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ else:
     from nsl_keras.backend.jax import *  # noqa: F403
     from nsl_keras.backend.jax import BackendTensor, sum_in_loop
 
-#: What layers and functions compute with: a tensor of the backend, or a symbolic one.
+#: What layers and functions compute with: a tensor of the backend, or a symbolic tensor.
 Tensor: TypeAlias = keras.KerasTensor | BackendTensor
 
 
@@ -64,7 +64,7 @@ def leave_out_of_xla(layer: keras.layers.Layer) -> None:
     """Keeps TensorFlow's models with a layer out of XLA, Keras's default on a GPU.
 
     The gradient of the layer's `vectorized_map` makes XLA treat variables as constants and
-    recompile every step. Keras warns where `jit_compile` is True.
+    recompile every step. Keras warns if `jit_compile` is True.
     """
     if keras.backend.backend() == "tensorflow":
         layer.supports_jit = False
@@ -85,7 +85,7 @@ def sum_over_chunks(
 ) -> list[Tensor]:
     """Sums what a function returns for chunks of entries, one chunk at a time.
 
-    The backward pass computes each chunk anew. So memory holds the terms of one chunk,
+    The backward pass computes each chunk anew, so memory holds the terms of one chunk,
     however many entries there are.
 
     Args:
@@ -94,7 +94,7 @@ def sum_over_chunks(
             Derivatives are taken with respect to `shared` and `entries` alone.
         shared: Tensors that all entries have in common.
         entries: Tensors with an axis over the entries, of a known size if there are chunks.
-        axes: The axis of each of `entries` that runs over the entries.
+        axes: For each tensor of `entries`, the axis that runs over the entries.
         chunk_size: Largest number of entries in a chunk; `None` for all at once.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What the package needs of JAX beyond `keras.ops`."""
+"""Functions of JAX that the package needs beyond `keras.ops`."""
 
 from __future__ import annotations
 

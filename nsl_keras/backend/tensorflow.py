@@ -1,4 +1,4 @@
-"""What the package needs of TensorFlow beyond `keras.ops`."""
+"""Functions of TensorFlow that the package needs beyond `keras.ops`."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., A
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function as a graph that is not inlined into other graphs.
 
-    Use it for gradients in the body of a loop. The graph of a loop has a cycle, in which
-    TensorFlow does not match a pooling with its gradient: it then does without the oneDNN
-    kernel, which is several times as fast on CPUs.
+    Use it for gradients in the body of a loop. The graph of a loop contains a cycle, in
+    which TensorFlow does not match a pooling with its gradient. It then cannot use the
+    oneDNN kernel, which is several times as fast on CPUs.
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
 
@@ -175,9 +175,9 @@ def replicas_in_sync() -> int:
 class ReplicatedModel(keras.Model):
     """A Keras model that trains under `tf.distribute.MultiWorkerMirroredStrategy`.
 
-    In Keras 3.15 two faults make `fit` fail there (keras-team/keras issue 20585). The one
-    in `_maybe_symbolic_build`, which is private, also makes it fail under
-    `MirroredStrategy` if the first batch does not divide among the replicas.
+    In Keras 3.15 two faults make `fit` fail there (keras-team/keras issue 20585). The fault
+    in the private `_maybe_symbolic_build` also makes `fit` fail under `MirroredStrategy` if
+    the first batch does not divide among the replicas.
     """
 
     def compute_metrics(

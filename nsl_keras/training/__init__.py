@@ -1,1 +1,1 @@
-"""What `fit` needs beyond Keras: data, checks, batch norms, interrupted runs."""
+"""Parts that `fit` needs beyond Keras: data, checks, batch norms, interrupted runs."""

@@ -17,32 +17,32 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.training import files
 
-#: Beside the files of `BackupAndRestore`.
+#: A file next to those of `BackupAndRestore`.
 _REST = "rest.pickle"
 
 
 class TrainingBackup(keras.callbacks.BackupAndRestore):
     """Saves the state of training after each epoch, and resumes after a kill.
 
-    Call `fit` again with the same arguments and a model made in the same way: training
-    goes on after the last kept epoch, and `History` holds all epochs.
+    Call `fit` again with the same arguments and a model made in the same way. Training
+    continues after the last saved epoch, and `History` contains all epochs.
 
-    `keras.callbacks.BackupAndRestore` keeps weights, optimizer and epoch. This callback
+    `keras.callbacks.BackupAndRestore` saves weights, optimizer and epoch. This callback
     adds the seeds of layers (dropout, dictionaries), `History` and the progress of other
-    callbacks, and renames a finished state into place, so that a kill at any moment leaves
-    a complete one. After 1 of 40 kills, Keras's trained an epoch again on weights that had
-    it. `keras.callbacks.OrbaxCheckpoint` restored all weights and seeds in a fresh process,
-    but nothing, without a word, after the process had made another model.
+    callbacks. It renames a finished state into place, so that a kill at any moment leaves
+    a complete state. After 1 of 40 kills, Keras's callback trained an epoch twice.
+    `keras.callbacks.OrbaxCheckpoint` restored all weights and seeds in a fresh process, but
+    after the process had made another model it restored nothing and did not warn.
 
-    A resumed training ends with the same numbers as an uninterrupted one, to the last
+    A resumed training ends with the same numbers as an uninterrupted training, to the last
     digit, if operations are deterministic and the order of the examples depends only on
-    the epoch:
+    the epoch. That is the case for
 
     * arrays with `shuffle=False`, and data sets with one order;
     * a `keras.utils.PyDataset` that draws batches by its attribute `epoch`, as
       `EpisodeSampler.batches` does, with `shuffle=False`: set `data.epoch = backup.epoch`;
-    * a `tf.data.Dataset` shuffled with the epoch as seed, that begins at `backup.epoch`
-      (not with a global seed of 0, which TensorFlow compares with the epoch):
+    * a `tf.data.Dataset` shuffled with the epoch as seed, which begins at `backup.epoch`
+      (the global seed must not be 0, which TensorFlow compares with the epoch):
 
           order = tf.data.Dataset.range(backup.epoch, epochs).flat_map(
               lambda epoch: data.shuffle(
@@ -51,29 +51,29 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
                     callbacks=[backup])
 
     Keras's own shuffling of arrays, `shuffle` with a fixed seed, and random numbers from
-    outside a layer's `keras.random.SeedGenerator` start over: each resumed epoch is
-    a random pass over the data, but a different one. So do stateful recurrent layers.
+    outside a layer's `keras.random.SeedGenerator` start over: a resumed epoch is a random
+    pass over the data, but a different one. Stateful recurrent layers start over, too.
 
     Put `TrainingBackup` first in the list of callbacks: it writes before an epoch begins,
-    after all that the others do at the end of the last. Processes that train a model
+    after all other callbacks have finished the previous epoch. Processes that train a model
     together share the folder. Resume only from folders that you trust: `pickle` reads them.
 
     Args:
         folder: Local folder of the states, for this training alone; made if missing.
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
-            `keras.callbacks.EarlyStopping`: their attributes, private ones included, other
-            than constructor arguments and functions.
+            `keras.callbacks.EarlyStopping`. All their attributes are saved, except
+            constructor arguments and functions.
         every: int, the number of epochs between states.
-        delete_checkpoint: bool, whether the states are deleted when training ends.
-            Otherwise the last one is kept too, and `fit` only restores the final model.
-            Call `delete` once it is saved.
+        delete_checkpoint: bool, whether to delete the states when training ends.
+            Otherwise the last state stays, and `fit` then only restores the final model.
+            Call `delete` once you have saved the model.
 
     Attributes:
-        epoch: int, the number of epochs that are finished and kept: the next one to train.
+        epoch: int, the number of finished, saved epochs, and the next epoch to train.
 
     Raises:
         ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
-            not built, or the folder holds states of another model or other `callbacks`.
+            not built, or the states are those of another model or other `callbacks`.
 
     Example:
 
@@ -182,7 +182,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     def _resume(self) -> None:
         """Restores what Keras's callbacks reset when training begins."""
-        # Or the next `fit` of the model, without this callback, would begin there too.
+        # Otherwise the next `fit` without this callback would begin there too.
         self.model._initial_epoch = 0
         rest, self._rest = self._rest, {}
         if not rest:
@@ -198,7 +198,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
             vars(callback).update(progress)
 
     def _seeds(self) -> list[keras.Variable]:
-        """Returns the variables of layers that are no weights."""
+        """Returns the variables of layers that are not weights."""
         known = {id(v) for v in (*self.model.weights, *self.model.metrics_variables)}
         return [v for v in self.model.non_trainable_variables if id(v) not in known]
 

@@ -1,7 +1,7 @@
 """Checks of data and losses that the models of this package share.
 
 Arrays are checked once, on the host, before `fit` and `evaluate` begin. Data sets are not
-looked through: bad values in them make the loss non-finite, and `fit` stops there.
+read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NonFiniteLossError(ArithmeticError):
     """The training loss became NaN or infinite.
 
     `fit` raises this error when bad inputs or a diverging run make the loss non-finite,
-    unless its callbacks hold a `keras.callbacks.TerminateOnNaN`, which stops gently.
+    unless its callbacks include `keras.callbacks.TerminateOnNaN`, which raises nothing.
 
     Example:
 
@@ -40,8 +40,8 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
     `keras.callbacks.TerminateOnNaN` does not raise in Keras 3.10, and waits for each batch.
     """
 
-    #: On JAX, Keras then reads the losses in threads of its own while training goes on. It
-    #: raises their errors before the epoch ends: no callback keeps a spoiled state.
+    #: On JAX, Keras then reads the losses in threads of its own while training runs on. It
+    #: raises their errors before the epoch ends: no callback saves a spoiled state.
     async_safe = True
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class CheckedModel(ReplicatedModel):
         if isinstance(held_out, (tuple, list)):
             self._check(*held_out[:2])
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
-        gentle = keras.callbacks.TerminateOnNaN  # The caller's own way to stop.
+        gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
             callbacks.append(StopAtNonFiniteLoss())
         given["callbacks"] = callbacks
@@ -106,7 +106,7 @@ class CheckedModel(ReplicatedModel):
     def _check(self, x: Any, y: Any = None) -> None:
         """Checks arrays, but no targets of the class that the loss ignores.
 
-        Targets of zero weight count: Keras multiplies them, and NaN times 0 is NaN.
+        It checks targets of zero weight too: Keras multiplies them, and NaN times 0 is NaN.
         """
         if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
             (y,) = y  # Of one output, as Keras allows.
@@ -118,7 +118,7 @@ class CheckedModel(ReplicatedModel):
 
 
 def loss_of_logits(loss: Any) -> None:
-    """Raises if a loss, its name, or one of several expects probabilities."""
+    """Raises if a loss, or one of several losses, expects probabilities."""
     for each in keras.tree.flatten(loss):
         if each is not None and _expects_probabilities(keras.losses.get(each)):
             raise ValueError(

@@ -45,7 +45,7 @@ def predict(
     """Applies a function batch by batch, eagerly; returns NumPy arrays.
 
     Args:
-        function: Callable from a batch of inputs to a tensor or a structure of them.
+        function: Callable from a batch of inputs to a tensor or a structure of tensors.
         model: The model whose weights the function reads.
         x: Inputs, as for `keras.Model.predict`.
         **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
@@ -54,12 +54,12 @@ def predict(
 
 
 def leaves(x: Any) -> list[Any]:
-    """Returns the arrays of a structure, without the `None` of optional inputs."""
+    """Returns the arrays of a structure, without `None`, an optional input left out."""
     return [leaf for leaf in tree.flatten(x) if leaf is not None]
 
 
 def is_in_memory(x: Any) -> bool:
-    """Whether `x` is a dense array or a structure of them: no data set, no generator."""
+    """Whether `x` is a dense array or a structure of arrays: no data set, no generator."""
     found = leaves(x)
     return bool(found) and all(
         hasattr(leaf, "__array__") or np.isscalar(leaf) for leaf in found
@@ -86,14 +86,14 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
 
     Args:
         x: Array, a structure of arrays, or an iterable of batches `x` or `(x, y)`.
-        y: Array of targets, or `None` where there are none or `x` yields them.
+        y: Array of targets, or `None` if there are no targets or `x` yields them.
         steps: int or `None`, the number of batches to take of an iterable.
 
     Returns:
-        `(x, y)`, with `None` for `y` where there are no targets.
+        `(x, y)`, with `None` for `y` if there are no targets.
 
     Raises:
-        ValueError: If an iterable has no batches, or `y` is given beside one.
+        ValueError: If an iterable has no batches, or `y` comes with an iterable.
     """
     if is_in_memory(x):
         if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):

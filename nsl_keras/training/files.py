@@ -1,4 +1,4 @@
-"""Files and folders that appear all at once: written under another name, then renamed."""
+"""Writes files and folders under another name, then renames them: they appear at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Batch norms without initialization bias, which can normalize by batch in inference too.
 
-Users have them as `nsl_keras.layers.BatchNormalization`, and convert Keras's by
-`nsl_keras.convert.convert_batch_norms`; the learners of `few_shot` normalize by episode.
+The public layer is `nsl_keras.layers.BatchNormalization`; convert Keras's layers with
+`nsl_keras.convert.convert_batch_norms`. The learners of `few_shot` normalize by episode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync
 #: Minimum averaging window, in examples.
 SHORTEST_WINDOW = 32.0
 
-#: Averaging window as a fraction of all examples so far, where that is larger.
+#: Averaging window as a fraction of all examples so far, if that is larger.
 PART_OF_EXAMPLES = 1 / 512
 
 
@@ -30,7 +30,7 @@ class BatchStatistics:
     """Statistics by which batch norms normalized, call by call.
 
     Attributes:
-        given: Statistics to normalize by; `None` for those of each batch.
+        given: Statistics to normalize by; `None` uses those of each batch.
         layers: The layer of each call.
         values: Mean and variance of each call, in one flat list.
     """
@@ -52,7 +52,7 @@ def normalizing_by_batch(
     """Makes trainable `BatchNormalization` layers normalize by batches, in inference too.
 
     `given` are statistics to normalize by, call by call: the `values` that this context
-    recorded before. `None` for those of each batch.
+    recorded before. `None` uses the statistics of each batch.
     """
     statistics = BatchStatistics(given)
     token = _by_batch.set(statistics)
@@ -66,10 +66,10 @@ def normalizing_by_batch(
 class BatchNormalization(keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
-    Keras's moving statistics start at mean 0 and variance 1. After `t` steps they still
-    hold a share `momentum^t` of that start, the initialization bias: a third after 100
-    steps with a momentum of 0.99, and inference is far below training until it fades.
-    The statistics `s_t` of `n_t` examples, after `N` earlier ones, update them here by
+    Keras's moving statistics start at mean 0 and variance 1. After `t` steps a share
+    `momentum^t` of that start remains, the initialization bias: a third after 100 steps
+    with a momentum of 0.99. Until it fades, inference is far less accurate than training.
+    In this layer, statistics `s_t` of `n_t` examples, after `N` earlier examples, count as
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
@@ -77,15 +77,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
     The first step replaces the start. From then on the average covers the last batch and
     about 32 examples before it, or a 512th of all examples, whichever is more. An example
     counts by its fraction of unmasked steps, and an empty batch leaves the statistics
-    unchanged. After about `512 / (1 - momentum)` steps the average is Keras's. In training
-    the outputs are those of `keras.layers.BatchNormalization`, and
-    `nsl_keras.convert.fold` converts this layer to it.
+    unchanged. After about `512 / (1 - momentum)` steps the average equals Keras's. In
+    training the outputs equal those of `keras.layers.BatchNormalization`, into which
+    `nsl_keras.convert.fold` converts this layer.
 
     Few-shot learners that normalize by episode need this layer.
 
     Args:
         Same as `keras.layers.BatchNormalization`, plus:
-        momentum_warmup: bool; `False` for Keras's moving statistics.
+        momentum_warmup: bool; `False` uses Keras's moving statistics.
 
     Input shape:
         Any, with a known size of `axis`.
@@ -150,7 +150,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             return self._normalized_by_batch(by_batch, inputs, mask)
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
-        # Keras moves the statistics by `1 - momentum` towards those of the batch. From
+        # Keras moves the statistics by `1 - momentum` toward those of the batch. From
         # zero, a division gives them back; from 1 a small variance would be rounded away.
         state = [(each, ops.convert_to_tensor(each)) for each in self.variables]
         moving = (self.moving_mean, self.moving_variance)
@@ -238,7 +238,7 @@ def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
 def convert_batch_norms(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with this package's batch norms in place of Keras's.
 
-    The copy computes and trains as the model does, and shares no weights with it. Its batch
+    The copy computes and trains like the model, and shares no weights with it. Its batch
     norms can normalize by the images of an episode, which few-shot learners with
     `batch_normalization="support"` or `"transductive"` need.
 
@@ -276,7 +276,7 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
 def move_statistics(
     layer: BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
 ) -> None:
-    """Moves a layer's moving statistics towards those of a batch, as training does."""
+    """Moves a layer's moving statistics toward those of a batch, as training does."""
     dtype = keras.backend.result_type(layer.moving_mean.dtype, "float32")
     # Not `ops.cast`, which rounds a Python number to float32 first.
     rate = ops.convert_to_tensor(1 - layer.momentum, dtype)
