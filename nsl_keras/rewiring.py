@@ -411,8 +411,8 @@ class _Rebuilding:
                 copy = self._from_config(layer)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ValueError(
-                "Every layer of `model` must be one that `from_config(get_config())` makes "
-                "again; register custom classes and functions with "
+                "`from_config(get_config())` must recreate every layer of `model`; "
+                "register custom classes and functions with "
                 "`keras.saving.register_keras_serializable`. "
                 f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
             ) from error
@@ -439,8 +439,8 @@ def _copy_state(source: Layer, copy: Layer) -> None:
     """Copies weights, trainable flags, and other saved state of a layer."""
     if len(source.weights) != len(copy.weights):
         raise ValueError(
-            "Every layer of `model` must have the weights that its config makes, not those "
-            "of LoRA or quantization in a part of it. "
+            "Every layer of `model` must have the weights that its config makes, and no "
+            "weights of LoRA or quantization inside it. "
             f"Received: layer {source.name!r} of type {type(source).__name__!r}"
         )
     pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)

@@ -94,7 +94,7 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if images.ndim == 0 or 0 in images.shape:
         raise ValueError(
             "`images` must have shape (n, ...), for example (n, height, width, channels), "
-            f"no size of them 0. Received: images.shape={images.shape}"
+            f"with no size 0. Received: images.shape={images.shape}"
         )
     validation.finite(images, "images")
     labels = as_classes(labels)

@@ -261,7 +261,7 @@ class NeighborDictionary(keras.layers.Layer):
         if values is not None:
             if self.fixed_values is not False:
                 raise ValueError(
-                    "`values` must be None where the dictionary has fixed values. "
+                    "`values` must be None if the dictionary has fixed values. "
                     f"Received: values of shape {np.shape(values)}"
                 )
             values = self._checked(values, "values")
@@ -346,8 +346,8 @@ class NeighborDictionary(keras.layers.Layer):
         """Sets the entries to the drawn examples' features and labels (or targets)."""
         if isinstance(self.fixed_values, list):
             raise ValueError(
-                "`fixed_values` must be True or False for entries from examples, whose "
-                "values are their labels. Received: a dictionary of given values"
+                "`fixed_values` must be True or False, because the labels of the examples "
+                "become the values. Received: a dictionary of given values"
             )
         values = None
         if self.fixed_values is False and self.task == "regression":

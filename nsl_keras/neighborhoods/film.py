@@ -208,7 +208,7 @@ def add_film(
             isinstance(each, InstanceFiLM) for each in (layer, *rewiring.sublayers(layer))
         ):
             raise ValueError(
-                "`model` must not have iFiLM yet; choose all places at once. "
+                "`model` must not contain iFiLM yet; choose all its places in one call. "
                 f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
             )
     chosen = _chosen(model, calls, where)

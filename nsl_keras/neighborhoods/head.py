@@ -324,7 +324,7 @@ def _require_plain_layers(head: keras.layers.Layer) -> None:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
                 "`head` must not have an activity regularizer: it would penalize the "
-                f"outputs before adaptation. Received: layer {layer.name!r} with one"
+                f"outputs before adaptation. Received: layer {layer.name!r}"
             )
         if not rewiring.has_plain_kernel(layer):
             raise ValueError(

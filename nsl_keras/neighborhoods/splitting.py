@@ -34,8 +34,8 @@ def split_classifier(
         names = [repr(call.layer.name) for call in (*ends, *reversed(after))]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
-            "1x1 convolution of a 1x1 map; in classification a softmax may follow (a "
-            "sigmoid of one output may not: use a softmax of two). "
+            "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
+            "not a sigmoid of one output (use a softmax of two outputs). "
             f"Received: model {model.name!r}, which ends in {', '.join(names)}"
         )
     dropped.append(last)

@@ -60,7 +60,7 @@ def fold(model: keras.Model) -> keras.Model:
     if unfoldable:
         raise ValueError(
             "`model` must have a plain Keras equivalent: of this package's layers, only "
-            "static similarities, `BatchNormalization` and `CosineDense` do. "
+            "static similarities, `BatchNormalization` and `CosineDense` have one. "
             f"Received: {', '.join(unfoldable)}"
         )
     return rewiring.rebuild(model, _folded)

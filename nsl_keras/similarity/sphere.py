@@ -75,7 +75,7 @@ class Sphere(FloatKernel):
         self.response = validation.one_of(response, RESPONSES, "response")
         if response != "cosine" and normalize != "both":
             raise ValueError(
-                "`normalize` must be 'both' where `response` is not 'cosine': an angle "
+                "`normalize` must be 'both' if `response` is not 'cosine': an angle "
                 f"needs both norms. Received: normalize={normalize!r}, "
                 f"response={response!r}"
             )

@@ -105,7 +105,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         raise ValueError(f"`x` must be dense. Received: x of type {type(x).__name__}")
     if y is not None:
         raise ValueError(
-            "`y` must be None where `x` is a data set, which yields its own targets. "
+            "`y` must be None if `x` is a data set, which yields its own targets. "
             f"Received: x of type {type(x).__name__}, y of type {type(y).__name__}"
         )
     batches = [

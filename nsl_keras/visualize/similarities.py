@@ -60,7 +60,7 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     if not panels:
         raise ValueError(
             "`model` must have static neural similarity layers, or layers that learn their "
-            f"kernel's shape. Received: model={model.name!r} without any"
+            f"kernel's shape. Received: model={model.name!r}, which has neither"
         )
     columns = min(len(panels), _MOST_COLUMNS)
     rows = math.ceil(len(panels) / columns)

@@ -283,7 +283,7 @@ def assign(keys=X[:4], fixed_values=False, **values):
         (lambda: assign(np.zeros((4, 4))), "`keys` must not be all zero.*4 such rows"),
         (lambda: assign(np.full((4, 4), np.nan)), "`keys` must be finite"),
         (lambda: assign(values=np.eye(3)), r"`values` must be numbers of shape \(4, 3\)"),
-        (lambda: assign(values=np.eye(3), fixed_values=True), "`values` must be None wh"),
+        (lambda: assign(values=np.eye(3), fixed_values=True), "`values` must be None if"),
     ],
 )
 def test_errors(use, message):

@@ -225,7 +225,7 @@ def add(where="all", model=None, **options):
         (lambda: add(model=net(keras.layers.Conv2D(2, 3))), "`where` must.*none of 'net'"),
         (
             lambda: add("last", add()),
-            "not have iFiLM yet.*with .* 'first_norm_film'",
+            "not contain iFiLM yet.*with .* 'first_norm_film'",
         ),
         (
             lambda: add(model=net(keras.layers.BatchNormalization(2))),

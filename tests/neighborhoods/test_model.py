@@ -232,7 +232,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
         (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
         (lambda: make_model().initialize_from(iter([])), "hold at least one batch"),
         (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
-        (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None where `x` is"),
+        (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None if `x` is"),
         (lambda: make_model(backbone=TWO_OUTPUTS).build((None, 6)), "expects 1 input"),
         (
             lambda: make_model(backbone=keras.layers.Reshape((2, 3))).build((None, 6)),
