@@ -4,7 +4,8 @@
     python -m experiments.tables --check    # Writes nothing; fails where a page is stale.
 
 Nothing is typed in by hand; what has no record is "not run". Rows whose runs differ in
-backend, or in the length or the learning rates of their trials, are "not comparable"; both
+backend, or in the length or the learning rates of their trials, or whose trials ended at
+chance, are "not comparable"; both
 commands fail where README or a matrix would compare such rows. On the pages of README and
 docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
 the command that wrote its records, and the commits that it ran.
@@ -28,7 +29,12 @@ from experiments.common import runs, tables
 from experiments.demo import spirals
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import sine_waves
-from experiments.neural_similarity import implicit_regularization, predictors
+from experiments.neural_similarity import (
+    implicit_regularization,
+    kernel_shape,
+    predictors,
+    stability,
+)
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.no_harm.methods import METHODS
@@ -100,9 +106,12 @@ def results_readme() -> str:
         sine_waves.section(RESULTS),
         implicit_regularization.section(RESULTS),
         predictors.section(RESULTS),
+        stability.section(RESULTS),
+        kernel_shape.section(RESULTS),
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
+        pretrained.corruptions(RESULTS),
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]
@@ -302,7 +311,10 @@ TABLES: dict[str, Callable[[], str]] = {
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
     "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 9),
+    "corruptions": lambda: _shown(pretrained.corruptions(RESULTS), pretrained.PLACE, 8),
     "no_harm": _no_harm,
+    "stability": lambda: _shown(stability.section(RESULTS), stability.PLACE),
+    "kernel_shape": lambda: _shown(kernel_shape.section(RESULTS), kernel_shape.PLACE),
     "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
     "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
     "kills": lambda: kills.section(RESULTS),

@@ -57,13 +57,16 @@ def trials_of(records: runs.RunRecords) -> list[dict] | None:
 
 
 def incomparable(
-    first: list[dict], second: list[dict], trials: list[dict] | None = None
+    first: list[dict],
+    second: list[dict],
+    trials: list[dict] | None = None,
+    chance: float = 0.0,
 ) -> str:
     """Why the runs of two rows cannot be paired; empty if they can.
 
     Backends draw other start weights. If `trials` chose learning rates, those of both rows
-    must be as long, and each row must have the rate that is best among those that were
-    tried for both.
+    must be as long and leave chance, and each row must have the rate that is best among
+    those that were tried for both.
     """
     rows = [each for each in (first, second) if each]
     backends = [{_backend(run) for run in each} for each in rows]
@@ -82,6 +85,9 @@ def incomparable(
             score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
             rate = trial.get("rate", trial.get("learning_rate"))
             found.setdefault(rate, []).append(score)
+    for own, found in zip(rows, scores, strict=True):
+        if found and max(map(statistics.mean, found.values())) < 1.25 * chance:
+            return f"the trials of {own[0]['method']} did not leave chance"
     both = scores[0].keys() & scores[1].keys()
     for own, found in zip(rows, scores, strict=True):
         best = max(both, key=lambda rate: statistics.mean(found[rate]), default=None)

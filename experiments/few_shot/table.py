@@ -179,7 +179,7 @@ def _difference(
     if not both or first == second:
         return ""
     shared = [[run for run in each if run["seed"] in both] for each in pair]
-    if tables.incomparable(*shared, trials):
+    if tables.incomparable(*shared, trials, chance=1 / setting["ways"]):
         return tables.NOT_COMPARABLE
     paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
     return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"

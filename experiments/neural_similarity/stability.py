@@ -13,6 +13,8 @@ Each run is a line of --output_dir/results/stability.jsonl and is not made twice
 
 from __future__ import annotations
 
+import pathlib
+import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import command, runs
+from experiments.common import command, runs, tables
 from experiments.common.convolutions import SIMILARITIES
 from experiments.no_harm import networks
 from experiments.no_harm.data import DATASETS
@@ -33,6 +35,8 @@ PLACE = "stability.jsonl"
 #: Of the last layer of predictors: He's normal, and the authors' share of it.
 HE, SMALL = 1.0, 1e-3
 BATCH = 32
+#: Steps that losses are averaged over.
+LAST = 20
 
 
 class Row(NamedTuple):
@@ -153,6 +157,80 @@ def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
     return record | runs.about("neural_similarity.stability")
 
 
+def table(found: list[dict]) -> str:
+    """A line a predictor: accuracies, losses and predictions where training ended."""
+    rows = []
+    for name in (PLAIN, *ROWS):
+        for similarity in SIMILARITIES:
+            own = [
+                r for r in tables.of_method(found, name) if r["similarity"] == similarity
+            ]
+            if not own or (name == PLAIN and similarity != next(iter(SIMILARITIES))):
+                continue
+            title = ROWS[name].title if name in ROWS else "(no similarity)"
+            lowest = min(100 * run["accuracy"] for run in own)
+            loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
+            entries = [run["largest_entry"] for run in own if run["largest_entry"]]
+            rows.append(
+                [
+                    title,
+                    similarity if name in ROWS else "",
+                    tables.mean(tables.percent(own, name, "accuracy").values()),
+                    f"{lowest:.2f}",
+                    f"{loss:.3f}",
+                    f"{max(entries):.3g}" if entries else "",
+                    tables.seeds(own),
+                ]
+            )
+    columns = ["predictor", "M", "test accuracy, %", "worst seed", "training loss"]
+    return tables.markdown([*columns, "largest entry predicted", "seeds"], rows)
+
+
+def picture(found: list[dict]) -> Any:
+    """The losses of all seeds along the steps, means over some steps."""
+    from matplotlib.figure import Figure
+
+    kinds = [kind for kind in SIMILARITIES if any(r["similarity"] == kind for r in found)]
+    figure = Figure(figsize=(4.5 * len(kinds) + 3, 4), layout="constrained")
+    axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        for number, name in enumerate((PLAIN, *ROWS)):
+            own = [r for r in tables.of_method(found, name) if r["similarity"] == kind]
+            for run in own:
+                smooth = np.convolve(run["losses"], np.full(LAST, 1 / LAST), "valid")
+                label = ROWS[name].title if name in ROWS else "(no similarity)"
+                axis.plot(
+                    smooth,
+                    color="black" if name == PLAIN else f"C{number - 1}",
+                    linewidth=1,
+                    label=label if run is own[0] else None,
+                )
+        axis.set_title(kind)
+        axis.set_xlabel("steps")
+    axes[0].set_ylabel(f"training loss, mean of {LAST} steps")
+    axes[0].set_yscale("log")
+    axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
+    return figure
+
+
+def section(results: pathlib.Path) -> str:
+    title = "## Neural Similarity Learning, Section 3.3.1: predictors that train"
+    records = runs.RunRecords(results / PLACE)
+    found, setting = records.runs, records.setting
+    if not found:
+        return f"{title}\n\nNot run."
+    return (
+        f"{title}\n\n{tables.commands(found)}: a narrow CNN on digits, {setting['epochs']} "
+        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
+        f"{setting['momentum']:g}, batches of {setting['batch_size']}; both layers of a "
+        "predictor start at He's normal, the last one of a small start at a thousandth of "
+        "it. Accuracy on the test images after the last step, mean ± standard deviation "
+        f"over seeds; the mean loss of the last {LAST} steps; the largest entry that any "
+        "seed's predictors add to the identity, or predict without the residual, on 50 "
+        f"test images.\n\n{table(found)}\n\n![Training losses](figures/stability.png)"
+    )
+
+
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     setting = {
@@ -168,6 +246,8 @@ def main(_arguments: list[str]) -> None:
         for name in FLAGS.method or [PLAIN, *ROWS]
     }
     runs.run_all(records, titles, train)
+    print(f"\n{table(records.runs)}")
+    runs.write_figures(results / "figures", {"stability": picture(records.runs)})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 
 from experiments.common import runs, tables
 
@@ -20,12 +21,13 @@ CORRUPTED = {
 DOMAINS = TRIED | CORRUPTED
 
 
-def table(found: list[dict]) -> str:
+def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
     """A line a method: the first has accuracies, the others what is above them."""
+    found = [run for run in found if run["domain"] in domains]
     parts: dict[str, list[dict]] = {}
     for shots in sorted({run["shots"] for run in found}):
         parts[f"mean, {shots} a class"] = [run for run in found if run["shots"] == shots]
-        for domain, title in DOMAINS.items():
+        for domain, title in domains.items():
             here = [
                 run for run in found if (run["shots"], run["domain"]) == (shots, domain)
             ]
@@ -40,11 +42,14 @@ def table(found: list[dict]) -> str:
                 name,
                 *(_cell(part, name) for part in parts.values()),
                 f"{trained:,}" if trained else "",
+                # In float32.
+                f"{4 * trained / 1000:,.0f}" if trained else "",
                 f"{own[0]['rate']:g}" if own[0]["rate"] else "",
                 tables.seeds(own),
             ]
         )
-    columns = ["method", *parts, "trained numbers", "rate", "draws"]
+    columns = ["method", *parts, "trained parameters", "kB of a task"]
+    columns += ["learning rate", "draws"]
     return tables.markdown(columns, rows)
 
 
@@ -59,12 +64,16 @@ def _cell(found: list[dict], name: str) -> str:
     )
     if name == BASELINE:
         return tables.mean(own.values())
+    pair = [tables.of_method(found, each) for each in (name, BASELINE)]
+    if tables.incomparable(*pair):
+        return tables.NOT_COMPARABLE
     return tables.difference(own, baseline) or "not run"
 
 
 def section(results: pathlib.Path) -> str:
     title = "## A pretrained network with few labels"
     found = runs.RunRecords(results / PLACE).runs
+    found = [run for run in found if run["domain"] in TRIED]
     if not found:
         return f"{title}\n\nNot run."
     largest = max((run.get("folded_difference", 0.0) for run in found), default=0.0)
@@ -75,4 +84,18 @@ def section(results: pathlib.Path) -> str:
         "paired by draw; mean ± standard deviation over draws, or over draws and domains. "
         "Methods that change the backbone start from it. Logits of folded networks differ "
         f"by at most {largest:.1g}.\n\n{table(found)}"
+    )
+
+
+def corruptions(results: pathlib.Path) -> str:
+    """The same with photographs that were corrupted in other ways."""
+    title = "### Five corruptions of photographs"
+    found = runs.RunRecords(results / PLACE).runs
+    found = [run for run in found if run["domain"] in CORRUPTED]
+    if not found:
+        return f"{title}\n\nNot run."
+    return (
+        f"{title}\n\n{tables.commands(found)}: the same network, classes and learning "
+        "rates; photographs of 96 pixels after one of five corruptions. Paired by draw and "
+        f"corruption.\n\n{table(found, CORRUPTED)}"
     )

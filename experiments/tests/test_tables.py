@@ -139,7 +139,7 @@ def test_rows_that_were_not_trained_alike_are_not_paired(tmp_path):
 
     plain = row("cnn", 0.01)
     trials = [trial("cnn", rate, rate) for rate in (0.001, 0.01)]
-    trials += [trial("dns", rate, -rate) for rate in (0.001, 0.01)]
+    trials += [trial("dns", rate, 0.5 - rate) for rate in (0.001, 0.01)]
     assert not tables_of_runs.incomparable(plain, row("dns", 0.001), trials)
     # A rate that was tried for one row alone is no difference unless it was chosen.
     trials += [trial("dns", 0.0001, 0.0)]
@@ -148,6 +148,8 @@ def test_rows_that_were_not_trained_alike_are_not_paired(tmp_path):
     assert "best" in tables_of_runs.incomparable(plain, row("eca", 0.001), trials)
     longer = [*trials, trial("dns", 0.1, 0.0, steps=20)]
     assert "steps" in tables_of_runs.incomparable(plain, row("dns", 0.001), longer)
+    reason = tables_of_runs.incomparable(plain, row("dns", 0.001), trials, chance=0.1)
+    assert reason == "the trials of cnn did not leave chance"
     other = row("dns", 0.001, versions={"backend": "tensorflow 2.21"})
     assert tables_of_runs.incomparable(plain, other) == "jax and tensorflow"
     with pytest.raises(

@@ -1,0 +1,181 @@
+"""Section 3.5: whether a learned kernel shape `D` switches taps off, and what that gives.
+
+    python -m experiments.neural_similarity.kernel_shape
+
+A tap is off while its real parameter, 1 at the start, is not above 0.5. The network, the
+data and the training are those of `experiments.neural_similarity.stability`; rows differ in
+the learning rate of `D`, as a multiple of the others'. Rows that prune take as many taps
+from each layer as the static `D` of the largest rate switched off with the same seed: after
+half of the training, the taps with the smallest `|M|` times the kernel's norm, or random
+ones; the rest is trained on.
+
+Each run is a line of --output_dir/results/kernel_shape.jsonl and is not made twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+from absl import flags
+
+import nsl_keras
+from experiments.common import command, runs, tables
+from experiments.no_harm import networks
+from experiments.no_harm.data import DATASETS
+from experiments.no_harm.training import accuracy
+
+FLAGS = flags.FLAGS
+
+PLACE = "kernel_shape.jsonl"
+BATCH = 32
+#: Rates of `D` over the others'.
+FACTORS = (1, 10, 30, 100)
+#: Titles, rates of `D` or of the run that a row is pruned like, and predictors.
+ROWS: dict[str, tuple[str, int | None, str | None]] = {
+    "static": ("static DNS", None, None),
+    **{f"static_{f}": (f"static DNS and D, rate times {f}", f, None) for f in FACTORS},
+    "magnitude": ("static DNS, smallest taps pruned", FACTORS[-1], None),
+    "random": ("static DNS, random taps pruned", FACTORS[-1], None),
+    "dynamic": ("dynamic DNS", None, "sphere"),
+    **{
+        f"dynamic_{f}": (f"dynamic DNS and D, rate times {f}", f, "sphere")
+        for f in FACTORS[-1:]
+    },
+}
+BASELINE = "static"
+PRUNED = ("magnitude", "random")
+
+
+def layers_of(model: keras.Model) -> list[Any]:
+    return [each for each in model.layers if hasattr(each, "bilinear_form")]
+
+
+def make(name: str, seed: int, shape: tuple[int, ...], classes: int) -> keras.Model:
+    _, factor, predictor = ROWS[name]
+    learned = factor is not None and name not in PRUNED
+    similarity = nsl_keras.similarities.Diagonal(learn_shape=learned)
+    convolution = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
+    )
+    keras.utils.set_random_seed(seed)
+    network, norm = networks.NETWORKS["narrow_cnn"], networks.BATCH_NORMS["unbiased"]
+    return network.make(shape, classes, convolution, norm)
+
+
+class OwnRate(keras.optimizers.SGD):
+    """Multiplies the rate of the parameters of `D`: of SGD, by their gradients."""
+
+    factor = 1.0
+
+    def apply(self, grads: Any, trainable_variables: Any) -> Any:
+        factors = [
+            self.factor if each.name == "shape" else 1.0 for each in trainable_variables
+        ]
+        scaled = [g * factor for g, factor in zip(grads, factors, strict=True)]
+        return super().apply(scaled, trainable_variables)
+
+
+def prune(model: keras.Model, counts: list[int], order: str, seed: int) -> None:
+    """Holds taps of static similarities at zero from now on."""
+    random = np.random.default_rng(seed)
+    for layer, count in zip(layers_of(model), counts, strict=True):
+        entries = layer.bilinear_form.similarity_parameters
+        taps = np.abs(keras.ops.convert_to_numpy(entries)).reshape(-1)
+        kernel = keras.ops.convert_to_numpy(layer.kernel).reshape(len(taps), -1)
+        size = taps * np.linalg.norm(kernel, axis=1)
+        chosen = np.argsort(size) if order == "magnitude" else random.permutation(len(taps))
+        mask = np.ones(entries.shape, "float32")
+        mask.reshape(-1)[chosen[:count]] = 0
+        entries.assign(entries * mask)
+        entries.constraint = functools.partial(keras.ops.multiply, mask)
+
+
+def train(name: str, seed: int, found: list[dict]) -> dict[str, Any]:
+    images = DATASETS["digits"].load(seed)
+    train = images.train
+    model = make(name, seed, train.images.shape[1:], images.classes)
+    optimizer = OwnRate(FLAGS.learning_rate, FLAGS.momentum)
+    optimizer.factor = float(ROWS[name][1] or 1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    fit = functools.partial(
+        model.fit, train.images, train.labels, batch_size=BATCH, verbose=0
+    )
+    model.compile(optimizer, loss, jit_compile=False)
+    first = FLAGS.epochs // 2
+    fit(epochs=first)
+    taps_off = None
+    if name in PRUNED:
+        like = f"static_{ROWS[name][1]}"
+        (taps_off,) = (r["taps_off"] for r in found if r["key"] == [like, seed])
+        prune(model, taps_off, name, seed)
+        # The step is traced again, with the constraints.
+        model.compile(optimizer, loss, jit_compile=False)
+    history = fit(initial_epoch=first, epochs=FLAGS.epochs).history
+    if taps_off is None and ROWS[name][1] is not None:
+        shapes = [each.learned_shape for each in layers_of(model)]
+        taps_off = [int(keras.ops.sum(1 - shape)) for shape in shapes]
+    return {
+        **{"method": name, "seed": seed, "parameters": model.count_params()},
+        "taps": sum(each.bilinear_form.taps for each in layers_of(model)),
+        "taps_off": taps_off,
+        "training_loss": history["loss"][-1],
+        "test_accuracy": accuracy(model, images.test),
+        **runs.about("neural_similarity.kernel_shape"),
+    }
+
+
+def table(found: list[dict]) -> str:
+    """A line a row: its accuracy, beside the static similarity's, and its taps."""
+    rows = []
+    plain = tables.percent(found, BASELINE, "test_accuracy")
+    for name, (title, *_) in ROWS.items():
+        own = tables.of_method(found, name)
+        if own:
+            accuracies = tables.percent(found, name, "test_accuracy")
+            off = [sum(run["taps_off"] or []) for run in own]
+            shown = "" if name == BASELINE else tables.difference(accuracies, plain)
+            taps = f"{', '.join(map(str, off))} of {own[0]['taps']}"
+            rows.append([title, tables.mean(accuracies.values()), shown, taps])
+    columns = ["method", "test accuracy, %", "difference to static DNS"]
+    return tables.markdown([*columns, "taps off, by seed"], rows)
+
+
+def section(results: pathlib.Path) -> str:
+    title = "## Neural Similarity Learning, Section 3.5: a learned kernel shape"
+    records = runs.RunRecords(results / PLACE)
+    found, setting = records.runs, records.setting
+    if not found:
+        return f"{title}\n\nNot run."
+    return (
+        f"{title}\n\n{tables.commands(found)}: a narrow CNN on digits, {setting['epochs']} "
+        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
+        f"{setting['momentum']:g}, seeds {tables.seeds(found)}; mean ± standard deviation, "
+        f"differences paired by seed.\n\n{table(found)}"
+    )
+
+
+def main(_arguments: list[str]) -> None:
+    names = ("epochs", "learning_rate", "momentum")
+    setting = {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
+    path = runs.results_folder(FLAGS.output_dir) / PLACE
+    records = runs.RunRecords(path, setting=setting)
+    titles = {name: ROWS[name][0] for name in FLAGS.method or ROWS}
+    runs.run_all(
+        records,
+        runs.every(titles, FLAGS.seeds),
+        lambda name, seed: train(name, seed, records.runs),
+    )
+    print(f"\n{table(records.runs)}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=2)
+    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
+    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
+    flags.DEFINE_multi_enum("method", [], list(ROWS), "Rows; all by default.")
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
+    command.run(main)
