@@ -1,8 +1,8 @@
-"""Regression with learned neighbors, beside the same network without them.
+"""Compares regression with learned neighbors to the same network without neighbors.
 
-Scikit-learn's diabetes data: ten measurements of 442 patients, and the progression of the
-disease a year later. Both models are trained by one recipe on the same folds. Errors are
-mean squared errors of normalized targets: 1 is what the mean of the targets would get.
+The data are scikit-learn's: ten measurements of 442 diabetes patients, and the progression
+of the disease a year later. Both models are trained by one recipe on the same folds. Errors
+are mean squared errors of normalized targets; predicting the mean target has an error of 1.
 
     python examples/regression.py          # 30 seconds on one core
 """
@@ -54,7 +54,7 @@ def main():
     errors = {"plain": [], "neighbors": [], "before adaptation": [], "kNN": []}
     folds = KFold(args.folds, shuffle=True, random_state=0)
     for number, (train, test) in enumerate(folds.split(x)):
-        # Free values of the dictionary start near zero: scale the targets too.
+        # Free values of the dictionary start near zero, so scale the targets too.
         scale_x, scale_y = StandardScaler().fit(x[train]), StandardScaler().fit(y[train])
         train_x, test_x = (scale_x.transform(x[part]) for part in (train, test))
         train_y, test_y = (scale_y.transform(y[part]) for part in (train, test))

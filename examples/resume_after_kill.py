@@ -1,8 +1,8 @@
-"""A training run that is killed, and resumes with the same numbers.
+"""Kills a training run, and resumes it with the same numbers.
 
-The script starts itself three times: a training that nothing disturbs; one that is killed
-in its middle, by a signal that no process can catch; and the killed one again, which goes
-on after the last finished epoch. Then it compares the two histories.
+The script starts itself three times: for a training that nothing disturbs, for a training
+that is killed in its middle by a signal that no process can catch, and for the killed
+training again, which continues after the last finished epoch. Then it compares histories.
 
     python examples/resume_after_kill.py          # 40 seconds on one core
 """
@@ -45,7 +45,7 @@ def train(folder, epochs, kill_in=None):
     model = nsl_keras.MetaNeighborhoodModel(
         keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)]),
         nsl_keras.layers.CosineDense(10),
-        # Its dropout draws random numbers: their state is kept too.
+        # Dropout draws random numbers, whose state is saved too.
         nsl_keras.layers.NeighborDictionary(100, dropout=0.3, seed=0),
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -1,7 +1,7 @@
-"""Three ways to keep a model: a Keras file, its weights alone, a SavedModel.
+"""Keeps a model in three ways: as a Keras file, as weights alone, and as a SavedModel.
 
-A network with dynamic and static similarities and learned neighbors is trained for some
-epochs, written, and read again in a fresh process, which trains it further.
+The script trains a network with dynamic and static similarities and learned neighbors for
+some epochs, writes it, and reads it in a fresh process, which trains it further.
 
     python examples/save_load_export.py          # 30 seconds on one core
 """
@@ -79,7 +79,7 @@ def main():
     folder = pathlib.Path(args.output or tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "expected.npy", model.predict(x[:50], verbose=0))
-    model.save(folder / "model.keras")  # With the optimizer: `fit` goes on.
+    model.save(folder / "model.keras")  # With the optimizer, so that `fit` can continue.
     model.save_weights(folder / "model.weights.h5")  # Without the architecture.
     # For servers and other languages: needs neither this package nor Keras.
     nsl_keras.export.save_model(model, folder / "served" / "1")

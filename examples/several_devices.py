@@ -1,6 +1,6 @@
 """Trains on several devices of one machine, and compares with one device. TensorFlow only.
 
-Without two GPUs the script divides the CPU into two logical devices: that is no faster, but
+Without two GPUs the script divides the CPU into two logical devices. This is no faster, but
 runs the same program. The weights equal those of one device.
 
     python examples/several_devices.py          # 20 seconds on one core
@@ -40,7 +40,7 @@ def make_model():
     model = nsl_keras.MetaNeighborhoodModel(
         backbone,
         nsl_keras.layers.CosineDense(10),
-        # Dropout would draw other numbers in each replica.
+        # Dropout would draw different numbers in each replica.
         nsl_keras.layers.NeighborDictionary(100, dropout=0.0, seed=0),
     )
     model.compile(
@@ -68,7 +68,7 @@ def main():
     train_x, test_x, train_y, test_y = train_test_split(
         digits.images[..., None].astype("float32") / 16,
         digits.target,
-        train_size=19 * 64,  # Whole batches, which divide among the replicas.
+        train_size=19 * 64,  # Whole batches divide evenly among the replicas.
         stratify=digits.target,
         random_state=0,
     )

@@ -1,9 +1,9 @@
-"""Convolutions with a learned similarity, static and dynamic, beside Keras's `Conv2D`.
+"""Compares convolutions with a static or dynamic similarity to Keras's `Conv2D`.
 
-Four small CNNs, trained by one recipe from the same seeds: with plain convolutions; with a
-static similarity, which then folds into the kernels; with a dynamic one, which a small
-network predicts from the input; and with more plain filters, so that it has at least as
-many parameters as the dynamic CNN. The last is the fair test: a larger CNN often gains too.
+The script trains four small CNNs by one recipe from the same seeds. One has plain
+convolutions, one a static similarity, which then folds into the kernels, and one a dynamic
+similarity, which a small network predicts from the input. The last is the fair baseline: it
+has more plain filters, and at least as many parameters as the dynamic CNN.
 
     python examples/similarity_layer.py                     # a minute on one core
     python examples/similarity_layer.py --dataset=cifar10   # downloads it; slower
@@ -32,7 +32,7 @@ def load(name):
     (train_x, train_y), (test_x, test_y) = getattr(keras.datasets, name).load_data()
     shape = (-1, *train_x.shape[1:3], 1 if train_x.ndim == 3 else 3)
     train_x, test_x = (x.reshape(shape).astype("float32") / 255 for x in (train_x, test_x))
-    # A part is enough to look at, and short on one core.
+    # A part of the data is enough to see the effect, and takes less time.
     return train_x[:5000], test_x, train_y[:5000].ravel(), test_y.ravel()
 
 
@@ -40,7 +40,7 @@ def network(convolution, shape, filters):
     return keras.Sequential(
         [
             keras.Input(shape),
-            # The first layer stays plain: it sees little to predict a similarity from.
+            # The first layer stays plain: it sees too little to predict a similarity.
             keras.layers.Conv2D(filters, 3, padding="same", activation="relu"),
             convolution(filters, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),

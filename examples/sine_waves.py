@@ -1,7 +1,7 @@
-"""Few-shot regression: learn a new sine wave from ten points, by MAML.
+"""Few-shot regression: learns a new sine wave from ten points with MAML.
 
-MAML trains a network so that a gradient step fits it to a wave; the other network is
-trained on the points of all waves. Finn et al. (2017) take 70,000 iterations.
+MAML trains a network so that a gradient step fits it to a wave. For comparison, another
+network is trained on the points of all waves. Finn et al. (2017) take 70,000 iterations.
 
     python examples/sine_waves.py          # 40 seconds on one core
 """

@@ -5,11 +5,11 @@ r"""Trains Meta-Neighborhoods on scikit-learn's digits with Ray Train, on many w
     python -m examples.distributed.ray_train --workers=8 --gpu \
         --address=auto --storage=/shared/runs                         # on a cluster
 
-Ray starts the workers and writes their TF_CONFIG. Two workers end with the weights that one
-ends with: each takes its share of the same batches. On a cluster (`ray start --head` on one
-machine, `ray start --address=HEAD:6379` on the others) this package must be installed on
-all machines, and --storage must be a folder that all of them see, or an address as
-s3://bucket/folder.
+Ray starts the workers and writes their TF_CONFIG. Two workers end with the same weights as
+one worker, because each takes its share of the same batches. On a cluster, run
+`ray start --head` on one machine and `ray start --address=HEAD:6379` on all others, and
+install this package on all machines. --storage must be a folder that all machines see, or
+an address such as s3://bucket/folder.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m examples.serving.convert saved_models/digits_static/1 digits.tflite
     python -m examples.serving.convert saved_models/digits_static/1 digits.onnx
 
-The extras `litert` and `onnx` run the files; `onnx` makes them too.
+The extra `onnx` makes and runs ONNX files; the extra `litert` runs LiteRT files.
 """
 
 from __future__ import annotations

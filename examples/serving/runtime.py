@@ -1,9 +1,9 @@
 """MLServer runs the SavedModels of `nsl_keras.export.save_model`, and any other.
 
-A request names a signature in its parameters, `serving_default` if it names none. What does
-not fit is answered with status 400 (INVALID_ARGUMENT in gRPC): a wrong name, rank, size or
-type of an input, values that are no numbers, NaN and infinities, more than `MAX_EXAMPLES`
-examples.
+A request names a signature in its parameters; the default is `serving_default`. The server
+answers with status 400 (INVALID_ARGUMENT in gRPC) if the name, rank, size or type of an
+input is wrong, if values are not numbers or not finite, or if a request sends more than
+`MAX_EXAMPLES` examples.
 """
 
 from __future__ import annotations

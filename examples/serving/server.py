@@ -6,7 +6,7 @@
     curl localhost:8080/v2/models/digits_static
     curl localhost:8082/metrics
 
-docs/guides/serving.md shows requests. The extra `serving` has what it needs.
+docs/guides/serving.md shows requests. Install the extra `serving` first.
 """
 
 from __future__ import annotations
